@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor as installed_reactor
+from twisted.internet.defer import ensureDeferred, gatherResults
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
 from twisted.internet.utils import getProcessOutputAndValue
 from twisted.trial.unittest import SkipTest
+from twisted.web.resource import Resource
 
+from pipegrid import Grid
+from pipegrid.gateway.restic.restic_resource import restic_resource
+from pipegrid.gateway.site import GatewaySite
 from tests.gateway.test_restic_resource import ResourceTestCase
 
 reactor: Any = installed_reactor
@@ -103,3 +110,51 @@ class BackupTests(ResticTestCase):
         await self.grid.tree.get_tree(end.cap, fetched)
         out = await self.run_restic("check", "--read-data", "-r", str(fetched))
         self.assertIn("no errors were found", out)
+
+    async def test_two_writers(self) -> None:
+        """Two backups at a time, each through a gateway of its own: both are there, whole."""
+        await self.run_restic("init")
+        grid = await Grid.open(reactor, self.directory)
+        root = Resource()
+        root.putChild(b"restic", restic_resource(grid, self.settings))
+        site = GatewaySite(root, self.settings, reactor)
+        port = reactor.listenTCP(0, site, interface="127.0.0.1")
+        other = Path(self.mktemp())
+        other.mkdir()
+        (other / "file").write_bytes(shake_256(b"other").digest(500_000))
+        try:
+            url = self.url
+            first = ensureDeferred(self.run_restic("backup", str(self.tree)))
+            self.url = f"http://127.0.0.1:{port.getHost().port}"
+            second = ensureDeferred(self.run_restic("backup", str(other)))
+            await gatherResults([first, second])
+            self.assertEqual(len((await self.run_restic("list", "snapshots")).split()), 2)
+            self.url = url
+            self.assertEqual(len((await self.run_restic("list", "snapshots")).split()), 2)
+            self.assertIn("no errors were found", await self.run_restic("check", "--read-data"))
+        finally:
+            site.close_all()
+            await port.stopListening()
+            await deferLater(reactor, 0)
+            await grid.close()
+
+    async def test_mount(self) -> None:
+        """A mounted repository shows the files."""
+        if not os.access("/dev/fuse", os.W_OK) or shutil.which("fusermount") is None:
+            raise SkipTest("file systems in user space cannot be mounted here")
+        await self.run_restic("init")
+        await self.run_restic("backup", str(self.tree))
+        place = Path(self.mktemp()).absolute()
+        place.mkdir()
+        mounting = ensureDeferred(self.run_restic("mount", str(place), status=0))
+        try:
+            found = place / "snapshots" / "latest" / self.tree / "d0" / "f4"
+            for _ in range(200):
+                if await deferToThread(found.exists):
+                    break
+                await deferLater(reactor, 0.1)
+            data = await deferToThread(found.read_bytes)
+            self.assertEqual(data, (self.tree / "d0" / "f4").read_bytes())
+        finally:
+            await getProcessOutputAndValue("umount", [str(place)], os.environ, None, reactor)
+            await mounting

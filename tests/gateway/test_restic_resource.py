@@ -226,6 +226,15 @@ class ProtocolTests(ResourceTestCase):
         self.assertEqual(self.site.space.used_bytes, 0)
         self.assertEqual(list(self.settings.temporary.iterdir()), [])
 
+    async def test_too_large(self) -> None:
+        """An object that is larger than any of restic's is refused before it arrives."""
+        host = self.port.getHost()
+        with socket.create_connection((host.host, host.port)) as client:
+            head = f"POST /restic/r/data/{'0' * 64} HTTP/1.1\r\nHost: localhost\r\n"
+            client.sendall(f"{head}Content-Length: {2 << 30}\r\n\r\n".encode() + b"x" * 100_000)
+            await deferLater(reactor, 0.1)
+            self.assertEqual(self.site.space.used_bytes, 0)
+
     async def test_truncated(self) -> None:
         """A client that disconnects in the middle of a body has stored nothing."""
         await self.expect(200, "POST", "r/?create=true", b"")
@@ -308,6 +317,24 @@ class PasswordTests(ResourceTestCase):
             await self.expect(401, "POST", f"{path}?create=true", b"", authorization=bob)
         sha = basic("sha", "sha1")
         await self.expect(200, "POST", "sha/?create=true", b"", authorization=sha)
+
+    async def test_large_bodies(self) -> None:
+        """A large body of a client without the right password takes no space, from its beginning on."""
+        host = self.port.getHost()
+        for header, waits_s in (("", 0.1), (basic("eve", "x"), 0.1), (basic("ann", "x"), 0.5)):
+            with socket.create_connection((host.host, host.port)) as client:
+                client.sendall(
+                    f"POST /restic/ann/data/{'0' * 64} HTTP/1.1\r\nHost: localhost\r\n"
+                    f"Authorization: {header}\r\nContent-Length: 2000000\r\n\r\n".encode()
+                )
+                await deferLater(reactor, waits_s)
+                client.sendall(b"x" * 500_000)
+                await deferLater(reactor, 0.1)
+                self.assertEqual(self.site.space.used_bytes, 0, header)
+                client.sendall(b"x" * 1_500_000)
+                await deferLater(reactor, 0.2)
+                client.settimeout(10)
+                self.assertIn(b" 401 ", client.recv(1000))
 
     async def test_changed(self) -> None:
         """The file is read again when it has changed; a user who is gone is not let in any more."""

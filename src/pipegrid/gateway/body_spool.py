@@ -99,11 +99,13 @@ class BodySpool:
 
     Attributes:
         size: bytes that arrived.
+        most_bytes: that are accepted; None: as many as the disk has space for.
         refused: why the rest is dropped; None: it is not.
     """
 
     def __init__(self, space: SpoolSpace, expected_bytes: int | None = None) -> None:
         self.size = 0
+        self.most_bytes: int | None = None
         self.refused: BodyRefused | None = None
         self._space = space
         self._pieces: list[bytes] = []
@@ -122,7 +124,9 @@ class BodySpool:
         """Keep the next bytes of it."""
         if self.refused is not None or self._closed:
             return
-        if self._fd is None and self.size + len(data) <= IN_MEMORY_BYTES:
+        if self.most_bytes is not None and self.size + len(data) > self.most_bytes:
+            self.refuse(BodyRefused(f"the body has more than {self.most_bytes} bytes", 413))
+        elif self._fd is None and self.size + len(data) <= IN_MEMORY_BYTES:
             self._pieces.append(data)
             self.size += len(data)
         else:

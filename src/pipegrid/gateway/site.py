@@ -8,7 +8,7 @@ answered; here it goes to a ``BodySpool``, and forms are taken apart by ``web_ap
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from urllib.parse import parse_qs
 
 from twisted.internet.interfaces import IAddress, IReactorTime
@@ -16,6 +16,7 @@ from twisted.internet.protocol import connectionDone
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
+from twisted.web.http_headers import Headers
 from twisted.web.resource import IResource
 from twisted.web.server import Request, Site
 
@@ -49,6 +50,19 @@ SHOWN = frozenset(
 log = Logger()
 
 
+@runtime_checkable
+class LooksAtHeads(Protocol):
+    """A resource of the root that may refuse bodies before they arrive."""
+
+    def look_at_head(self, headers: Headers, length: int | None, body: BodySpool) -> None:
+        """
+        Refuse a body, or leave it.
+
+        Args:
+            length: announced, in bytes; None: nothing was.
+        """
+
+
 class GatewayRequest(Request):
     """
     One request.
@@ -72,6 +86,8 @@ class GatewayRequest(Request):
         why = self._refusal(channel)
         if why is not None:
             self.body.refuse(BodyRefused(why, 403))
+        else:
+            channel.site.look_at_head(channel.path, self.requestHeaders, length, self.body)
 
     def _new_body(self, channel: Any, length: int | None) -> BodySpool:
         if channel.method == b"POST":
@@ -172,6 +188,11 @@ class GatewayChannel(HTTPChannel):
     def method(self) -> bytes:
         """The method of the request whose head has just arrived."""
         return bytes(self._command)
+
+    @property
+    def path(self) -> bytes:
+        """The path and query of the same request."""
+        return bytes(self._path)
 
     @property
     def is_idle(self) -> bool:
@@ -299,6 +320,16 @@ class GatewaySite(Site):
         self.channels.pop(victim, None)
         victim.abort()
         return True
+
+    def look_at_head(
+        self, path: bytes, headers: Headers, length: int | None, body: BodySpool
+    ) -> None:
+        """Let the resource of a path refuse a body before it arrives."""
+        first = path.split(b"?")[0].split(b"/", 2)[1:2]
+        resource: Any = self.resource
+        part = resource.children.get(first[0]) if first else None
+        if isinstance(part, LooksAtHeads):
+            part.look_at_head(headers, length, body)
 
     def startFactory(self) -> None:
         """Do nothing: there is no log file of twisted.web's."""

@@ -88,6 +88,11 @@ class PasswordFile:
         self._salt = os.urandom(16)
         self._users = self._load()
 
+    def names_user(self, authorization: str | None) -> bool:
+        """Return whether a header names a user that the file has; the password is not looked at."""
+        given = parse_credentials(authorization)
+        return given is not None and given[0] in self._users.hashes
+
     async def user_of(self, authorization: str | None) -> str | None:
         """
         Return the user of a request with this header; None if its password is missing or wrong.

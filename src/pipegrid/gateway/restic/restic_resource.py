@@ -16,11 +16,12 @@ from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IPushProducer
 from twisted.logger import Logger
+from twisted.web.http_headers import Headers
 from twisted.web.resource import IResource, Resource
 from zope.interface import implementer
 
 from pipegrid.errors import UsageError
-from pipegrid.gateway.body_spool import BodyRefused, BodySpool
+from pipegrid.gateway.body_spool import IN_MEMORY_BYTES, BodyRefused, BodySpool
 from pipegrid.gateway.gateway_settings import GatewaySettings, ResticSettings
 from pipegrid.gateway.http_response import HttpResponse, respond
 from pipegrid.gateway.restic.password_file import PasswordFile, TooManyPasswords
@@ -87,6 +88,26 @@ class ResticResource(Resource):
                 "repositories can belong to users only where there are passwords; give a password file"
             )
 
+    def look_at_head(self, headers: Headers, length: int | None, body: BodySpool) -> None:
+        """Refuse the body of a client without a password, and one that is too large, before it arrives."""
+        body.most_bytes = MAX_OBJECT_BYTES
+        if length is not None and length > MAX_OBJECT_BYTES:
+            body.refuse(_too_large(length))
+        if self._passwords is None or (length is not None and length <= IN_MEMORY_BYTES):
+            return
+        given = (headers.getRawHeaders("authorization") or [""])[0]
+        if not self._passwords.names_user(given):
+            body.refuse(BodyRefused(_WRONG_PASSWORD, 401))
+            return
+
+        def checked(user: str | None) -> None:
+            if user is None:
+                body.refuse(BodyRefused(_WRONG_PASSWORD, 401))
+
+        checking = Deferred.fromCoroutine(self._passwords.user_of(given))
+        checking.addCallback(checked)
+        checking.addErrback(lambda _: None)  # the request meets it, too
+
     def render(self, request: Any) -> int:
         """Start to answer a request; a client that disconnects cancels what it has started."""
         return respond(request, self._answer(request), self._grid.clock)
@@ -140,7 +161,7 @@ class ResticResource(Resource):
                 503, "too many passwords are being checked; try again", {"Retry-After": "5"}
             ) from None
         if user is None:
-            raise _unauthorized("the user or the password is wrong, or missing")
+            raise _unauthorized(_WRONG_PASSWORD)
         return user
 
     # Repositories.
@@ -212,10 +233,6 @@ class ResticResource(Resource):
     async def _store(self, request: Any, path: RepositoryPath) -> HttpResponse:
         body: BodySpool = request.body
         body.check()
-        if body.size > MAX_OBJECT_BYTES:
-            raise BodyRefused(
-                f"the object has {body.size} bytes, and at most {MAX_OBJECT_BYTES} are allowed", 413
-            )
         digest = await self._grid.workers.run_if_large(body.size, sha256_of, body)
         if path.kind != CONFIG and not hmac.compare_digest(digest, path.object_id):
             raise WebError(400, "the body is not what the name says: its SHA-256 is another")
@@ -238,7 +255,14 @@ class ResticResource(Resource):
         return HttpResponse()
 
 
+_WRONG_PASSWORD = "the user or the password is wrong, or missing"
 _NOT_STORED = {"Cache-Control": "no-store"}
+
+
+def _too_large(size: int) -> BodyRefused:
+    return BodyRefused(
+        f"the object has {size} bytes, and at most {MAX_OBJECT_BYTES} are allowed", 413
+    )
 
 
 def _unauthorized(why: str) -> WebError:
