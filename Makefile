@@ -19,6 +19,7 @@ TAHOE_VENV := .venv-tahoe
 TAHOE := $(CURDIR)/$(TAHOE_VENV)/bin/tahoe
 BUILDBOT_VENV := .venv-buildbot
 MIRROR_VENV := .venv-mirror-peers
+MAGIC_FOLDER_VENV := .venv-magic-folder
 
 # All that is installed in an environment but libraries' own tests, which are half of it and which nobody runs. One file or
 # the other is for other Pythons and cannot be compiled, which `pip` does not mind either.
@@ -65,7 +66,7 @@ tests.mirror := tests.interop.debmirror tests.interop.reposync
 MEASURE := attack budgets builds cold crash durability interop large-mutable links many mirror mirror-world peers peers-mutable restic sftp soak speedtest trees
 
 .DEFAULT_GOAL := help
-.PHONY: help run-module demo test lint types trial coverage pythons prerequisites lowest newest attack budgets builds cold crash durability interop large-mutable links many mirror mirror-world peers peers-mutable restic sftp soak speedtest trees buildbot fuzz manpage format fresh clean
+.PHONY: help run-module demo test lint types trial coverage pythons prerequisites lowest newest attack budgets builds cold crash durability interop large-mutable links many mirror mirror-world peers peers-mutable restic sftp soak speedtest trees buildbot magic-folder fuzz manpage format fresh clean
 
 help: ## this list
 	@sed -n -E -e 's/^measure\.([a-z-]+) :=.*## (.*)/\1\t\2/p' -e 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 16
@@ -143,6 +144,15 @@ run-module:
 interop peers peers-mutable trees: $(TAHOE_VENV)/.installed
 mirror: $(MIRROR_VENV)/.installed
 
+# Its last release does not run on later Twisteds.
+magic-folder: $(INSTALLED) $(MAGIC_FOLDER_VENV)/.installed ## two folders of magic-folder on two gateways; three minutes
+	timeout -s INT 900 $(BIN)/python -m twisted.trial --temp-directory=_trial_temp_magic tests.interop.magic_folders
+
+$(MAGIC_FOLDER_VENV)/.installed: | prerequisites
+	$(PYTHON) -m venv $(MAGIC_FOLDER_VENV)
+	$(MAGIC_FOLDER_VENV)/bin/pip install --quiet --disable-pip-version-check magic-folder==24.3.0 twisted==24.3.0
+	touch $(MAGIC_FOLDER_VENV)/.installed
+
 # The build step on a real master and worker, through a real browser (two minutes); docs/how-to-buildbot.md.
 buildbot: $(BUILDBOT_VENV)/.installed ## the build step on a real master and worker; two minutes
 	timeout -s INT 900 $(BUILDBOT_VENV)/bin/python -m twisted.trial --temp-directory=_trial_temp_buildbot \
@@ -197,4 +207,4 @@ fresh: | prerequisites ## demo and test on a bare Debian; needs root, half an ho
 	$(PYTHON) misc/fresh.py --tests "$(TESTS)" $(if $(SUITE),--suite $(SUITE))
 
 clean: ## environments and results
-	rm -rf $(VENV) $(VENV)-python3.* $(VENV)-lowest $(VENV)-newest $(TAHOE_VENV) $(BUILDBOT_VENV) $(MIRROR_VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results speedtest-results
+	rm -rf $(VENV) $(VENV)-python3.* $(VENV)-lowest $(VENV)-newest $(TAHOE_VENV) $(BUILDBOT_VENV) $(MIRROR_VENV) $(MAGIC_FOLDER_VENV) _trial_temp* .coverage .coverage.* .mypy_cache .ruff_cache .hypothesis fuzz-results speedtest-results

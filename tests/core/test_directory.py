@@ -120,7 +120,6 @@ class ImmutableDirectoryTests(SynchronousTestCase):
             "lafs://from_the_future",
             "imm.ro.x",
             "imm.",
-            "",
         ):
             with self.assertRaises(UsageError, msg=text):
                 pack_immutable([PackedChild("n", parse_cap(text))])

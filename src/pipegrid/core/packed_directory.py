@@ -42,7 +42,8 @@ class PackedChild:
 
     Attributes:
         name: any text; this module returns it composed (NFC).
-        cap: of an immutable file or directory, or an ``UnknownCap`` marked ``imm.``.
+        cap: of an immutable file or directory, or an ``UnknownCap``: marked ``imm.``, or of an empty text for
+            an entry that has only a name and metadata.
         metadata: any JSON object; keys are written in their order.
     """
 
@@ -142,7 +143,8 @@ def _pack_entry(name: str, child: PackedChild) -> bytes:
     if not isinstance(file, (ChkCap, LitCap)):
         text = str(cap)
         marked = not isinstance(cap, UnknownCap) or text.startswith(_IMMUTABLE)
-        cap = immutable_cap(text) if marked else None
+        if text:
+            cap = immutable_cap(text) if marked else None
     if cap is None:
         raise UsageError(
             f"cannot put {name!r} into an immutable directory, since it may change; "

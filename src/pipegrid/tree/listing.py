@@ -207,7 +207,7 @@ def _entries(data: bytes, file: Cap, limits: ListingLimits) -> Iterator[Entry]:
                     "trust it"
                 )
             cap = immutable_cap(cap_text)
-            if cap is None:
+            if cap is None and cap_text.strip(" "):
                 continue
         write_cap = None if writekey is None else open_write_cap(rw_data, writekey)
         if cap is None and write_cap is not None and not isinstance(write_cap, UnknownCap):

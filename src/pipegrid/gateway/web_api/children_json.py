@@ -152,6 +152,10 @@ def immutable_child(given: dict[str, Any]) -> Cap:
     """
     rw, ro = given.get("rw_uri") or "", given.get("ro_uri") or ""
     text = rw or ro
+    if not text:
+        return UnknownCap(
+            ""
+        )  # only a name and metadata, as magic-folder stores that a file was deleted
     cap = _parsed(text)
     file = cap.file if isinstance(cap, DirectoryCap) else cap
     if isinstance(file, (ChkCap, LitCap)):
