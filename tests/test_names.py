@@ -35,7 +35,7 @@ figures foolscap form formats garbage get hashes history host hosts html http id
 init interface interfaces isal items job json layout lazy lifeline link list listener listing local
 log lookup loss ls manager manpage many messages metadata metrics mirror mirrors model modules mutable
 mutables network new node object objects offline
-open opener operation options order origin output package packed params parser pages paths peers plain
+open opener operation options order origin output package packed params parser pages paced paths peers plain
 plan plugin pool port private probe process processes progress protocol proxy put query queue quick
 range raw reader readers readonly receiver receivers registry relay repair report responder resource restore
 running

@@ -41,6 +41,7 @@ class GatewayLimits:
         form_bytes: of a form's fields, but for its file.
         text_bytes: of a request body that is a cap.
         children_bytes: of a request body that is JSON.
+        downloads: of more than 256 KiB, that are fetched at the same time; they take turns.
         spare_bytes: of the disk, which request bodies leave free.
     """
 
@@ -52,6 +53,7 @@ class GatewayLimits:
     text_bytes: int = 64 << 10
     children_bytes: int = 32 << 20
     spare_bytes: int = 64 << 20
+    downloads: int = 4
 
 
 @attrs.frozen

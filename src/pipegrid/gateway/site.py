@@ -24,6 +24,7 @@ from pipegrid.gateway.body_spool import BodyRefused, BodySpool, SpoolSpace
 from pipegrid.gateway.form_body import FormBody
 from pipegrid.gateway.gateway_settings import GatewayLimits, GatewaySettings
 from pipegrid.gateway.request_origin import refusal
+from pipegrid.gateway.web_api.paced_download import DownloadTurns
 from pipegrid.gateway.web_api.web_arguments import MULTIPART, form_kind
 from pipegrid.reactor.deferreds import Timer
 
@@ -134,6 +135,14 @@ class GatewayRequest(Request):
             self.finish()
             return
         super().process()
+
+    def unregisterProducer(self) -> None:
+        """Forget who writes the response; the client may be gone already."""
+        channel: Any = self.channel
+        if channel is None:
+            self.producer = None
+        else:
+            super().unregisterProducer()
 
     def abort(self) -> None:
         """Break the connection, so that the client sees that the response is not whole."""
@@ -279,6 +288,7 @@ class GatewaySite(Site):
 
     Attributes:
         channels: those that are open.
+        downloads: the turns of large downloads.
         accepted, refused: connections, ever.
         served: requests by status, ever.
     """
@@ -299,6 +309,7 @@ class GatewaySite(Site):
         self.limits: GatewayLimits = settings.limits
         self.hosts = settings.hosts
         self.space = SpoolSpace(settings.temporary, settings.limits.spare_bytes)
+        self.downloads = DownloadTurns(settings.limits.downloads)
         self.channels: dict[GatewayChannel, None] = {}
         self.accepted = self.refused = 0
         self.served: dict[int, int] = {}
