@@ -189,9 +189,12 @@ class ContentTests(SynchronousTestCase):
             cap = world.create(data, format)
             for start, length in ((0, 10), (131_070, 10), (0, None), (499_999, 9), (500_000, 1)):
                 end = None if length is None else start + length
-                self.assertEqual(world.read(cap, start=start, length=length), data[start:end])
+                self.assertEqual(
+                    world.read(cap, range_of=lambda size, wanted=(start, length): wanted),
+                    data[start:end],
+                )
             with self.assertRaises(UsageError):
-                world.read(cap, start=500_001)
+                world.read(cap, range_of=lambda size: (500_001, None))
 
     def test_wrong_caps(self) -> None:
         """A read cap does not write, a verifier cap does not read, and each error says so."""

@@ -62,7 +62,9 @@ class Files:
     def read(self, cap: Any, start: int = 0, length: int | None = None) -> Deferred[bytes]:
         """Return the content of a directory."""
         pieces: list[Any] = []
-        reading = Deferred.fromCoroutine(self._files.read(cap, pieces.extend, start, length))
+        reading = Deferred.fromCoroutine(
+            self._files.read(cap, pieces.extend, lambda size: (start, length))
+        )
         return reading.addCallback(lambda _: b"".join(pieces))
 
 

@@ -172,12 +172,10 @@ class Mutables:
             result: ReadResult = await self.files.read(
                 cap,
                 write,
-                start,
-                length,
+                range_of or (lambda size: (start, length)),
                 accept_older=accept_older,
                 ready=ready,
                 reading=reading,
-                range_of=range_of,
             )
             while target.pending_bytes:
                 await wanted.wait()

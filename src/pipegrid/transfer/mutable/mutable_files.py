@@ -309,19 +309,18 @@ class MutableFiles:
         self,
         cap: MutableCap,
         write: Callable[[Sequence[Buffer]], None],
-        start: int = 0,
-        length: int | None = None,
+        range_of: RangeOf = lambda size: (0, None),
         *,
         accept_older: bool = False,
         ready: Callable[[], bool] = lambda: True,
         reading: Callable[[Retrieve], None] = lambda reader: None,
-        range_of: RangeOf | None = None,
     ) -> ReadResult:
         """
         Read a file, or a range of it.
 
         Args:
-            range_of: replaces ``start`` and ``length``; called with the size of each version tried.
+            range_of: returns start and length of what is read, None: all from there on; called with the size
+                of each version tried.
             write: gets the plaintext, in order; ``ready`` returns whether it takes more.
             reading: gets the ``Retrieve``; the caller fires its ``changed`` when ``ready`` changes.
 
@@ -348,7 +347,8 @@ class MutableFiles:
             choice = found.choice()
             version = choice.best
             assert version is not None
-            start, end = _range_in(version, start, length, range_of)
+            start, length = range_of(version.size)
+            end = _end_of_range(version, start, length)
             reader = Retrieve(slot, found, version, count, ready)
             reading(reader)
             try:
@@ -516,14 +516,6 @@ class MutableFiles:
 
     def _since(self, began_s: float) -> float:
         return self._clock.seconds() - began_s
-
-
-def _range_in(
-    version: Version, start: int, length: int | None, range_of: RangeOf | None
-) -> tuple[int, int]:
-    if range_of is not None:
-        start, length = range_of(version.size)
-    return start, _end_of_range(version, start, length)
 
 
 def _end_of_range(version: Version, start: int, length: int | None) -> int:
