@@ -87,8 +87,8 @@ def name_for_client(name: str) -> bytes | None:
 
 # What paths lead to.
 
-PAGE_BYTES = 192 << 10
-"""Of one answer with entries of a directory: a thousand usual ones, in one round trip of the client."""
+PAGE_BYTES = 120 << 10
+"""Of one answer with entries of a directory: sshfs disconnects where an answer has more than 128 KiB."""
 
 _ANY_TIME = float("inf")
 
