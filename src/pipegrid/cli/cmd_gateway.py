@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from twisted.internet import defer
 
 from pipegrid.cli import log_file
 from pipegrid.cli.error_report import ExitStatus
@@ -108,9 +107,7 @@ def gateway_command(
             try:
                 console.result(gateway.url, {"url": gateway.url})
                 systemd.notify(systemd.READY)
-                await defer.Deferred()
-            except defer.CancelledError:
-                pass
+                await gateway.wait_until_cancelled()
             finally:
                 systemd.notify(systemd.STOPPING)
                 if timer is not None:

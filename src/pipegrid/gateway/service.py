@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -141,6 +142,11 @@ class RunningGateway:
                 f"{setting} listens at {host}:{where.port}, so every machine that reaches it {exposed}"
             )
         return port
+
+    async def wait_until_cancelled(self) -> None:
+        """Return when the caller is cancelled, as SIGTERM and Ctrl-C do."""
+        with suppress(CancelledError):
+            await Deferred()
 
     async def stop(self, ending_s: float = ENDING_S) -> None:
         """Stop listening, give what runs some time, end the rest, and give the directory back."""
