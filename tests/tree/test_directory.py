@@ -113,6 +113,7 @@ class DirectoryTests(GridTestCase):
         for cap in (reader.cap, self.directory.cap.verifier(), DirectoryCap(LitCap(b""))):
             assert cap is not None
             self.failureOf(Directory(self.grid, cap).link("x", A), CapError)
+        self.failureOf(self.directory.link("x", ""), CapError)
         with self.assertRaises(CapError):
             Directory(self.grid, inner.cap.file)
         self.assertIsInstance(inner.cap.file, MutableCap)

@@ -332,7 +332,10 @@ class Directory:
             CapError, UsageError: the cap is malformed, reads nothing, or cannot be linked.
             and what ``change`` raises.
         """
-        return await self.change([Link(name, as_cap(cap), metadata=metadata, replace=replace)])
+        child = as_cap(cap)
+        if not str(child):
+            raise CapError("the cap is empty; give the cap of a file or directory")
+        return await self.change([Link(name, child, metadata=metadata, replace=replace)])
 
     def put(
         self,

@@ -211,6 +211,10 @@ class EditTests(SynchronousTestCase):
             self.assertTrue(told[1].startswith(read), told)
         entry = unpack_entries(apply_edits(b"", [Link("a", parse_cap("ro.lafs://x"))], W, 1))["a"]
         self.assertEqual(entry_fields(entry.stored)[1], b"lafs://x")
+        told = listing(apply_edits(b"", [Link("a", parse_cap(""))], W, 1))["a"]
+        self.assertEqual(
+            tuple(told[:2]), ("", ""), "a child without a cap, as Tahoe-LAFS stores it"
+        )
 
     def test_refuses_other_caps(self) -> None:
         """Verifier caps, unknown ones without promise, and broken promises are refused with a sentence."""
@@ -220,7 +224,6 @@ class EditTests(SynchronousTestCase):
             (f"URI:DIR2-Verifier:{KEY_AND_HASH}", None),
             ("lafs://w", None),
             ("lafs://w", "imm.lafs://r"),
-            ("", None),
             (f"ro.{SSK}", None),
             (f"imm.URI:SSK-RO:{KEY_AND_HASH}", None),
             ("lafs://w", SSK),
