@@ -44,12 +44,7 @@ class TahoeCommandTests(SynchronousTestCase):
             input=given,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={
-                "PATH": os.environ["PATH"],
-                "HOME": str(self.home),
-                "LC_ALL": "C.UTF-8",
-                "BROWSER": "echo",
-            },
+            env=os.environ | {"HOME": str(self.home), "BROWSER": "echo"},
             timeout=TIMEOUT_S,
             check=False,
         )
