@@ -170,7 +170,6 @@ class TimerFileTests(TestCase):
             if len(ran) == len(delays):
                 done.callback(None)
 
-        for delay_s in delays:
-            clock.callLater(delay_s, note, delay_s)
-        done.addCallback(lambda _: self.assertEqual(ran, sorted(delays)))
+        due_s = {each: clock.callLater(each, note, each).getTime() for each in delays}
+        done.addCallback(lambda _: self.assertEqual(ran, sorted(delays, key=due_s.__getitem__)))
         return done  # type: ignore[return-value]

@@ -346,7 +346,7 @@ class RefusalTests(FlatCase):
 
     def test_paths_that_lead_out(self) -> None:
         """As with any index."""
-        for path in ("../x.deb", "/x.deb", "a/../../x.deb", ".pipegrid-mirror/x.deb"):
+        for path in ("../x.deb", "a/../../x.deb", ".pipegrid-mirror/x.deb"):
             archive = FlatArchive(count=1)
             archive.extra_paragraphs = f"Filename: {path}\nSize: 1\nSHA256: {sha(b'x')}\n\n"
             archive.publish()

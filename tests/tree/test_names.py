@@ -243,13 +243,14 @@ class RecordedTests(SynchronousTestCase):
     def listed(self, listing: Listing) -> list[tuple[str, str, str, Any]]:
         """Return what we read."""
         kinds = {"file": "filenode", "directory": "dirnode", "unknown": "unknown"}
-        return [(e.name, kinds[e.kind], str(e.cap), e.metadata) for e in listing.entries]
+        return [
+            (e.name, kinds[e.kind], "" if e.cap is None else str(e.cap), e.metadata)
+            for e in listing.entries
+        ]
 
     def recorded(self, listing: list[dict[str, Any]]) -> list[tuple[str, str, str, Any]]:
-        """Return what was recorded; an entry without any cap, which there is one of, is left out here."""
-        return [
-            (e["name"], e["type"], e["ro_uri"], e["metadata"]) for e in listing if "ro_uri" in e
-        ]
+        """Return what was recorded; there are entries without a cap."""
+        return [(e["name"], e["type"], e.get("ro_uri", ""), e["metadata"]) for e in listing]
 
 
 class DamagedListingTests(SynchronousTestCase):
