@@ -232,8 +232,9 @@ class TlsFiles:
         self.certificate = self._read("--client-cert", certificate)
         self.key = self._read("--client-key", key or certificate, is_secret=True)
         self._plain = _trusting(ca)
-        self._showing = _trusting(ca)
-        if certificate is not None:
+        self._showing = self._plain
+        if certificate is not None:  # reading the system's authorities twice takes 20 ms
+            self._showing = _trusting(ca)
             _load_certificate(self._showing, certificate, key)
 
     def show_to(self, url: str) -> None:
