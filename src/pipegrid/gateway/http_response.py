@@ -1,5 +1,5 @@
 """
-Responses: a status, a text or JSON, and work that ends in one.
+Responses: a status, a text or JSON; work that ends in one; and responses that are written piece by piece.
 
 A client that disconnects cancels the work that its request has started.
 """
@@ -13,12 +13,14 @@ from urllib.parse import quote
 
 import attrs
 from twisted.internet.defer import CancelledError
+from twisted.internet.interfaces import IPushProducer
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.server import NOT_DONE_YET
+from zope.interface import implementer
 
 from pipegrid.gateway.web_api.web_errors import problem_of
-from pipegrid.reactor.deferreds import start_cancellable
+from pipegrid.reactor.deferreds import Waiters, start_cancellable
 
 TEXT = "text/plain;charset=utf-8"
 HTML = "text/html;charset=utf-8"
@@ -123,3 +125,53 @@ def _fail(request: Any, failure: Failure) -> None:
     request.responseHeaders.removeHeader(b"content-disposition")
     request.responseHeaders.removeHeader(b"etag")
     send(request, HttpResponse(problem.text, problem.status, TEXT, problem.headers))
+
+
+@implementer(IPushProducer)
+class ResponseStream:
+    """
+    Writes a response piece by piece, as fast as its client reads.
+
+    Args:
+        request: twisted.web's request.
+
+    Attributes:
+        has_begun: whether a piece was written; until then another response can be sent instead.
+    """
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self._paused = False
+        self._resumed: Waiters[None] = Waiters()
+        self.has_begun = False
+
+    def write(self, data: bytes) -> None:
+        """Write a piece; call ``ready`` before, where the response may be long."""
+        if not self.has_begun:
+            self.has_begun = True
+            self._request.registerProducer(self, True)
+        self._request.write(data)
+
+    async def ready(self) -> None:
+        """Return when the client has read most of the pieces written so far."""
+        while self._paused:
+            await self._resumed.wait()
+
+    def finish(self) -> None:
+        """End the response; nothing more can be written."""
+        if self.has_begun:
+            self._request.unregisterProducer()
+        self._request.finish()
+
+    def pauseProducing(self) -> None:
+        """See ``IPushProducer``; the client reads more slowly than pieces are written."""
+        self._paused = True
+
+    def resumeProducing(self) -> None:
+        """See ``IPushProducer``; the client has read most of the pieces."""
+        self._paused = False
+        self._resumed.fire(None)
+
+    def stopProducing(self) -> None:
+        """See ``IPushProducer``; the client has disconnected, and ``respond`` cancels the work."""
+        self.resumeProducing()

@@ -14,16 +14,14 @@ from typing import Any
 
 from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IPushProducer
 from twisted.logger import Logger
 from twisted.web.http_headers import Headers
 from twisted.web.resource import IResource, Resource
-from zope.interface import implementer
 
 from pipegrid.errors import UsageError
 from pipegrid.gateway.body_spool import IN_MEMORY_BYTES, BodyRefused, BodySpool
 from pipegrid.gateway.gateway_settings import GatewaySettings, ResticSettings
-from pipegrid.gateway.http_response import HttpResponse, respond
+from pipegrid.gateway.http_response import HttpResponse, ResponseStream, respond
 from pipegrid.gateway.restic.password_file import PasswordFile, TooManyPasswords
 from pipegrid.gateway.restic.repositories import Repositories
 from pipegrid.gateway.restic.repository import ObjectExists, Repository
@@ -196,9 +194,10 @@ class ResticResource(Resource):
         async for objects in repository.objects(path.kind):
             items = list_items(objects, kind)
             if items:
-                await stream.write(before + b",".join(items))
+                await stream.ready()
+                stream.write(before + b",".join(items))
                 before = b","
-        await stream.write(b"]" if before == b"," else b"[]")
+        stream.write(b"]" if before == b"," else b"[]")
         stream.finish()
 
     # Objects.
@@ -298,46 +297,3 @@ def sha256_of(body: BodySpool) -> str:
     for start in range(0, body.size, _READ_BYTES):
         hasher.update(body.read_at(start, _READ_BYTES))
     return hasher.hexdigest()
-
-
-@implementer(IPushProducer)
-class ResponseStream:
-    """
-    Writes a response piece by piece, as fast as its client reads.
-
-    Args:
-        request: is written to, and finished.
-    """
-
-    def __init__(self, request: Any) -> None:
-        self._request = request
-        self._resumed: Deferred[None] | None = None
-        self._is_registered = False
-
-    async def write(self, data: bytes) -> None:
-        """Write a piece, once the client has read most of those before."""
-        if not self._is_registered:
-            self._is_registered = True
-            self._request.registerProducer(self, True)
-        if self._resumed is not None:
-            await self._resumed
-        self._request.write(data)
-
-    def finish(self) -> None:
-        """End the response; nothing more can be written."""
-        self._request.unregisterProducer()
-        self._request.finish()
-
-    def pauseProducing(self) -> None:
-        """The client does not read as fast."""
-        if self._resumed is None:
-            self._resumed = Deferred()
-
-    def resumeProducing(self) -> None:
-        """The client has read most of what it was sent."""
-        resumed, self._resumed = self._resumed, None
-        if resumed is not None and not resumed.called:
-            resumed.callback(None)
-
-    def stopProducing(self) -> None:
-        """The client has gone; what makes the response is cancelled by ``respond``."""

@@ -7,12 +7,9 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from twisted.internet.interfaces import IPushProducer
-from zope.interface import implementer
-
 from pipegrid.core.caps import DirectoryCap, UnknownCap
 from pipegrid.errors import PipegridError
-from pipegrid.gateway.http_response import HttpResponse, redirect
+from pipegrid.gateway.http_response import HttpResponse, ResponseStream, redirect
 from pipegrid.gateway.web_api.api_request import (
     ApiRequest,
     Handler,
@@ -39,7 +36,6 @@ from pipegrid.gateway.web_api.operation_handles import (
 )
 from pipegrid.gateway.web_api.path_lookup import FoundObject
 from pipegrid.gateway.web_api.web_errors import WebError
-from pipegrid.reactor.deferreds import Waiters
 from pipegrid.transfer.upkeep import UpkeepRequest
 
 PAGE = "text/html"
@@ -94,54 +90,6 @@ def _root(call: ApiRequest, found: FoundObject) -> DirectoryCap:
 # Streams.
 
 
-@implementer(IPushProducer)
-class LineStream:
-    """
-    Sends lines as they come, as fast as the client reads.
-
-    Args:
-        http: twisted.web's request.
-
-    Attributes:
-        has_begun: whether a line was sent.
-    """
-
-    def __init__(self, http: Any) -> None:
-        self._http = http
-        self._paused = False
-        self._resumed: Waiters[None] = Waiters()
-        self.has_begun = False
-
-    def begin(self) -> None:
-        """Send the head of the response."""
-        self._http.setHeader("content-type", TEXT_OR_JSON)
-        self._http.registerProducer(self, True)
-
-    def finish(self) -> None:
-        self._http.unregisterProducer()
-        self._http.finish()
-
-    def write(self, line: bytes) -> None:
-        self.has_begun = True
-        self._http.write(line)
-
-    async def ready(self) -> None:
-        """Return when the client has read most of what was sent."""
-        while self._paused:
-            await self._resumed.wait()
-
-    def pauseProducing(self) -> None:
-        self._paused = True
-
-    def resumeProducing(self) -> None:
-        self._paused = False
-        self._resumed.fire(None)
-
-    def stopProducing(self) -> None:
-        """See ``IPushProducer``; the client has gone, which cancels the work."""
-        self.resumeProducing()
-
-
 async def _stream_manifest(call: ApiRequest, found: FoundObject) -> None:
     root = _root(call, found)
     await _stream(call, root, lambda stream: stream_manifest(call.grid, root, stream))
@@ -153,13 +101,12 @@ async def _stream_deep_check(call: ApiRequest, found: FoundObject) -> None:
 
 
 async def _stream(call: ApiRequest, root: DirectoryCap, work: Any) -> None:
-    stream = LineStream(call.http)
-    stream.begin()
+    stream = ResponseStream(call.http)
+    call.http.setHeader("content-type", TEXT_OR_JSON)
     try:
         await work(stream)
     except PipegridError as error:
         if not stream.has_begun:
-            call.http.unregisterProducer()
             raise
         stream.write(f"ERROR: {error_name(error, root)}({error})\n".encode())
     stream.finish()
