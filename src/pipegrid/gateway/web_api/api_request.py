@@ -7,8 +7,7 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.web.resource import IResource
-from zope.interface import implementer
+from twisted.web.resource import Resource
 
 from pipegrid.core.caps import Cap, UnknownCap
 from pipegrid.gateway.body_spool import BodySpool
@@ -86,8 +85,7 @@ def method_not_allowed(call: ApiRequest, allowed: str) -> WebError:
     return WebError(501, f"the method {call.method[:20]} is not supported here")
 
 
-@implementer(IResource)
-class ApiResource:
+class ApiResource(Resource):
     """
     Answers all requests below a path with a function.
 
@@ -98,20 +96,10 @@ class ApiResource:
     isLeaf = True
 
     def __init__(self, grid: Grid, settings: GatewaySettings, answer: Answerer) -> None:
+        super().__init__()
         self._grid = grid
         self._settings = settings
         self._answer = answer
-
-    def getChildWithDefault(self, name: bytes, request: object) -> IResource:
-        """Return itself: it looks at the path as a whole."""
-        return self
-
-    def putChild(self, path: bytes, child: object) -> None:
-        """
-        Raises:
-            NotImplementedError: always; it is a leaf.
-        """
-        raise NotImplementedError
 
     def render(self, request: Any) -> int:
         """Answer a request; see ``IResource``."""

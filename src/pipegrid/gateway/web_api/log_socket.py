@@ -12,7 +12,7 @@ from typing import Any
 from twisted.internet.interfaces import IPushProducer
 from twisted.logger import ILogObserver, LogPublisher, formatEvent, globalLogPublisher
 from twisted.python.failure import Failure
-from twisted.web.resource import IResource
+from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 from wsproto.connection import Connection, ConnectionType
 from wsproto.events import AcceptConnection, CloseConnection, Ping, TextMessage
@@ -138,8 +138,7 @@ class LogSockets:
             socket.send_event(event)
 
 
-@implementer(IResource)
-class PrivateResource:
+class PrivateResource(Resource):
     """
     ``/private``: the log, for clients that have the token.
 
@@ -151,20 +150,10 @@ class PrivateResource:
     isLeaf = True
 
     def __init__(self, token: Callable[[], str], log: LogPublisher = globalLogPublisher) -> None:
+        super().__init__()
         self._token = token
         self._log = log
         self._sockets = LogSockets()
-
-    def getChildWithDefault(self, name: bytes, request: object) -> IResource:
-        """Return itself: it looks at the path as a whole."""
-        return self
-
-    def putChild(self, path: bytes, child: object) -> None:
-        """
-        Raises:
-            NotImplementedError: always; it is a leaf.
-        """
-        raise NotImplementedError
 
     def render(self, request: Any) -> int:
         refused = self._refusal(request)
