@@ -121,7 +121,7 @@ class PlainTests(SynchronousTestCase):
             ("the method of a request is bytes, not 'GET' (str)", ("GET", uri), {}),
             ("the URI of a request is bytes, not 'http://x/' (str)", (b"GET", "http://x/"), {}),
             ("the URI of a request is bytes, not None", (b"GET", None), {}),
-            ("headers are in is a Headers", (b"GET", uri, {b"a": [b"b"]}), {}),
+            ("headers is a Headers", (b"GET", uri, {b"a": [b"b"]}), {}),
             ("the body of a request is an IBodyProducer", (b"POST", uri, Headers(), b"body"), {}),
             ("expected_response_bytes is a whole number of at least 0, not -1", (b"GET", uri), {
                 "expected_response_bytes": -1
@@ -135,10 +135,10 @@ class PlainTests(SynchronousTestCase):
             )
         nothing: Any = None
         self.check("the URI of a request is bytes", lambda: agent.pool_for(nothing))
-        self.check("what an agent needs is the reactor", lambda: PipelinedAgent(nothing))
+        self.check("reactor is an IReactorTime", lambda: PipelinedAgent(nothing))
         five: Any = 5
         self.check("an IAgentEndpointFactory", lambda: PipelinedAgent(Clock(), five))
-        self.check("what bounds an agent is a Limits", lambda: PipelinedAgent(Clock(), None, five))
+        self.check("limits is a Limits", lambda: PipelinedAgent(Clock(), None, five))
         self.check(
             "max_connections is a whole number of at least 1", lambda: Limits(max_connections=0)
         )

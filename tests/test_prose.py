@@ -27,6 +27,7 @@ CHECKED = (
     "grid",
     "transfer",
     "transport",
+    "http11",
 )
 """Packages whose prose has been revised. Add a package after revising it."""
 

@@ -125,8 +125,8 @@ class TunnelTests(SynchronousTestCase):
         for answer, words in (
             (b"HTTP/1.1 407 Proxy Authentication Required\r\n", "answers 407"),
             (b"HTTP/1.0 301\r\nLocation: x\r\n\r\n", "answers 301"),
-            (b"SSH-2.0\r\n\r\n", "something else than HTTP"),
-            (b"x" * 65, "something else than HTTP"),
+            (b"SSH-2.0\r\n\r\n", "something other than HTTP"),
+            (b"x" * 65, "something other than HTTP"),
             (b"HTTP/1.1 200 OK\r\nA: " + b"x" * endpoints.MAX_HEAD_BYTES, "a head of more than"),
         ):
             made, inner, transport, opened = self.begin()

@@ -1,14 +1,8 @@
 """
 Pipelined HTTP/1.1 for any Twisted program.
 
-* ``PipelinedAgent``: an ``IAgent``; treq runs on it.
-* ``HostPool``: raw requests to one host, over as many connections as they need.
-* ``PipelinedConnection``: raw requests on one connection, in order; its ``Owner`` decides what is repeated.
-* ``Exchange``, ``RawExchange``: one request and its answer, for those to whom even a Deferred is too much.
-* ``PinnedEndpoints``, ``pin_endpoint``: TLS to the owner of one key; ``ProxyEndpoints``: HTTP proxies.
-
-Names are imported when they are first used: a client of storage servers needs neither the agent nor the
-parts of Twisted that an agent needs.
+``PipelinedAgent`` is an ``IAgent``, for treq as well. ``HostPool`` sends raw requests to one host, and
+``PipelinedConnection`` on one connection. ``PinnedEndpoints`` and ``ProxyEndpoints`` make the connections.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``PipelinedAgent``, Twisted's ``IAgent`` over pipelined connections, and its ``IResponse``."""
+"""``PipelinedAgent``: Twisted's ``IAgent`` over pipelined connections, with its ``IResponse``."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from pipegrid.http11.request_body import framing_of
 from pipegrid.http11.response_parser import ResponseHead
 from pipegrid.reactor.deferreds import check_own_thread
 
-# The answer as Twisted programs know it (``IResponse``), and the request that waits for it.
+# The response as Twisted programs know it (``IResponse``), and the request that waits for it.
 
-# About the connection, not about the content; Twisted's own agent hides them too.
+# Headers about the connection, not about the content; Twisted's own agent hides them too.
 _HOP_BY_HOP = frozenset(
     (
         b"connection",
@@ -61,7 +61,7 @@ _NO_HEADERS = Headers({})
 
 
 class AgentExchange(Exchange):
-    """A request of an agent: fires ``result`` with the head of the answer."""
+    """A request of an agent; fires ``result`` with the head of the response."""
 
     __slots__ = ("answer", "clock", "request_headers", "result", "uri")
 
@@ -118,7 +118,7 @@ class AgentExchange(Exchange):
 
 @implementer(IClientRequest)
 class ClientRequest:
-    """The request of an answer, as ``IResponse.request`` shows it: method, URI and headers."""
+    """The request of a response, as ``IResponse.request`` shows it: method, URI and headers."""
 
     def __init__(self, exchange: AgentExchange) -> None:
         self.method = exchange.method
@@ -129,10 +129,10 @@ class ClientRequest:
 @implementer(IResponse)
 class PipelinedResponse:
     """
-    One answer. Its body is read from the connection once ``deliverBody`` is called: until then, at most
-    what came in the same read as the head is held, and the answers behind it wait.
+    One response. Its body is read from the connection once ``deliverBody`` is called. Until then, only the
+    bytes that came in the same read as the head are kept, and the following responses wait.
 
-    The headers hold ``Content-Length``, and not what concerns only the connection.
+    The headers include ``Content-Length``, but no headers about the connection.
     """
 
     __slots__ = (
@@ -167,12 +167,12 @@ class PipelinedResponse:
 
     @property
     def version(self) -> tuple[bytes, int, int]:
-        """The version that the answer names, as in ``IResponse``: ``(b"HTTP", major, minor)``."""
+        """The version in the response, as in ``IResponse``: ``(b"HTTP", major, minor)``."""
         return (b"HTTP", *self._head.version)
 
     @property
     def headers(self) -> Headers:
-        """Made when somebody looks: making them for every answer cost a fifth of the speed."""
+        """The headers, made on first use: making them for every response cost a fifth of the speed."""
         headers = self._headers
         if headers is None:
             headers = self._headers = Headers()
@@ -183,7 +183,7 @@ class PipelinedResponse:
 
     @property
     def request(self) -> IClientRequest:
-        """The request that this answers, made anew at each look."""
+        """The request of this response; a new object for each call."""
         return cast(IClientRequest, ClientRequest(self._exchange))
 
     def setPreviousResponse(self, response: IResponse) -> None:
@@ -191,7 +191,7 @@ class PipelinedResponse:
 
     def deliverBody(self, protocol: IProtocol) -> None:
         if self._was_delivered:
-            raise RuntimeError("The body of this answer was delivered already.")
+            raise RuntimeError("The body of this response was already delivered.")
         self._was_delivered = True
         exchange = self._exchange
         exchange.paused, exchange.claimed = False, True
@@ -199,7 +199,7 @@ class PipelinedResponse:
         protocol.makeConnection(cast(ITransport, BodyTransport(self)))
         buffered, self.buffer = self.buffer, []
         for data in buffered:
-            if self.protocol is not None:  # it may have had enough
+            if self.protocol is not None:  # the protocol may have stopped reading
                 protocol.dataReceived(data)
         if self._reason is not None:
             self._say_lost(self._reason)
@@ -207,13 +207,13 @@ class PipelinedResponse:
             exchange.connection.pause_changed(exchange)
 
     def finish(self, error: PipegridError | None) -> None:
-        """There is no more of the body."""
+        """End the body: complete, or with an error."""
         if error is not None:
             reason = Failure(ResponseFailed([Failure(error)], self))
         elif self._head.until_close:
             reason = Failure(PotentialDataLoss())
         else:
-            reason = Failure(ResponseDone("The answer is complete."))
+            reason = Failure(ResponseDone("The response is complete."))
         self._reason = reason
         self._say_lost(reason)
 
@@ -223,14 +223,14 @@ class PipelinedResponse:
             protocol.connectionLost(reason)
 
     def set_paused(self, paused: bool) -> None:
-        """The reader has had enough for now, or has not."""
+        """Pause or resume the body for its reader."""
         self._exchange.set_paused(paused)
 
     def stop(self) -> None:
         """
-        The reader wants no more. The connection survives if little of the answer is left.
+        Stop the body for its reader. The connection survives if little of the response is left.
 
-        It is told of the end in a later turn, as with a real transport: readers count on that.
+        The reader's ``connectionLost`` is called in a later turn, as by a real transport: readers rely on it.
         """
         if self.protocol is None:
             return
@@ -240,14 +240,14 @@ class PipelinedResponse:
 
 
 def _say_stopped(protocol: IProtocol, response: PipelinedResponse) -> None:
-    stopped = PipegridError("The reader wanted no more of this answer.")
+    stopped = PipegridError("The reader stopped this response.")
     with suppress(AlreadyCalledError):  # twisted.web.client.readBody, cancelled
         protocol.connectionLost(Failure(ResponseFailed([Failure(stopped)], response)))
 
 
 @implementer(ITransport, IPushProducer)
 class BodyTransport:
-    """What a body's reader sees of the connection: it can be paused and dropped."""
+    """The transport of a body's reader, which can pause the body or stop it."""
 
     __slots__ = ("_response",)
 
@@ -268,7 +268,7 @@ class BodyTransport:
     loseConnection = abortConnection = stopProducing
 
     def write(self, data: bytes) -> None:
-        raise RuntimeError("The reader of an answer cannot write to its connection.")
+        raise RuntimeError("The reader of a response cannot write to its connection.")
 
     def writeSequence(self, data: Any) -> None:
         self.write(b"")
@@ -282,36 +282,37 @@ class BodyTransport:
     def _address(self, getter: str) -> IAddress:
         connection = self._response._exchange.connection
         if connection is None or connection.transport is None:
-            raise RuntimeError("The answer is complete, and its connection serves others now.")
+            raise RuntimeError(
+                "The response is complete, and its connection is used for others now."
+            )
         return cast(IAddress, getattr(connection.transport, getter)())
 
 
 # ``PipelinedAgent``: pipelined HTTP for any program that knows Twisted's ``IAgent``, treq included.
 #
 # **Speed** (misc/speedtest/agent.py, 200-byte GETs on one connection): 8 times Twisted's ``Agent`` at no
-# latency, over 100 times at 20 ms. What a request costs here is about 30 µs, and the profile is flat. It
-# became so by doing nothing per request that can be done per read or not at all: one call of the parser
-# and one write for all that one read brings, no timer, no header objects that nobody looks at, URIs taken
-# apart once per host. What is left is mostly Deferreds and ``readBody``; the raw path, with one Deferred
-# per request, does 20 times as many as Twisted's.
+# latency, over 100 times at 20 ms. A request takes about 30 µs, and the profile is flat, because work is done
+# for each read instead of each request where possible: one parser call and one write for each read, no timer
+# for each request, header objects only when they are used, each host's URI parsed once. The rest is mostly
+# Deferreds and ``readBody``; raw requests, with one Deferred each, are 20 times as fast as Twisted's.
 
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _URI = re.compile(rb"[\x21-\x7e]+")
 _ORIGIN = re.compile(rb"https?://[^/?#@\\]+", re.IGNORECASE)
 _BAD_IN_VALUE = re.compile(rb"[\r\n\0]")
 
-# Ours to say, because they must be true.
+# Headers that only the agent may set, since they describe how it sends the request.
 _FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 _METHODS_WITH_BODY = frozenset((b"POST", b"PUT", b"PATCH"))
 _KNOWN_METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
 
 _AGENT = "A PipelinedAgent"
 
-MAX_HOSTS = 1000  # remembered; beyond, idle ones are forgotten
+MAX_HOSTS = 1000  # hosts that are remembered; then idle ones are dropped
 
 
 class _Origin:
-    """What all requests with the same beginning of the URI share."""
+    """What all requests to one origin (scheme, host and port) share."""
 
     __slots__ = ("before", "for_proxy", "host_line", "pool", "prefix_length")
 
@@ -320,7 +321,7 @@ class _Origin:
     ) -> None:
         self.pool = pool
         self.prefix_length = prefix_length
-        # A proxy is given whole URIs (RFC 9112, 3.2.2), and what it wants to be told.
+        # A request to a proxy has the whole URI (RFC 9112, 3.2.2), and the proxy's credentials.
         self.before = b"" if proxy is None else b"http://" + netloc
         self.for_proxy = b"" if proxy is None else proxy.authorization
         self.host_line = b" HTTP/1.1\r\nHost: " + netloc + b"\r\n" + self.for_proxy
@@ -329,31 +330,31 @@ class _Origin:
 @implementer(IAgent)
 class PipelinedAgent:
     """
-    An ``IAgent`` whose requests do not wait for answers.
+    An ``IAgent`` that sends requests without waiting for the responses to earlier ones.
 
     ::
 
         client = treq.client.HTTPClient(PipelinedAgent(reactor))
 
-    Requests to one host leave at once, one behind the other, on few connections. Answers are
-    delivered in the order in which the host gives them; their bodies are streamed with
-    back-pressure. If a connection is lost, requests that may be repeated are, on another one.
+    Requests to one host are sent at once, one after the other, on few connections. Responses are delivered in
+    the order in which the host sends them, and their bodies are streamed with back-pressure. If a connection
+    is lost, idempotent requests are sent again on another one.
 
-    Errors are those of ``pipegrid.http11.exchange``, before the head of an answer; after it,
-    ``twisted.web.client.ResponseFailed`` through the body's protocol, as ``IResponse`` demands.
+    Before the head of a response, errors are those of ``pipegrid.http11.exchange``; after it, the body's
+    protocol gets ``twisted.web.client.ResponseFailed``, as ``IResponse`` requires.
 
-    Calls from another thread than the reactor's are refused (``UsageError``).
+    Calls from other threads than the reactor's are refused (``UsageError``).
 
     Args:
-        reactor: for time-outs, and for connections unless endpoints are given.
-        endpoints: how to connect; see ``pipegrid.http11.endpoints``. Not with those below.
-        limits: for each host.
-        contextFactory: decides whose certificates are trusted, an ``IPolicyForHTTPS``; this and the following
-            as with Twisted's ``Agent``.
-        connectTimeout: seconds until a connection can be used, TLS included, in place of the limits'.
+        reactor: for timeouts, and for connections unless endpoints are given.
+        endpoints: how to connect; see ``pipegrid.http11.endpoints``. Not together with the next three.
+        limits: the limits for each host.
+        contextFactory: an ``IPolicyForHTTPS``, which decides whose certificates are trusted; this and the
+            next two as for Twisted's ``Agent``.
+        connectTimeout: seconds to open a connection, TLS included; replaces the limit in ``limits``.
         bindAddress: the local address, and port or 0, to connect from.
-        serial: True: one request at a time on each connection; or the names of the hosts that are asked so,
-            because they mix up pipelined answers.
+        serial: True: one request at a time on each connection; or the names of hosts to treat this way,
+            because they confuse the responses to pipelined requests.
 
     Raises:
         UsageError: an argument is of the wrong kind, or is given twice.
@@ -370,14 +371,14 @@ class PipelinedAgent:
         bindAddress: Any = None,
         serial: bool | Collection[str] = False,
     ) -> None:
-        check_has(reactor, ("seconds", "callLater"), "what an agent needs", "the reactor")
+        check_has(reactor, ("seconds", "callLater"), "reactor", "an IReactorTime")
         if endpoints is not None:
             check_has(endpoints, ("endpointForURI",), "endpoints", "an IAgentEndpointFactory")
-        check_kind(limits, (Limits, type(None)), "what bounds an agent", "a Limits")
+        check_kind(limits, (Limits, type(None)), "limits", "a Limits")
         self._clock: IReactorTime = reactor
         if endpoints is not None and (contextFactory is not None or bindAddress is not None):
             raise UsageError(
-                "an endpoint factory decides itself what it trusts and where it connects from; give it, or "
+                "an endpoint factory decides itself about trust and local addresses; give either it, or "
                 "contextFactory and bindAddress"
             )
         self._endpoints: Any = endpoints or StandardEndpoints(
@@ -408,15 +409,15 @@ class PipelinedAgent:
         again_after_silence: bool = True,
     ) -> Deferred[IResponse]:
         """
-        Send a request; fires with the answer's head. Cancelling takes the request back.
+        Send a request; fires with the response's head. Cancelling withdraws the request.
 
         Args:
-            expected_response_bytes: of the answer, if you know: a large one is then kept from
-                blocking others; without, the host's habit is the guess.
-            timeout_s: silence of the server that is too long, instead of the limits'.
-            idempotent: whether it may be repeated, where the method tells it wrongly.
-            again_after_silence: False: never asked of the same host again after silence, for whoever
-                has another host to ask.
+            expected_response_bytes: the size of the response, if known, so that a large one does not delay
+                others; by default the sizes of the host's earlier responses are the estimate.
+            timeout_s: how long the server may be silent; by default the limit in ``limits``.
+            idempotent: whether the request may be repeated, if the method is misleading.
+            again_after_silence: False: after a silence of the host, fail instead of sending the request to
+                this host again; for callers that have another host.
         """
         try:
             check_own_thread(_AGENT)
@@ -455,7 +456,7 @@ class PipelinedAgent:
     def _head_of(
         self, method: bytes, uri: bytes, headers: Headers | None, body: IBodyProducer | None
     ) -> tuple[_Origin, bytes]:
-        """Return whom a request goes to, and its head. Raises UsageError, AgentClosed."""
+        """Return the pool and the head of a request. Raises UsageError, AgentClosed."""
         if method not in _KNOWN_METHODS:
             _check_method(method)
         if _URI.fullmatch(uri) is None:
@@ -475,13 +476,13 @@ class PipelinedAgent:
         return origin, _head(method, target, origin, headers, body)
 
     def pool_for(self, uri: bytes) -> HostPool:
-        """The connections to the host of a URI, for raw requests."""
+        """Return the pool of connections to the host of a URI, for raw requests."""
         check_own_thread(_AGENT)
         return self._origin_of(uri).pool
 
     def drop(self, uri: bytes, reason: str) -> None:
         """
-        Give up all connections to the host of a URI, now: what is asked of it fails, and is not repeated.
+        Abort all connections to the host of a URI; its requests fail and are not repeated.
 
         Args:
             reason: a clause for the errors, such as "it was too slow".
@@ -491,9 +492,9 @@ class PipelinedAgent:
 
     def close(self) -> Deferred[None]:
         """
-        Fail all requests and close all connections; fires when these are gone, which is soon.
+        Fail all requests and close all connections; fires when the connections are closed.
 
-        Who wants an answer waits for it before. Requests from now on fail with ``AgentClosed``.
+        Wait for responses before you call this. Later requests fail with ``AgentClosed``.
         """
         try:
             check_own_thread(_AGENT)
@@ -551,7 +552,7 @@ class PipelinedAgent:
 
 
 def _serial_hosts(serial: object) -> Literal[True] | frozenset[bytes]:
-    """Return the names of the hosts that get one request at a time; True: all. Raises UsageError."""
+    """Return the names of the hosts that get one request at a time; True for all hosts. Raises UsageError."""
     if serial is True:
         return True
     names = [] if serial is False else serial
@@ -565,7 +566,7 @@ def _serial_hosts(serial: object) -> Literal[True] | frozenset[bytes]:
 
 
 def _closes(headers: Headers) -> bool:
-    """Whether a request asks for the connection's end."""
+    """Return whether a request has ``Connection: close``."""
     if not headers.hasHeader(b"connection"):
         return False
     return b"close" in b",".join(headers.getRawHeaders(b"connection") or []).lower()
@@ -582,7 +583,7 @@ def _check_kinds(method: object, uri: object, headers: object, producer: object)
     """Raise UsageError for the first argument of a request that is of the wrong kind."""
     check_kind(method, bytes, "the method of a request", "bytes")
     check_kind(uri, bytes, "the URI of a request", "bytes")
-    check_kind(headers, (Headers, type(None)), "what a request's headers are in", "a Headers")
+    check_kind(headers, (Headers, type(None)), "headers", "a Headers")
     if producer is not None:
         attributes = ("length", "startProducing", "stopProducing")
         check_has(producer, attributes, "the body of a request", "an IBodyProducer")
@@ -592,9 +593,7 @@ def _check_method(method: bytes) -> None:
     if _TOKEN.fullmatch(method) is None:
         raise UsageError(f"{method!r} is not a method of HTTP.")
     if method == b"CONNECT":
-        raise UsageError(
-            "CONNECT turns the connection into something else, which is not done here."
-        )
+        raise UsageError("CONNECT is not supported by this agent; use ProxyEndpoints for a proxy.")
 
 
 def _head(
@@ -604,7 +603,7 @@ def _head(
     headers: Headers | None,
     producer: IBodyProducer | None,
 ) -> bytes:
-    """Request line and header lines. Nothing a caller passes can end a line early."""
+    """Return request line and header lines. No argument can inject a line."""
     lines = [method, b" ", target, origin.host_line]
     if headers is not None:
         for name, values in headers.getAllRawHeaders():

@@ -44,38 +44,38 @@ from pipegrid.http11.response_parser import END, Event, ResponseHead, ResponsePa
 from pipegrid.reactor.deferreds import Waiters
 from pipegrid.reactor.sockets import be_prompt, set_bulk_buffers
 
-# Handing out what was received, to the request that it answers: the first of those that were written.
+# Received events go to the request that they answer: the first unanswered one on the connection.
 #
-# An answer that nobody wants is read to its end if that is near; else the connection ends. A reader that
-# fails fails alone: its request is taken back, and its neighbours do not suffer.
+# The response to a withdrawn request is read to its end if little of it is left; else the connection ends. If
+# a reader raises, only its own request fails.
 
 _log = Logger()
 
 
 class AnswerReceiver(TypingProtocol):
-    """The connection, to which things happen while answers are handed out."""
+    """The connection, as far as the dispatch of responses calls it."""
 
     def answer_is_complete(self, exchange: Exchange) -> None:
-        """It is the first of those that were written, and is still there."""
+        """The response to the first written request is complete."""
 
     def may_send_body(self) -> None:
-        """The server has seen the head of a request, and wants the body."""
+        """The server has sent 100 Continue."""
 
     def cancel(self, exchange: Exchange, error: PipegridError) -> None:
-        """The exchange's reader raised: take the request back, and let it fail with ``error``."""
+        """The exchange's reader raised: withdraw the request and let it fail with ``error``."""
 
     def too_much(self, limit_bytes: int) -> None:
-        """An answer that nobody wants is longer than that, beyond what came while it was wanted."""
+        """The response to a withdrawn request has more bytes than this after the withdrawal."""
 
 
 class ResponseDispatch:
     """
-    Of one connection.
+    Passes the received events of one connection to its requests.
 
     Attributes:
-        round_trip_s: the shortest that was seen, from a light request alone on its way to the answer's
-            head; None before.
-        over: nothing more is handed out; the connection has ended.
+        round_trip_s: the shortest time from a small request, alone on the connection, to its response's head;
+            None if there was no such request.
+        over: whether the connection has ended, so that no more events are passed on.
     """
 
     __slots__ = ("_clock", "_discard_limit_bytes", "_lane", "_receiver", "over", "round_trip_s")
@@ -95,11 +95,11 @@ class ResponseDispatch:
         self.over = False
 
     def hand_out(self, events: Iterable[Event], server: str) -> None:
-        """Hand what was received to whom it is for. Their code may call anything of the connection."""
+        """Pass events to their requests, whose code may call any method of the connection."""
         written = self._lane.written
         for event in events:
             if self.over:
-                break  # by what an earlier event caused
+                break  # an earlier event has ended the connection
             exchange = written[0]
             try:
                 if type(event) is bytes:
@@ -121,12 +121,12 @@ class ResponseDispatch:
                 elif exchange.expects_continue:
                     self._receiver.may_send_body()
             except Exception as error:  # of a reader
-                _log.failure("A reader of an HTTP answer failed")
-                message = f"The reader of an answer of {server} failed ({error!r})."
+                _log.failure("The reader of an HTTP response failed")
+                message = f"The reader of a response of {server} failed ({error!r})."
                 self._receiver.cancel(exchange, ResponseError(message, server))
 
     def discard(self, exchange: Exchange) -> None:
-        """An answer that nobody wants is read to its end only if that is near."""
+        """Count bytes of an unwanted response, which is read to its end only if few bytes are left."""
         head = exchange.response
         assert head is not None
         answer_bytes = exchange.received_bytes
@@ -142,14 +142,16 @@ class ResponseDispatch:
                 self.round_trip_s = round_trip_s
 
 
-# Letting a transport go: politely while that is quick, else at once; and telling when it is gone.
+# Closing a transport: orderly if that is quick, else by aborting; and reporting when it is closed.
 #
-# Politely, what was written still arrives and TLS says its last word. A server that keeps the connection all
-# the same is not waited for longer than ``patience_s``.
+# An orderly close delivers what was written and sends TLS's close_notify. If the server does not close its
+# side within ``patience_s``, the connection is aborted.
 
 
 class Shutdown:
-    """The end of one connection's transport: ``begin`` asks for it, ``gone`` says that it has come."""
+    """
+    The closing of one connection's transport: ``begin`` starts it, ``gone`` is called when it is closed.
+    """
 
     def __init__(self, clock: IReactorTime, patience_s: float) -> None:
         self._clock = clock
@@ -159,11 +161,11 @@ class Shutdown:
         self._gone = False
 
     def when_gone(self) -> Deferred[None]:
-        """Fires once the transport is gone, however it ended."""
+        """Return a Deferred that fires once the transport is closed, for whatever reason."""
         return succeed(None) if self._gone else self._waiting.wait()
 
     def begin(self, transport: Any, politely: bool) -> None:
-        """Let it go; ``gone`` follows."""
+        """Close or abort the transport; ``gone`` follows."""
         if politely:
             self._call = self._clock.callLater(self._patience_s, self._abort, transport)
             transport.loseConnection()
@@ -171,7 +173,7 @@ class Shutdown:
             self._abort(transport)
 
     def gone(self) -> None:
-        """The transport is gone, as its connection was told: fire every ``when_gone``."""
+        """The transport is closed: fire every ``when_gone``."""
         self._gone = True
         call, self._call = self._call, None
         if call is not None and call.active():
@@ -182,27 +184,26 @@ class Shutdown:
         getattr(transport, "abortConnection", transport.loseConnection)()
 
 
-# One connection: requests written behind one another, answers taken in the same order.
+# One connection: requests are written one after the other, and responses arrive in the same order.
 #
-# ``RequestQueue`` decides what may be written, ``RequestWriter`` writes it, ``ResponseParser``
-# understands what comes back, ``ResponseDispatch`` hands it out, ``ReadPause`` stops when a reader does;
-# here they meet the transport. What a connection can be, and what it becomes with what happens, is the
-# first table of ``states``, with what becomes of its requests when something ends early: ``_move`` looks
-# it up, and nothing else changes it.
+# ``RequestQueue`` decides what may be written, ``RequestWriter`` writes it, ``ResponseParser`` parses what
+# arrives, ``ResponseDispatch`` passes it to the requests, and ``ReadPause`` stops reading while a reader is
+# paused. This class connects them with the transport. The first table in ``connection_states`` has the phases
+# of a connection and what happens to its requests in each; only ``_move`` changes the phase.
 #
-# **Patience.** ``timeout_s`` bounds the server's silence while it owes an answer: any byte received, and any
-# drain of the transport, starts it anew. A caller that wants a deadline cancels.
+# **Timeout.** ``timeout_s`` bounds the server's silence while a response is outstanding. Any received byte,
+# and any drain of the transport, restarts it. A caller that wants a deadline cancels.
 #
 # **TLS.** Nothing is written before the handshake is over, so a request lost with it was not sent.
 
 RECEIVE_BYTES = 512 * 1024
-"""Read from the socket at a time. Clients have few connections, and long answers."""
+"""The bytes of one read from the socket: clients have few connections, and long responses."""
 
 
 @implementer(IHandshakeListener)
 class PipelinedConnection(Protocol):
     """
-    One HTTP/1.1 connection on which requests do not wait for answers.
+    One HTTP/1.1 connection on which requests do not wait for the responses to earlier ones.
 
     To use one directly, connect it through any endpoint::
 
@@ -214,12 +215,13 @@ class PipelinedConnection(Protocol):
     is lost, each unanswered one fails with ``RequestNotSent`` or ``RequestMaybeProcessed``.
 
     Attributes:
-        lane: the requests on it.
-        owner: who is told what becomes of it; may change before anything is asked.
-        ready: connected, and the TLS handshake (if any) is over.
-        open: takes requests. False once it is closing, closed or lost.
-        answered: how many answers it has given.
-        answered_behind: answers after which others were still owed: pipelining that worked.
+        lane: the requests on the connection.
+        owner: is notified of the connection's end and of requests to repeat; may be replaced before the first
+            request.
+        ready: whether it is connected and the TLS handshake (if any) is complete.
+        open: whether it accepts requests. False once it is closing, closed or lost.
+        answered: how many responses it has received.
+        answered_behind: how many of them came while other responses were outstanding: working pipelining.
     """
 
     def __init__(
@@ -236,17 +238,17 @@ class PipelinedConnection(Protocol):
         self._parser = parser = ResponseParser(limits.max_header_bytes, limits.max_headers)
         self.lane = lane = RequestQueue(limits)
         self._answers = ResponseDispatch(clock, lane, limits.discard_limit_bytes, self)
-        self._valve = ReadPause()
-        self._patience = patience = WaitTimer(
+        self._read_pause = ReadPause()
+        self._wait_timer = timer = WaitTimer(
             clock,
             limits,
             lane,
-            self._valve,
+            self._read_pause,
             lambda: self._writer.is_scheduled,
             self._end,
             lambda: self.owner.held_up(self),
         )
-        self._progress = progress = patience.progress
+        self._progress = progress = timer.progress
         wait_s = limits.continue_timeout_s
         self._writer = RequestWriter(clock, lane, parser, server, wait_s, progress, self.cancel)
         self._phase = Phase.CONNECTING
@@ -254,20 +256,20 @@ class PipelinedConnection(Protocol):
         self.open = True
         self.answered_behind = 0
         self.answered = 0
-        self._corked = False  # while a read is worked off; what that causes is done at its end
-        self._said_close = False  # by the server, with its last answer
+        self._corked = False  # while a read is processed; writes that it causes wait for its end
+        self._said_close = False  # the server's last response had Connection: close
         self._loss: Loss | None = None  # from LEAVING on
         self._farewell = Shutdown(clock, limits.close_timeout_s)
 
     def __repr__(self) -> str:
         phase = self._phase.name.lower() + (f" ({self._loss.reason})" if self._loss else "")
-        reader = f"its reader {self._valve.reader.value}"
+        reader = f"its reader {self._read_pause.reader.value}"
         return (
             f"<PipelinedConnection to {self._server} {phase}, {reader} {self.lane} {self._writer}>"
         )
 
     def _move(self, happening: LifeEvent) -> None:
-        """What happens, and what this is from now on."""
+        """Change the phase of the connection for an event."""
         self._phase = phase = LIFE.after(self._phase, happening)
         self.open = phase in TAKES_REQUESTS
         self.ready = self.ready or phase is Phase.READY
@@ -276,14 +278,14 @@ class PipelinedConnection(Protocol):
 
     def request(self, request: RawRequest) -> Deferred[RawResponse]:
         """
-        Send one request behind all those before it; fires with its answer.
+        Send one request after all earlier ones; fires with its response.
 
-        Cancelling takes the request back: see ``states``.
+        Cancelling withdraws the request: see ``connection_states``.
 
         Raises (through the Deferred):
-            RequestNotSent: the connection is closing or lost, or was lost before this was sent.
+            RequestNotSent: the connection is closing or lost, or was lost before this request was sent.
             TooManyRequests: ``max_waiting`` requests are waiting already.
-            RequestMaybeProcessed, RequestTimedOut, ResponseError: as they say.
+            RequestMaybeProcessed, RequestTimedOut, ResponseError: see there.
         """
         exchange = RawCall(request, self._server)
         self.submit(exchange)
@@ -304,11 +306,11 @@ class PipelinedConnection(Protocol):
                 self._writer.schedule()
 
     def cancel(self, exchange: Exchange, error: PipegridError | None = None) -> None:
-        """Take a request back. With an error, the exchange fails with it; without, it is told nothing."""
+        """Withdraw a request. With an error, the exchange fails with it; without, it is not notified."""
         if exchange.abandoned or exchange.connection is not self:
             return
         written = self.lane.written
-        # Whether it goes on waiting for the same answer as before.
+        # Whether the connection still waits for the same response as before.
         waits = bool(written) and written[0] is not exchange
         exchange.abandoned = True
         exchange.wanted_bytes = exchange.received_bytes
@@ -324,35 +326,37 @@ class PipelinedConnection(Protocol):
             self._close_if_done()
             self._update_reading()
             if waits:
-                self._patience.adjust()
+                self._wait_timer.adjust()
             else:
                 self._progress()
 
     @property
     def held_up(self) -> bool:
-        """Whether a reader has paused it for so long that requests had better go elsewhere."""
-        return self._valve.held_up
+        """Whether a reader has paused the connection long enough that new requests should use another one."""
+        return self._read_pause.held_up
 
     @property
     def round_trip_s(self) -> float | None:
-        """The shortest that was seen, from a light request alone to its answer's head; None before."""
+        """
+        The shortest measured round trip, from a small request alone to its response's head; None if unknown.
+        """
         return self._answers.round_trip_s
 
     @property
     def last_activity_s(self) -> float:
-        """When bytes last came or went, or a request began to wait alone, by the clock."""
-        return self._patience.patience.since_s
+        """The time of the last received or sent bytes, or when a request began to wait alone."""
+        return self._wait_timer.timer.since_s
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits for an answer."""
+        """Whether a request on the connection waits for its response."""
         return not all(each.abandoned for each in (*self.lane.written, *self.lane.queued))
 
     def close(self) -> Deferred[None]:
         """
-        Take no more requests, wait for the answers owed, close; fires when the connection is gone.
+        Accept no more requests, wait for the outstanding responses, and close; fires when it is closed.
 
-        What was not yet written is given back.
+        Requests that were not written yet are returned to the owner.
         """
         gone = self.when_lost()
         if self._loss is None:
@@ -361,29 +365,30 @@ class PipelinedConnection(Protocol):
         return gone
 
     def abort(self, reason: str = "it was given up") -> None:
-        """End it now; the reason is a clause that explains the loss to those who wait for answers."""
+        """Abort the connection; the reason is a clause for the errors of its unanswered requests."""
         self._end(closed(reason))
 
     def when_lost(self) -> Deferred[None]:
-        """Fires once the transport is gone, however it ended."""
+        """Return a Deferred that fires once the transport is closed, for whatever reason."""
         return self._farewell.when_gone()
 
     def move_followers(self) -> list[Exchange]:
         """
-        Give up what waits behind the answer that is being read and may be asked anew elsewhere.
+        Withdraw and return the requests after the current response that may be repeated on another
+        connection.
 
-        Answers to what was written will come here all the same, and are dropped: that waits until the
-        reader has been slow for long, unless there is none yet.
+        The responses to those already written still arrive here and are discarded, so this is done only if
+        the reader has been slow for long, or there is no reader yet.
         """
         lane = self.lane
-        overtaken = self._valve.reader is ReaderState.OVERTAKEN
+        overtaken = self._read_pause.reader is ReaderState.OVERTAKEN
         followers = lane.take_followers() if overtaken else lane.take_queued()
         for exchange in followers:
             exchange.connection = None
         return followers
 
     def pause_changed(self, exchange: Exchange) -> None:
-        """``exchange.paused`` changed, through no call of ours to the exchange."""
+        """``exchange.paused`` has changed, by its reader."""
         if not self._corked and self._loss is None:
             self._progress()
             self._update_reading()
@@ -394,9 +399,9 @@ class PipelinedConnection(Protocol):
         transport: Any = self.transport
         self._stalls = be_prompt(transport, self._clock)
         set_bulk_buffers(transport, RECEIVE_BYTES)
-        self._valve.attach(transport)
+        self._read_pause.attach(transport)
         self._writer.attach(transport)
-        # Of the class: wrappers around TLS provide what it does, and do not say when its handshake is over.
+        # Test the class: wrappers around TLS provide the same interfaces, but do not report the handshake.
         if INegotiated.implementedBy(type(transport)):
             self._progress()
         else:
@@ -406,7 +411,7 @@ class PipelinedConnection(Protocol):
         if self._phase is not Phase.CONNECTING:
             return
         self._move(LifeEvent.USABLE)
-        self._patience.usable = self._writer.enabled = True
+        self._wait_timer.usable = self._writer.enabled = True
         self._progress()
         self.owner.has_room(self)
         if self.lane.queued:
@@ -426,9 +431,9 @@ class PipelinedConnection(Protocol):
         finally:
             self._corked = False
         if parser.error is not None:
-            self._end(Loss(reason=f"what it sent is not an answer: {parser.error}", garbage=True))
+            self._end(Loss(reason=f"what it sent is not a response: {parser.error}", garbage=True))
         elif parser.closed:
-            self._end(closed("it closes after its last answer"))
+            self._end(closed("it closes after its last response"))
         else:
             self._close_if_done()
             self._update_reading()
@@ -454,16 +459,16 @@ class PipelinedConnection(Protocol):
             )
         self._farewell.gone()
 
-    # Answers.
+    # Responses.
 
     def answer_is_complete(self, exchange: Exchange) -> None:
         head = exchange.response
         assert head is not None
         if not exchange.sent:
-            # What is still to be written would be read as another request, or waited for.
+            # The rest of the request would be read as another request, or the server would wait for it.
             self._writer.break_off()
             self._refuse_more(
-                LifeEvent.REFUSES, "the server answered before it had the whole request"
+                LifeEvent.REFUSES, "the server responded before it had the whole request"
             )
         self._said_close = head.says_close
         self.lane.answered(self._clock.seconds())
@@ -478,31 +483,33 @@ class PipelinedConnection(Protocol):
             exchange.completed()
 
     def may_send_body(self) -> None:
-        """For ``ResponseDispatch``: the server has seen the head of a request, and wants the body."""
+        """For ``ResponseDispatch``: the server has sent 100 Continue, so the body may be sent."""
         self._writer.send_body()
 
     def too_much(self, limit_bytes: int) -> None:
         self._end(
-            Loss(reason=f"more than {limit_bytes} bytes of an unwanted answer were still to come")
+            Loss(reason=f"more than {limit_bytes} bytes of an unwanted response were outstanding")
         )
 
     def _update_reading(self) -> None:
         if self._loss is None and not self._corked:
-            self._valve.update(self.lane.written)
+            self._read_pause.update(self.lane.written)
 
     # Ends.
 
     def _doom(self, exchange: Exchange) -> None:
-        """The body of the last request written will never be complete; spare those before it."""
+        """
+        End the connection after the earlier responses, since the last written body will never be complete.
+        """
         self._writer.break_off()
         if self._loss is not None:
-            return  # its own failing has ended it
+            return  # the failure itself has ended the connection
         self._refuse_more(LifeEvent.BREAKS_OFF, "the body of a request before it was interrupted")
         if self._loss is None and self.lane.written[0] is exchange:
             self._end(closed("the body of a request was interrupted"))
 
     def _refuse_more(self, happening: LifeEvent, why: str) -> None:
-        """Give back what was not begun, and close when the rest is answered."""
+        """Return the requests that were not written, and close when the others are answered."""
         queued = self.lane.take_queued() if self.open else []
         self._move(happening)
         if queued:
@@ -513,7 +520,7 @@ class PipelinedConnection(Protocol):
             self._end(closed("it was closed here"))
 
     def _end(self, how: Loss) -> None:
-        """Give back every request and let the transport go: the one way out of the open state."""
+        """Return every request and close the transport: the only way out of the open phases."""
         if self._loss is not None:
             return
         clean = self._writer.is_clean and self._phase is not Phase.BROKEN
@@ -527,10 +534,10 @@ class PipelinedConnection(Protocol):
         )
         self._answers.over = True
         self._writer.stop()
-        self._patience.stop()
+        self._wait_timer.stop()
         if self._phase is Phase.LEAVING and self.transport is not None:
             self._writer.detach()
-            self._valve.open()  # to see the other side's end
+            self._read_pause.open()  # read on, to see the server close its side
             self._farewell.begin(self.transport, politely=clean and not written and not how.garbage)
         self.owner.lost(self, loss, given_back(written, queued, loss, self._server))
 
@@ -538,14 +545,14 @@ class PipelinedConnection(Protocol):
         self.lane._check_invariants()
         assert self.open == (self._phase in TAKES_REQUESTS), self
         ended = self._phase in (Phase.LEAVING, Phase.GONE)
-        assert ended == (self._loss is not None), "who ends says why"
+        assert ended == (self._loss is not None), "an ended connection has a reason"
         assert not ended or not len(self.lane), "a lost connection has no requests"
-        assert self.ready or not self.lane.written, "nothing is written before it is usable"
+        assert self.ready or not self.lane.written, "requests are written only when it is ready"
         if self._phase in TAKES_NO_MORE:
-            assert not self.lane.queued, "what takes no more gave back what it had not begun"
+            assert not self.lane.queued, "a closing connection has no unwritten requests"
         if self._phase is Phase.BROKEN:
-            assert not self.lane.written[-1].sent, "what was interrupted is the last"
+            assert not self.lane.written[-1].sent, "the interrupted request is the last one"
         if not ended:
-            self._valve._check_invariants(self.lane.written)
+            self._read_pause._check_invariants(self.lane.written)
         for exchange in (*self.lane.queued, *self.lane.written):
             assert exchange.connection is self, exchange

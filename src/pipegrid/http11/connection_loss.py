@@ -1,9 +1,6 @@
 """
-What becomes of the requests of a connection that ended, and who decides.
-
-The question for each is whether the server may have acted on it. Nothing of an unsent request was seen.
-What stood behind an answer with ``Connection: close`` was seen but must not be acted on
-(RFC 9112, section 9.6). About everything else that was sent nobody can tell.
+The loss of a connection, the errors of its unanswered requests, and the interface of the connection's
+owner.
 """
 
 from __future__ import annotations
@@ -23,12 +20,12 @@ from pipegrid.http11.exchange import (
 )
 
 C_contra = TypeVar("C_contra", contravariant=True)
-"""The connection: whoever owns connections knows of which kind they are."""
+"""The type of the connection; each owner knows which kind it has."""
 
 
 @attrs.frozen
 class Unanswered:
-    """A request that a connection gives back, and the error that is true of it."""
+    """A request that a connection returns unanswered, and its error."""
 
     exchange: Exchange
     error: PipegridError
@@ -40,15 +37,15 @@ class Loss:
     How a connection ended.
 
     Attributes:
-        reason: a clause for people.
-        error: what the transport or its TLS said, if that is an error with a sentence of its own.
-        cut: the other side ended it, or something on the way; not TLS, for a reason that stays.
-        announced: it was closed by us, or after an answer that was to be the last.
-        said_close: the server said so with its last answer.
-        answered: how many requests it had answered.
-        in_flight: how many were written and not answered.
-        garbage: the server sent what is not an answer.
-        timed_out: the server was silent.
+        reason: a clause for error messages.
+        error: the error of the transport or of TLS, if its message is enough by itself.
+        cut: whether the server or the network ended it; False for a TLS error that would occur again.
+        announced: whether this side closed it, or the last response announced the close.
+        said_close: whether the last response had ``Connection: close``.
+        answered: how many responses it had received.
+        in_flight: how many requests were sent and not answered.
+        garbage: whether the server sent something that is not a response.
+        timed_out: whether the server was silent for too long.
     """
 
     reason: str
@@ -63,55 +60,60 @@ class Loss:
 
 
 def closed(reason: str) -> Loss:
-    """Return what is told of a connection that was closed by us, or after an answer that was the last."""
+    """Return the loss of a connection that was closed by this side, or after its announced last response."""
     return Loss(reason=reason, announced=True)
 
 
 class Owner(Protocol[C_contra]):
-    """Who is told what becomes of a connection and its requests."""
+    """Is notified about a connection and its requests."""
 
     def has_room(self, connection: C_contra) -> None:
-        """Something was answered, or the connection became ready: more may be submitted."""
+        """A response is complete, or the connection became ready: more requests may be submitted."""
 
     def answered(self, connection: C_contra, exchange: Exchange) -> None:
-        """One answer is complete; ``exchange.response`` and ``.received_bytes`` describe it."""
+        """One response is complete; ``exchange.response`` and ``.received_bytes`` describe it."""
 
     def held_up(self, connection: C_contra) -> None:
-        """The reader of an answer holds up those behind it; ``move_followers`` would free them."""
+        """The reader of a response delays the following ones; ``move_followers`` would free them."""
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
-        """A connection that is being closed will not send these: repeat or fail them, in order."""
+        """A connection that is being closed will not send these requests: repeat or fail them, in order."""
 
     def lost(self, connection: C_contra, loss: Loss, unanswered: list[Unanswered]) -> None:
-        """The connection is of no more use; repeat its requests elsewhere, or fail them, in order."""
+        """The connection is lost; repeat its requests on another one, or fail them, in order."""
 
 
 class NoOwner:
     """The owner of a connection that is used directly: the caller decides what to repeat."""
 
     def has_room(self, connection: Any) -> None:
-        """The lane's own queue is all there is."""
+        """Do nothing: only the connection's own queue has requests."""
 
     def answered(self, connection: Any, exchange: Exchange) -> None:
-        """Learn nothing from it: there is no host of whom to keep a record."""
+        """Do nothing: no statistics are kept."""
 
     def held_up(self, connection: Any) -> None:
-        """The order is the caller's, so they wait."""
+        """Do nothing: the order is the caller's, so the requests wait."""
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
-        """What cannot be done, fails."""
         for each in unsent:
             each.exchange.failed(each.error)
 
     def lost(self, connection: Any, loss: Loss, unanswered: list[Unanswered]) -> None:
-        """The same; see also ``PipelinedConnection.when_lost``."""
+        """Fail the requests; see also ``PipelinedConnection.when_lost``."""
         self.gave_back(unanswered)
 
 
 def given_back(
     written: Sequence[Exchange], queued: Sequence[Exchange], loss: Loss, server: str
 ) -> list[Unanswered]:
-    """Take requests from a connection that cannot answer them; return them, and what is true of each."""
+    """
+    Withdraw the requests of a connection that cannot answer them; return them with their errors.
+
+    Whether the server may have acted on a request decides its error. It has seen nothing of an unsent
+    request. It has seen requests after a response with ``Connection: close``, but must not act on them (RFC
+    9112, section 9.6). For all other requests that were sent it is unknown.
+    """
     for each in (*written, *queued):
         each.connection = None
     unanswered = [
@@ -126,7 +128,7 @@ def given_back(
 
 
 def not_sent(exchange: Exchange, server: str, reason: str) -> RequestNotSent:
-    """Nothing of the request was written."""
+    """Return the error of a request of which nothing was written."""
     return RequestNotSent(f"The {_method(exchange)} was not sent to {server} ({reason}).", server)
 
 
@@ -134,16 +136,16 @@ def not_answered(
     exchange: Exchange, server: str, loss: Loss, *, was_due: bool, said_close: bool
 ) -> PipegridError:
     """
-    The request was written, at least in part.
+    Return the error of a request that was written, at least in part.
 
     Args:
-        was_due: its answer was the next one.
-        said_close: the last answer ruled out that anything behind it is processed.
+        was_due: its response was the next one.
+        said_close: the last response excludes that later requests are processed.
     """
     method, reason = _method(exchange), loss.reason
     if exchange.response is not None:
         return ResponseError(
-            f"The answer of {server} to a {method} was interrupted after"
+            f"The response of {server} to a {method} was interrupted after"
             f" {exchange.received_bytes} bytes ({reason}); ask again.",
             server,
         )

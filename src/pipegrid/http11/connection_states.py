@@ -15,44 +15,35 @@ from pipegrid.http11.limits import Limits
 from pipegrid.http11.request_queue import RequestQueue
 from pipegrid.state_table import Named, Table
 
-# What a connection can be, what can happen to it, and what it is then.
-#
-# **Its life.** ``PipelinedConnection._move`` is the only one that changes it; None is what cannot happen.
-#
-# * It takes requests while it is CONNECTING or READY, and writes them when it is READY.
-# * CLOSING, it takes no more, and ends when what it owes is answered.
-# * BROKEN is the same, and the body of the last request written will never be complete: it ends when that
-#   request's turn to be answered has come.
-# * LAST_WORDS: the transport is gone, and what it had brought is handed out.
-# * LEAVING: every request was given back, and the transport was told to go. GONE: it has.
-#
-# What becomes of requests when something ends early:
-#
-# ====================================  ====================================================================
-# a request is taken back               unsent: it is gone. Sent: its answer is read and dropped, up to
-#                                       ``discard_limit_bytes``; beyond, the connection ends. Its body half
-#                                       sent: nothing more is written, and the connection ends as soon as
-#                                       the answers before it are in.
-# a reader pauses                       the transport is paused; what one read had already brought
-#                                       (256 KiB) is all that is ever held. Does it go on pausing, the
-#                                       owner asks elsewhere what is new, and after long what stands
-#                                       behind it as well; that at once, if nobody has claimed the answer
-# an answer before the whole body       it counts, nothing more is written, and the connection ends
-# the last answer (Connection: close)   all that stood behind it is as if never sent
-# loss, garbage, silence                every unanswered request is handed back to the owner with
-#                                       the error that is true of it
-# ====================================  ====================================================================
-#
-# **Its reader**, of the answer that is being received (``ReadPause._move``):
-#
-# * PAUSED, the transport is paused with it.
-# * SLOW, it was for so long that new requests had better go elsewhere: the owner is told.
-# * OVERTAKEN, so do those that were written behind it; the owner is told. It comes to that at once if nobody
-#   has claimed the answer.
+# The states of a connection, the events that change them, and the resulting states.
 
 
 class Phase(Named):
-    """Where a connection is in its life; the module says what each phase means."""
+    """
+    The phase of a connection.
+
+    ``PipelinedConnection._move`` changes it by the table ``LIFE``, in which None marks an impossible event.
+
+    * CONNECTING and READY: it accepts requests. It writes them when it is READY.
+    * CLOSING: it accepts no requests, and ends when the outstanding responses have arrived.
+    * BROKEN: like CLOSING; the body of the last written request will never be complete, so the connection
+    ends when the response to that request is the next one.
+    * LAST_WORDS: the transport is closed, and the bytes that it had received are processed.
+    * LEAVING: all requests were returned to the owner, and the transport is closing. GONE: it is closed.
+
+    What happens to requests:
+
+    * A request is withdrawn: if it is not sent yet, it is removed. If it was sent, its response is read and
+    discarded, up to ``discard_limit_bytes``; beyond that the connection ends. If half of its body was sent,
+    nothing more is written, and the connection ends after the responses to earlier requests.
+    * A reader pauses: the transport is paused, and at most the bytes of one read (256 KiB) are kept. If the
+    pause goes on, the owner sends new requests on another connection, and later also those that wait for
+    this reader. If the response has no reader yet, it does the second at once.
+    * The response arrives before the whole body was sent: it is passed on, nothing more is written, and the
+    connection ends.
+    * A response has ``Connection: close``: later requests count as not sent.
+    * Loss, garbage or silence: every unanswered request is returned to the owner with its error.
+    """
 
     CONNECTING = "is connecting"
     READY = "is ready"
@@ -64,17 +55,25 @@ class Phase(Named):
 
 
 class LifeEvent(Named):
-    """What moves a connection from one phase of its life to another."""
+    """An event that may change the phase of a connection."""
 
     USABLE = "it is usable"
-    REFUSES = "it takes no more"
+    REFUSES = "it accepts no more"
     BREAKS_OFF = "it interrupts a body"
     LOST = "its transport is lost"
     ENDS = "it ends"
 
 
 class ReaderState(Named):
-    """Of the answer that is being received."""
+    """
+    The state of the reader of the current response, by the table ``READER``.
+
+    * PAUSED: the transport is paused too.
+    * SLOW: its pause is so long that new requests should use another connection; the owner is
+    notified.
+    * OVERTAKEN: the requests written after it should do so too; the owner is notified. A response without a
+    reader gets here at once.
+    """
 
     READS = "reads"
     PAUSED = "pauses"
@@ -83,12 +82,12 @@ class ReaderState(Named):
 
 
 class Reading(Named):
-    """What the reader does, or does not."""
+    """An event that may change the state of a reader."""
 
     PAUSES = "it pauses"
     GOES_ON = "it continues"
     TAKES_LONG = "it takes long"
-    NOBODY_CAME = "no reader took the answer"
+    NOBODY_CAME = "the response has no reader"
 
 
 def _life() -> Table[Phase, LifeEvent]:
@@ -124,25 +123,23 @@ LIFE = _life()
 READER = _reader()
 
 TAKES_REQUESTS = frozenset({Phase.CONNECTING, Phase.READY})
-"""In which requests are accepted."""
+"""Phases in which requests are accepted."""
 TAKES_NO_MORE = frozenset({Phase.CLOSING, Phase.BROKEN})
-"""In which only what is owed is waited for."""
+"""Phases in which only outstanding responses are waited for."""
 HELD_UP = frozenset({ReaderState.SLOW, ReaderState.OVERTAKEN})
-"""In which requests had better go elsewhere."""
+"""States in which requests should use another connection."""
 
 
-# Reading from the transport, unless the reader of the answer that is being received has had enough.
-#
-# What its reader is, and what it becomes, is the second table of ``states``; ``_move`` looks it up.
+# Reading from the transport, except while the reader of the current response is paused.
 
 
 class ReadPause:
     """
-    Of one connection.
+    Pauses and resumes the reading of one connection.
 
     Attributes:
-        reader: what the reader is.
-        held_up: it has paused for so long that requests had better go elsewhere.
+        reader: the state of the current response's reader.
+        held_up: whether its pause is so long that requests should use another connection.
     """
 
     __slots__ = ("_transport", "held_up", "reader")
@@ -153,7 +150,7 @@ class ReadPause:
         self.held_up = False
 
     def attach(self, transport: Any) -> None:
-        """Keep the transport, to pause it and let it go on; called when the connection is made."""
+        """Keep the transport, to pause and resume it; called when the connection is made."""
         self._transport = transport
 
     def _move(self, reading: Reading) -> None:
@@ -161,7 +158,7 @@ class ReadPause:
         self.held_up = self.reader in HELD_UP
 
     def update(self, written: Sequence[Exchange]) -> None:
-        """What is first among those that are to be answered, or what its reader wants, may have changed."""
+        """Pause or resume the transport, after the first unanswered request or its reader has changed."""
         if self.is_right(written):
             return
         if self.reader is ReaderState.READS:
@@ -171,43 +168,45 @@ class ReadPause:
             self.open()
 
     def open(self) -> None:
-        """Read on, whatever the reader wants."""
+        """Read on, even if the reader is paused."""
         if self.reader is not ReaderState.READS:
             self._move(Reading.GOES_ON)
             self._transport.resumeProducing()
 
     def takes_long(self, written: Sequence[Exchange]) -> None:
-        """The first one's reader has paused for as long as it may in the state that it is in."""
+        """The reader of the first response has paused for as long as its state allows."""
         self.update(written)
         self._move(Reading.TAKES_LONG if written[0].claimed else Reading.NOBODY_CAME)
 
     def is_right(self, written: Sequence[Exchange]) -> bool:
-        """Whether it is open, or shut, as the reader wants it."""
+        """Return whether the transport is paused exactly if the reader is."""
         reads = not written or not written[0].paused or written[0].abandoned
         return reads == (self.reader is ReaderState.READS)
 
     def _check_invariants(self, written: Sequence[Exchange]) -> None:
-        """For tests, when all that has happened was worked off."""
+        """For tests, when all events were processed."""
         assert self.held_up == (self.reader in HELD_UP), self.reader
         assert self.is_right(written) or written[0].response is None, "it reads for a reader"
 
 
-# One timer for a whole connection: it bounds how long nothing may go on.
+# One timer for a whole connection: it bounds the time without progress.
 #
-# It is left alone while all goes well, fires early rather than late, and then looks how much time
-# is really left. A timer for each request instead cost 7 % of all requests a second.
+# Progress does not reset the timer. It fires early instead, computes the time that is left, and waits
+# again. A timer for each request cost 7 % of the requests per second.
 
 FOREVER = float("inf")
 
 
 class ProgressTimer:
     """
+    A timer that progress restarts.
+
     Args:
-        how_long_s: asked whenever it matters: how long nothing may happen, from the last progress on.
-        is_up: called with that when nothing has happened for so long.
+        how_long_s: returns the time limit; called whenever it is needed.
+        is_up: called with the time waited, after ``how_long_s`` seconds without progress.
 
     Attributes:
-        since_s: when something went on last.
+        since_s: the time of the last progress.
     """
 
     def __init__(
@@ -219,15 +218,14 @@ class ProgressTimer:
         self._stopped = False
         self.since_s = clock.seconds()
         self._call: IDelayedCall | None = None
-        self._due = FOREVER  # when the call will come
+        self._due = FOREVER  # when the timer fires
 
     def progress(self) -> None:
-        """Something went on: patience starts anew."""
         self.since_s = self._clock.seconds()
         self.adjust()
 
     def adjust(self) -> None:
-        """What was to be waited for may have changed."""
+        """Compute the timer again after the wait may have changed."""
         due = self.since_s + self._how_long_s()
         if due < self._due and not self._stopped:
             if self._call is not None:
@@ -236,7 +234,6 @@ class ProgressTimer:
             self._call = self._clock.callLater(max(0.0, due - self._clock.seconds()), self._fire)
 
     def stop(self) -> None:
-        """It will not be up any more."""
         self._stopped = True
         call, self._call = self._call, None
         if call is not None:
@@ -251,37 +248,37 @@ class ProgressTimer:
             self._is_up(how_long_s)
 
 
-# What a connection waits for, how long that may take, and what is said when it took longer.
-#
-# Decisions without I/O, and ``WaitTimer``, which has them made with each read and when its one timer rings.
+# What a connection waits for, how long it may take, and how the connection ends after that.
 
 
 class Wait(Enum):
-    """What a connection may be waiting for; what is in ``VERDICTS`` ends it when it takes too long."""
+    """
+    What a connection may be waiting for. A wait in ``VERDICTS`` ends the connection if it takes too long.
+    """
 
     USABLE = "the connection to be usable"
-    UNWANTED = "an unwanted answer"
+    UNWANTED = "an unwanted response"
     ANSWER = "an answer"
-    READER = "the reader of an answer, which is usually quick"
+    READER = "the reader of a response, which is usually quick"
     SLOW_READER = "a reader that has been slow"
-    OVERTAKEN_READER = "a reader that delays no other any more"
+    OVERTAKEN_READER = "a reader that delays no other requests any more"
     START = "the first request to be written"
-    USE = "a use for it"
+    USE = "a request"
 
 
 _SILENT = Loss(reason="it was silent for {:g} s", timed_out=True)
 
 VERDICTS = {
     Wait.USABLE: Loss(reason="it was not usable after {:g} s", timed_out=True),
-    Wait.UNWANTED: Loss(reason="an unwanted answer did not come for {:g} s", announced=True),
+    Wait.UNWANTED: Loss(reason="an unwanted response did not come for {:g} s", announced=True),
     Wait.ANSWER: _SILENT,
     Wait.START: _SILENT,
-    Wait.OVERTAKEN_READER: Loss(reason="the answer was not read for {:g} s", announced=True),
+    Wait.OVERTAKEN_READER: Loss(reason="the response was not read for {:g} s", announced=True),
     Wait.USE: Loss(reason="it was not used for {:g} s", announced=True),
 }
 """
-How the connection ends, with the seconds to be put into the reason. Of readers that pause, those behind them
-are told first (see ``states``).
+How the connection ends, with the seconds for the reason. Before a paused reader ends it, the owner is
+notified and can move the requests that wait for it (see ``ReaderState``).
 """
 
 
@@ -303,10 +300,10 @@ def what_for(ready: bool, lane: RequestQueue, reader: ReaderState) -> Wait:
 
 def how_long_s(wait: Wait, lane: RequestQueue, limits: Limits, scheduled: bool) -> float:
     """
-    Return how long nothing may happen.
+    Return the time limit of a wait.
 
     Args:
-        scheduled: what is to be written will be at the end of this turn of the reactor.
+        scheduled: whether the queued requests will be written at the end of this turn of the reactor.
     """
     if wait is Wait.ANSWER:
         own_s = lane.written[0].timeout_s
@@ -328,16 +325,16 @@ def how_long_s(wait: Wait, lane: RequestQueue, limits: Limits, scheduled: bool) 
 
 class WaitTimer:
     """
-    The same with a timer, for one connection.
+    Ends one connection when a wait takes too long.
 
     Args:
-        is_scheduled: asked whether what is to be written will be at the end of this turn.
-        end: called with how the connection ends when a wait was too long.
-        reader_takes_long: called when it was for a reader, who holds up others.
+        is_scheduled: returns whether the queued requests will be written at the end of this turn.
+        end: called with the loss when a wait has taken too long.
+        reader_takes_long: called when a reader that delays other responses has taken too long.
 
     Attributes:
         usable: whether the connection is.
-        patience: knows when something went on last.
+        timer: it records the time of the last progress.
     """
 
     def __init__(
@@ -345,7 +342,7 @@ class WaitTimer:
         clock: IReactorTime,
         limits: Limits,
         lane: RequestQueue,
-        valve: ReadPause,
+        read_pause: ReadPause,
         is_scheduled: Callable[[], bool],
         end: Callable[[Loss], None],
         reader_takes_long: Callable[[], None],
@@ -353,23 +350,23 @@ class WaitTimer:
         self.usable = False
         self._limits = limits
         self._lane = lane
-        self._valve = valve
+        self._read_pause = read_pause
         self._is_scheduled = is_scheduled
         self._end = end
         self._reader_takes_long = reader_takes_long
-        patience = self.patience = ProgressTimer(clock, self._how_long_s, self._time_is_up)
-        self.progress = patience.progress
-        self.adjust = patience.adjust
-        self.stop = patience.stop
+        timer = self.timer = ProgressTimer(clock, self._how_long_s, self._time_is_up)
+        self.progress = timer.progress
+        self.adjust = timer.adjust
+        self.stop = timer.stop
 
     def _how_long_s(self) -> float:
-        wait = what_for(self.usable, self._lane, self._valve.reader)
+        wait = what_for(self.usable, self._lane, self._read_pause.reader)
         return how_long_s(wait, self._lane, self._limits, self._is_scheduled())
 
     def _time_is_up(self, waited_s: float) -> None:
-        verdict = VERDICTS.get(what_for(self.usable, self._lane, self._valve.reader))
+        verdict = VERDICTS.get(what_for(self.usable, self._lane, self._read_pause.reader))
         if verdict is None:
-            self._valve.takes_long(self._lane.written)
+            self._read_pause.takes_long(self._lane.written)
             self.adjust()
             self._reader_takes_long()
         else:

@@ -1,24 +1,4 @@
-"""
-Making one connection to a host: the one routine of all who own connections.
-
-A connection may hang for no fault of the host: a packet was lost, and the kernel sends the next one after
-seconds; the host has restarted, or dropped it, and nobody says so. So when a quarter of the time is over
-(``SECOND_AFTER``) and it is not usable yet, TLS included, a second attempt is made beside the first. Which of
-them is usable first is taken, and the other one cut.
-
-**Several addresses of one host** (``Alternatives``) are tried as RFC 8305 has it: the next is dialled
-``STAGGER_S`` after the one before, or at once when one has failed, and the first connection that is usable
-wins; its address is tried first from then on. An address that refuses, swallows packets or belongs to another
-machine costs ``STAGGER_S`` at most. There are never more attempts than addresses, and the second one.
-
-What is lost between TCP and the end of TLS's handshake is dialled again at once, if it was the first: a
-crowded host may have cut it, or one that heard nothing for long, as of a client that was suspended. Whoever
-refuses the connection, has another key or speaks no TLS has said what there is to say; others can be asked.
-
-**Time in which this process did not run** is nobody's fault: it was suspended, or something else blocked the
-reactor. Whoever is late by more than ``LATE_S`` to say that the time is over has not listened meanwhile, so
-there is a quarter more; that ``MOST_LATE`` times at most.
-"""
+"""Connecting to a host: second attempts, several addresses, and the time limit."""
 
 from __future__ import annotations
 
@@ -42,13 +22,16 @@ from pipegrid.http11.connection_loss import Loss, NoOwner, Owner, Unanswered
 from pipegrid.http11.limits import Limits
 
 Endpoints = Callable[[], IStreamClientEndpoint]
-"""Makes what a connection is dialled with, anew for each."""
+"""Makes a new endpoint for each attempt."""
 
 STAGGER_S = 0.25
-"""Between attempts at different addresses; the delay that RFC 8305 recommends."""
+"""Delay between attempts at different addresses, as recommended by RFC 8305."""
 
 SECOND_AFTER = 0.25
-"""Of the time that there is. At 15 s that is behind the third SYN, and leaves time for four more."""
+"""
+The part of the time limit after which the second attempt starts. At 15 s that is after the third SYN, and
+leaves time for four more.
+"""
 
 LATE_S = 1.0
 MOST_LATE = 4
@@ -56,14 +39,14 @@ MOST_LATE = 4
 
 class Alternatives:
     """
-    Several ways to one host, such as its addresses in different networks.
+    Several ways to connect to one host, such as its addresses in different networks.
 
-    What is made for one connection only, without a race, goes the best way: the one that has worked last.
+    A connection that is made without a race uses the way that has worked last.
 
     Args:
-        ways: one at least, in the order of preference.
-        told: called when a connection is made (False), and when it is usable, over TLS too (True);
-            nothing was sent before.
+        ways: at least one, in the order of preference.
+        told: called when a connection is made (False), and when it is usable, TLS included (True). Nothing
+            was sent before.
     """
 
     def __init__(
@@ -77,17 +60,17 @@ class Alternatives:
 
     @property
     def best_first(self) -> list[Endpoints]:
-        """The ways, in the order in which they should be tried now."""
+        """The ways in the order in which to try them now."""
         return list(self._ways)
 
     def worked(self, way: Endpoints) -> None:
-        """A connection was usable that went this way: the next will try it first."""
+        """Record that this way gave a usable connection: the next attempt tries it first."""
         self._ways.remove(way)
         self._ways.insert(0, way)
         self._told(True)
 
     def connected(self) -> None:
-        """A connection is made, and not usable yet."""
+        """A connection is made, but not usable yet."""
         self._told(False)
 
 
@@ -95,10 +78,29 @@ class Dialer:
     """
     Makes connections to one host.
 
+    A connection attempt may hang although the host is well: a packet was lost and the kernel repeats it
+    after seconds, or the host has restarted and dropped the connection silently. So if the connection is
+    not usable, TLS included, after ``SECOND_AFTER`` of the time limit, a second attempt starts. The first
+    usable connection is taken, and the other one aborted.
+
+    Several addresses of one host (``Alternatives``) are tried as in RFC 8305: each ``STAGGER_S`` after the
+    one before, or at once if that has failed. The first usable connection is taken, and its address is
+    tried first from then on. So an address that does not respond costs at most ``STAGGER_S``. There are at
+    most as many attempts as addresses, plus the second attempt.
+
+    If the first attempt is lost between TCP and the end of the TLS handshake, the second one starts at
+    once: an overloaded host may have closed it, or one that received nothing for long, as from a suspended
+    client. If the host refuses the connection, has another key or speaks no TLS, the attempt is not
+    repeated.
+
+    Time in which this process did not run (it was suspended, or the reactor was blocked) does not count: if
+    the timer fires more than ``LATE_S`` late, the limit is extended by a quarter, at most ``MOST_LATE``
+    times.
+
     Args:
-        connect: returns the endpoint; asked anew for each connection, so that it may change. Of
-            ``Alternatives`` all are tried.
-        server: what errors call it.
+        connect: returns the endpoint; called for each connection, so that it may change. All
+            ``Alternatives`` are tried.
+        server: the host's name for errors.
     """
 
     def __init__(
@@ -107,32 +109,32 @@ class Dialer:
         self.clock = clock
         self.limit_s = limits.connect_timeout_s
         self.ways = connect if isinstance(connect, Alternatives) else Alternatives([connect])
-        # How long it may take is counted here; what a connection counts itself is to be more.
-        patient = attrs.evolve(limits, connect_timeout_s=(1 + MOST_LATE) * self.limit_s)
-        self.new = lambda owner: PipelinedConnection(clock, patient, server, owner)
+        # The time limit is kept here, so the connection's own limit is longer.
+        longer = attrs.evolve(limits, connect_timeout_s=(1 + MOST_LATE) * self.limit_s)
+        self.new = lambda owner: PipelinedConnection(clock, longer, server, owner)
         self._leaving: set[PipelinedConnection] = set()
 
     def dial(self, owner: Owner[PipelinedConnection]) -> Deferred[PipelinedConnection]:
         """
-        Connect; fires with a connection that is usable, over TLS too.
+        Connect; fires with a connection that is usable, TLS included.
 
-        Whatever goes wrong, by exception or too slowly, comes through the Deferred; cancelling it gives up.
+        All errors come through the Deferred; cancelling it aborts the attempts.
 
         Args:
-            owner: of the connection, from then on.
+            owner: the owner of the connection once it is usable.
         """
         dialling = _Dialling(self, owner)
         dialling.begin()
         return dialling.made
 
     def when_gone(self) -> Deferred[None]:
-        """Fires when nothing is left of the attempts that were given up."""
+        """Return a Deferred that fires when all dropped connections are closed."""
         leaving = [connection.when_lost() for connection in self._leaving]
         gone: Deferred[None] = DeferredList(leaving).addCallback(lambda _: None)
         return gone
 
     def drop(self, connection: PipelinedConnection, reason: str) -> None:
-        """End a connection that nobody owns; one without a transport has nothing to end."""
+        """Abort a connection without an owner. One without a transport needs nothing."""
         if connection.transport is not None:
             self._leaving.add(connection)
             connection.when_lost().addCallback(lambda _: self._leaving.discard(connection))
@@ -141,10 +143,10 @@ class Dialer:
 
 class _Dialling:
     """
-    One connection that is wanted, and the attempts to make it.
+    One wanted connection, and the attempts to make it.
 
     Attributes:
-        made: fires with it.
+        made: fires with the connection.
     """
 
     def __init__(self, dialer: Dialer, owner: Owner[PipelinedConnection]) -> None:
@@ -158,17 +160,17 @@ class _Dialling:
         self._second: IDelayedCall | None = None
         self._last: IDelayedCall | None = None
         self._due_s = 0.0
-        self._late = 0  # how often that was found out late
+        self._late = 0  # how often the timer has fired late
 
     def begin(self) -> None:
-        """Make the first attempt, which may end before this returns."""
+        """Start the first attempt, which may end before this returns."""
         limit_s = self._dialer.limit_s
         self._second = self._dialer.clock.callLater(limit_s * SECOND_AFTER, self._try_again)
         self._wait(limit_s)
         self._try_next()
 
     def usable(self, attempt: _Attempt, connection: PipelinedConnection) -> None:
-        """An attempt has succeeded: the first one to do so."""
+        """The first attempt has succeeded."""
         self._attempts.remove(attempt)
         self._dialer.ways.worked(attempt.way)
         self._end("another one was usable first")
@@ -177,10 +179,10 @@ class _Dialling:
 
     def failed(self, attempt: _Attempt, failure: Failure, again: bool) -> None:
         """
-        An attempt has failed; another one may do better, if one is under way.
+        An attempt has failed; another one may be running.
 
         Args:
-            again: if not, one had better be made.
+            again: whether a second attempt may succeed.
         """
         self._attempts.remove(attempt)
         if self._untried:
@@ -195,7 +197,7 @@ class _Dialling:
         self.made.errback(failure)
 
     def _try_next(self) -> None:
-        """Try the next address, and after a while the one after that."""
+        """Try the next address now, and the one after it after ``STAGGER_S``."""
         if self._next is not None and self._next.active():
             self._next.cancel()
         way = self._untried.pop(0)
@@ -204,7 +206,7 @@ class _Dialling:
         self._try(way)
 
     def _try_again(self) -> None:
-        # Where one is still being tried, another that has failed already would fail again.
+        # Prefer an address that is still being tried to one that has failed.
         self._try(self._attempts[0].way if self._attempts else self._ways[0])
 
     def _try(self, way: Endpoints) -> None:
@@ -238,20 +240,20 @@ class _Dialling:
 
 
 class _Attempt(NoOwner):
-    """One attempt: it owns the connection until that is usable."""
+    """One attempt: the owner of the connection until it is usable."""
 
     def __init__(self, dialer: Dialer, dialling: _Dialling, way: Endpoints) -> None:
         self.way = way
         self._dialer = dialer
         self._dialling = dialling
         self._connecting: Deferred[Any] | None = None
-        # An endpoint may want a second one, when the first did not get as far as a connection.
+        # An endpoint may build a second protocol if the first was not connected.
         self._made: list[PipelinedConnection] = []
-        self._connected = False  # as the endpoint has it
+        self._connected = False  # whether the endpoint has fired
         self._over = False
 
     def begin(self) -> None:
-        """Connect; whoever dials is told what becomes of it, perhaps before this returns."""
+        """Connect. The outcome is reported to ``dialling``, perhaps before this returns."""
         try:
             self._connecting = self.way().connect(quiet(self._build))
         except Exception:
@@ -260,7 +262,7 @@ class _Attempt(NoOwner):
         self._connecting.addCallbacks(self._is_connected, self._failed)
 
     def give_up(self, why: str) -> None:
-        """Leave nothing behind; nobody is told."""
+        """Abort the attempt; nothing is reported for it."""
         self._over = True
         if self._connecting is not None:
             self._connecting.cancel()
@@ -268,7 +270,7 @@ class _Attempt(NoOwner):
             self._dialer.drop(connection, why)
 
     def has_room(self, connection: PipelinedConnection) -> None:
-        """It is usable, TLS included; the endpoint may still have to say that it is connected."""
+        """The connection is usable, TLS included; the endpoint may not have fired yet."""
         if self._over:
             self._dialer.drop(connection, "it was given up")
         elif self._connected:
@@ -279,7 +281,10 @@ class _Attempt(NoOwner):
     def lost(
         self, connection: PipelinedConnection, loss: Loss, _unanswered: list[Unanswered]
     ) -> None:
-        """It ended before it was usable; of another one than the last the endpoint knows."""
+        """
+        The connection ended before it was usable. Until the endpoint has fired, it reports the error
+        itself.
+        """
         if self._connected:
             why = loss.error or ConnectionError(loss.reason)
             self._failed(Failure(why), again=loss.cut)
@@ -289,7 +294,7 @@ class _Attempt(NoOwner):
         return self._made[-1]
 
     def _is_connected(self, _: IProtocol) -> None:
-        # Not what the endpoint fires with: TLS and proxies wrap it.
+        # Do not use the endpoint's result: TLS and proxies wrap the connection.
         connection = self._made[-1]
         self._connected = True
         if not self._over:
@@ -306,12 +311,12 @@ class _Attempt(NoOwner):
 
 
 def quiet(build: Callable[[], PipelinedConnection]) -> IProtocolFactory:
-    """Return what makes connections so without a line in the program's log for each."""
+    """Return a factory that does not log each connection."""
     factory = Factory.forProtocol(build)
     factory.noisy = False
     return factory
 
 
 def why_not(failure: Failure) -> BaseException:
-    """Return why there is no connection."""
+    """Return why the attempt failed."""
     return failure.value or ConnectionError("no reason known")

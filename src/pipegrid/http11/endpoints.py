@@ -22,10 +22,10 @@ from pipegrid.arguments import shown
 from pipegrid.errors import UsageError
 from pipegrid.http11.proxy_settings import Proxy, proxy_for, read_proxy
 
-# A way through a proxy: CONNECT (RFC 9110, 9.3.6), and then whatever is spoken to who is behind it.
+# A tunnel through a proxy: CONNECT (RFC 9110, 9.3.6), then the bytes of any protocol to the target.
 #
-# What the proxy answers is bounded in bytes; in time whoever connects bounds it. Anything but 2xx ends the
-# connection before a byte of ours goes through.
+# The proxy's response is limited in bytes here; its time is limited by the caller. Any status but 2xx ends
+# the connection before a byte for the target is sent.
 
 MAX_HEAD_BYTES = 16 << 10
 
@@ -34,7 +34,7 @@ _END = re.compile(rb"\r?\n\r?\n")
 
 
 class TunnelRefused(ConnectionError):
-    """A proxy does not connect to where it should."""
+    """A proxy does not connect to the target."""
 
 
 class Tunnel(Protocol):
@@ -42,7 +42,7 @@ class Tunnel(Protocol):
     One connection to a proxy.
 
     Args:
-        inner: is given the connection when the proxy has made its own.
+        inner: gets the connection when the proxy has connected to the target.
         opened: fires then, with ``inner``.
     """
 
@@ -69,7 +69,7 @@ class Tunnel(Protocol):
         end = _END.search(self._head)
         status = _STATUS.match(self._head)
         if status is None and (end is not None or len(self._head) > 64):
-            self._refuse("answers with something else than HTTP")
+            self._refuse("answers with something other than HTTP")
         elif status is not None and not status[1].startswith(b"2"):
             self._refuse(f"answers {status[1].decode('ascii')} when asked to connect")
         elif len(self._head) > MAX_HEAD_BYTES and (end is None or end.end() > MAX_HEAD_BYTES):
@@ -99,7 +99,7 @@ class Tunnel(Protocol):
             opened.errback(error)
 
     def give_up(self) -> None:
-        """Take in nothing more, abort the connection, if there is one yet, and tell nobody of its end."""
+        """Abort the connection, if there is one yet, and report nothing."""
         transport: Any = self.transport
         self._opened = None
         self._head = b""
@@ -122,11 +122,13 @@ class Tunnel(Protocol):
 @implementer(IStreamClientEndpoint)
 class TunnelEndpoint:
     """
+    An endpoint that connects through a proxy.
+
     Args:
-        endpoint: to the proxy.
-        target: ``HOST:PORT`` behind it.
+        endpoint: connects to the proxy.
+        target: ``HOST:PORT`` to connect to through the proxy.
         authorization: a header line for the proxy, with its end, or b"".
-        proxy: what errors call it.
+        proxy: the proxy's name for errors.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class TunnelEndpoint:
         self._proxy = proxy
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[Any]:
-        """Connect; fires with the protocol once it is connected to the target. Cancelling gives up."""
+        """Connect; fires with the protocol once it is connected to the target. Cancelling aborts."""
         made: list[Tunnel] = []
         connecting: Deferred[Any]
 
@@ -164,12 +166,12 @@ class TunnelEndpoint:
         return opened
 
 
-# How an agent's connections are made: the usual way, or with a server's public key pinned (``pinned``).
+# The endpoints of an agent: the standard ones, and those for proxies. ``pinned_endpoints`` has those for
+# servers with a pinned key.
 #
-# Both are ``IAgentEndpointFactory``s, as is anything else with ``endpointForURI``; that is where a network in
-# memory, a proxy or Tor goes underneath the agent.
+# Any ``IAgentEndpointFactory`` can be used instead, for a network in memory, another proxy or Tor.
 
-_ALPN = [b"http/1.1"]  # a server that knows HTTP/2 might choose it if we let it
+_ALPN = [b"http/1.1"]  # otherwise a server might choose HTTP/2
 
 
 @implementer(IAgentEndpointFactory)
@@ -179,8 +181,9 @@ class StandardEndpoints:
 
     Args:
         reactor: makes the connections.
-        contextFactory: decides whose certificates are trusted; None: the platform's certificate authorities.
-        connectTimeout: seconds that TCP may take; None: as long as all of it may take.
+        contextFactory: decides whose certificates are trusted; None: the platform's certificate
+            authorities.
+        connectTimeout: seconds for TCP alone; None: the limit for the whole connection applies.
         bindAddress: the local address, and port or 0, to connect from: ``(HOST, PORT)`` or ``HOST``.
 
     Raises:
@@ -215,7 +218,7 @@ class StandardEndpoints:
         raise SchemeNotSupported(f"{uri.scheme.decode('latin-1')} is neither http nor https")
 
     def over_tls(self, endpoint: IStreamClientEndpoint, uri: URI) -> IStreamClientEndpoint:
-        """Return an endpoint for TLS over another one, to the host of a URI."""
+        """Wrap an endpoint in TLS to the host of a URI."""
         if self._policy is None:
             return _over_tls(endpoint, uri.host.decode("ascii"))
         wrapped: IStreamClientEndpoint = wrapClientTLS(
@@ -233,17 +236,18 @@ def _over_tls(endpoint: IStreamClientEndpoint, host: str) -> IStreamClientEndpoi
 @implementer(IAgentEndpointFactory)
 class ProxyEndpoints:
     """
-    Connections through an HTTP proxy: https by CONNECT, with TLS to the host; http as the proxy passes it on.
+    Connections through an HTTP proxy: for https by CONNECT and TLS to the host; for http the proxy forwards
+    the requests.
 
     Args:
         reactor: makes the connections.
         proxy: the URL of one proxy for all hosts, ``http://[USER:PASSWORD@]HOST:PORT/`` or ``https://``;
-            None: the one that the environment names for each host, if it names any (``proxy_for``).
-        inner: connects to the proxy, and to hosts without one, and trusts certificates.
-        environment: in place of ``os.environ``.
+            None: the proxy that the environment names for each host, if any (``proxy_for``).
+        inner: connects to the proxy, and to hosts without one, and decides whose certificates are trusted.
+        environment: used instead of ``os.environ``.
 
     Raises:
-        UsageError: ``proxy`` is no such URL; of the environment, when a host is asked.
+        UsageError: ``proxy`` is not such a URL. One in the environment is checked at the first request.
     """
 
     def __init__(
@@ -258,7 +262,7 @@ class ProxyEndpoints:
         self._environment = os.environ if environment is None else environment
 
     def proxy_of(self, uri: URI) -> Proxy | None:
-        """Return the proxy through which the host of a URI is asked; None: it is asked directly."""
+        """Return the proxy for the host of a URI; None for a direct connection."""
         if self._proxy is not None:
             return self._proxy
         scheme, host = uri.scheme.decode("latin-1"), uri.host.decode("ascii")
@@ -281,12 +285,13 @@ def tunnelled(
     inner: StandardEndpoints | None = None,
 ) -> IStreamClientEndpoint:
     """
-    Return an endpoint for TLS through a proxy, to a host whose certificate the platform's authorities prove.
+    Return an endpoint for TLS through a proxy, to a host whose certificate the platform's authorities
+    prove.
 
     Args:
-        endpoint: to the proxy.
-        uri: of the host.
-        inner: decides whose certificates are trusted, in place of the platform's authorities.
+        endpoint: connects to the proxy.
+        uri: its host is the target.
+        inner: decides whose certificates are trusted, instead of the platform's authorities.
     """
     tunnel = _tunnel(endpoint, uri, proxy)
     if inner is not None:

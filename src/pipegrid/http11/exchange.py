@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from twisted.web.iweb import IBodyProducer
 
 
-# One request and what becomes of its answer: what a connection needs to know of both.
+# One request and its response, as a connection uses them.
 #
-# The connection calls, in this order and each at most once but for the third: ``handed_over`` (only for a
-# long body), ``head_received``, ``body_received`` for each piece, ``completed``; or, at any time, ``failed``
-# and then nothing more. After ``abandon`` it calls none of them.
+# The connection calls, in this order and each at most once except the third: ``handed_over`` (only for a
+# long body), ``head_received``, ``body_received`` for each piece, ``completed``; or, at any time,
+# ``failed`` and then nothing more. After ``abandon`` it calls none of them.
 
 IDEMPOTENT_METHODS = frozenset((b"GET", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"TRACE"))
 
@@ -43,39 +43,41 @@ class Carrier(Protocol):
         """The transport of the connection; None before it is made."""
 
     def cancel(self, exchange: Exchange, error: PipegridError | None = None) -> None:
-        """Take the request back; with an error, the exchange fails with it."""
+        """Withdraw the request; with an error, the exchange fails with it."""
 
     def pause_changed(self, exchange: Exchange) -> None:
-        """``exchange.paused`` is another than before: reading may have to stop, or to go on."""
+        """``exchange.paused`` has changed: pause or resume reading."""
 
 
 class Exchange:
     """
+    One request and the state of its response.
+
     Attributes:
         head: request line and header lines, with the empty line at their end.
-        body: pieces that follow it as they are.
-        producer: writes the body instead, while it is sent; then ``chunked`` says how.
-        request_bytes: of all that, as far as it is held in memory or known.
-        idempotent: repeating the request harms nothing, so a lost one is replayed.
-        expected_response_bytes: of the answer, head and body; None if nobody knows.
-        timeout_s: silence of the server that is too long; None for the connection's default.
-        again_after_silence: whether the same host may be asked again when the connection was silent for
-            too long, where that may have been pipelining's fault.
-        closes: the request asks the server to close the connection after it.
+        body: the pieces of the body, in order.
+        producer: writes the body instead; ``chunked`` says with which framing.
+        request_bytes: the size of head and body, as far as known.
+        idempotent: whether repeating the request is harmless, so that it is replayed after a loss.
+        expected_response_bytes: the size of the response, head included; None if unknown.
+        timeout_s: how long the server may be silent; None for the connection's default.
+        again_after_silence: whether the request may be sent to the same host again after a silence that
+            pipelining may have caused.
+        closes: whether the request has ``Connection: close``.
 
-        connection: which one has it now, if any.
-        charged_bytes: what the connection's budget was charged with.
-        sent: the last byte was handed to the transport.
-        response: the head of the answer, once it came.
-        received_bytes: of the answer so far.
-        abandoned: nobody wants the answer any more.
-        wanted_bytes: of the answer were received before that.
-        paused: the reader of the answer wants no more bytes for now.
-        claimed: the answer has a reader (until then it is paused, but not without limit).
-        attempts: connections lost under it.
-        maybe_processed: one of those may have brought it to the server.
-        written_s: when it was handed to the transport, if its answer shows the round trip.
-        token: of the connection's window, where that is measured.
+        connection: the connection that has the request, if any.
+        charged_bytes: the bytes that the connection's budget counts for it.
+        sent: whether its last byte was given to the transport.
+        response: the head of the response, once it has arrived.
+        received_bytes: the bytes of the response so far.
+        abandoned: whether the response is no longer wanted.
+        wanted_bytes: the bytes of the response that arrived before that.
+        paused: whether the reader of the response is paused.
+        claimed: whether the response has a reader; until then it is paused, but not without limit.
+        attempts: how many connections were lost with it.
+        maybe_processed: whether the server may have received it on one of those.
+        written_s: when it was given to the transport, if its response shows the round trip.
+        token: its entry in the connection's measured window, if there is one.
     """
 
     __slots__ = (
@@ -162,20 +164,20 @@ class Exchange:
         return f"<{type(self).__name__} {self.method.decode('latin-1')} {state}>"
 
     def withdraw(self) -> None:
-        """Take the request back, wherever it is; nothing more is told to the exchange."""
+        """Withdraw the request, wherever it is; the exchange is not notified any more."""
         if self.connection is not None:
             self.connection.cancel(self)
         else:
-            self.abandoned = True  # a pool drops it when its turn comes
+            self.abandoned = True  # a pool drops it when it gets there
 
     def set_paused(self, paused: bool) -> None:
-        """Whoever reads the answer has had enough for now, or has not."""
+        """Pause or resume the response for its reader."""
         self.paused = paused
         if self.connection is not None:
             self.connection.pause_changed(self)
 
     def make_placeholder(self) -> Exchange:
-        """An abandoned one that takes this one's place on its connection."""
+        """Return an abandoned exchange that replaces this one on its connection."""
         placeholder = Exchange(self.method, b"", idempotent=True, timeout_s=self.timeout_s)
         placeholder.connection = self.connection
         placeholder.sent = placeholder.abandoned = True
@@ -187,38 +189,37 @@ class Exchange:
 
     @property
     def can_be_repeated(self) -> bool:
-        """Whether its bytes are still there to be sent once more, and nobody saw an answer."""
+        """Return whether its bytes are still available and no reader has seen a response."""
         return not self.producer_started and self.response is None
 
     def handed_over(self) -> None:
-        """The transport has all of a body that was long enough to be handed over in pieces."""
+        """The transport has all of a body that was long enough to be written in pieces."""
 
     def head_received(self, head: ResponseHead) -> None:
-        """The head of the final answer is here."""
+        """The head of the final response has arrived."""
 
     def body_received(self, data: bytes) -> None:
-        """Some more of its body is here."""
+        """A piece of the body has arrived."""
 
     def completed(self) -> None:
-        """All of it was received."""
+        """All of the body has arrived, or there is none."""
 
     def failed(self, error: PipegridError) -> None:
-        """There will be no (more of the) answer."""
+        """The response will not come, or not completely."""
 
 
-# What can go wrong with one request, answered by the one question that matters: did it happen?
+# Errors of one request. Each one answers the question that matters: may the request have been processed?
 #
-# They are ``ServerError``s, so a transfer over HTTP handles them without translation;
-# ``may_have_happened`` is False where no byte of the request was sent, or where the server is bound
-# not to have looked at it.
+# They are ``ServerError``s, so a transfer over HTTP needs no translation. ``may_have_happened`` is False if
+# no byte of the request was sent, or if the server must have ignored it.
 
 
 class RequestNotSent(ServerUnreachable):
-    """The server did not process the request; repeating it is safe, whatever it does."""
+    """The server did not process the request, so any request may safely be repeated."""
 
 
 class AgentClosed(RequestNotSent):
-    """The agent was closed; who wants an answer waits for it before."""
+    """The agent was closed; wait for responses before you close it."""
 
 
 class TooManyRequests(RequestNotSent):
@@ -226,15 +227,16 @@ class TooManyRequests(RequestNotSent):
 
 
 class WrongServerKey(RequestNotSent):
-    """Whoever answers at the server's address does not own the key that was promised."""
+    """The server at this address does not own the expected key."""
 
 
 class UntrustedCertificate(RequestNotSent):
     """
-    The host answers, and its certificate is not to be trusted for its name; nothing of the request was sent.
+    The host's certificate is not trusted for its name; nothing of the request was sent.
 
     Attributes:
-        error: as OpenSSL (``OpenSSL.SSL.Error``) or the check of the name (``service_identity``) has it.
+        error: the error of OpenSSL (``OpenSSL.SSL.Error``) or of the check of the name
+            (``service_identity``).
     """
 
     def __init__(self, message: str, server: str, error: BaseException) -> None:
@@ -243,30 +245,33 @@ class UntrustedCertificate(RequestNotSent):
 
 
 class _MayHaveHappened(ServerError):
-    """What the server may have carried out all the same."""
+    """An error of a request that the server may nevertheless have processed."""
 
     def __init__(self, message: str, server: str = "") -> None:
         super().__init__(message, server, may_have_happened=True)
 
 
 class RequestMaybeProcessed(_MayHaveHappened, ServerUnreachable):
-    """The request was sent and not answered: the server may have carried it out, or not."""
+    """The request was sent and not answered: the server may have processed it."""
 
 
 class RequestTimedOut(_MayHaveHappened, ServerTimeout):
-    """The server was silent for too long while it had a request to answer."""
+    """The server was silent for too long while a response was outstanding."""
 
 
 class RequestBodyError(_MayHaveHappened, ServerUnreachable):
-    """The source of a request's body failed, or gave another number of bytes than it said."""
+    """The source of a request's body failed, or gave a different number of bytes than announced."""
 
 
 class ResponseError(_MayHaveHappened, ServerProtocolError):
-    """An answer came, but not a whole or proper one; the request was most likely processed."""
+    """The response is incomplete or invalid; the request was most likely processed."""
 
 
 def why_refused(error: BaseException | None, server: str) -> PipegridError | None:
-    """Return what ended a connection if that says enough itself: an error of ours, or a certificate."""
+    """
+    Return the error that ended a connection if it explains itself: a ``PipegridError``, or one about the
+    certificate.
+    """
     if isinstance(error, PipegridError):
         return error
     why = None if error is None else _certificate_fault(error)
@@ -281,7 +286,10 @@ def why_refused(error: BaseException | None, server: str) -> PipegridError | Non
 
 
 def _certificate_fault(error: BaseException) -> str | None:
-    """Return what is wrong with a certificate, if that is the error. Loads nothing: who raised it has."""
+    """
+    Return what is wrong with a certificate, if that is the error. The modules are loaded if such an error
+    exists.
+    """
     ssl = sys.modules.get("OpenSSL.SSL")
     if ssl is not None and isinstance(error, ssl.Error):
         parts = error.args[0] if error.args and isinstance(error.args[0], (list, tuple)) else []
@@ -304,14 +312,14 @@ def _id_of(mismatch: Any) -> Any:
 
 
 def takes_no_more(server: str, reason: str) -> RequestNotSent:
-    """What is said when a request comes too late for a connection."""
+    """Return the error of a request for a connection that accepts no more."""
     return RequestNotSent(
-        f"The connection to {server} takes no more requests ({reason}); connect again.", server
+        f"The connection to {server} accepts no more requests ({reason}); connect again.", server
     )
 
 
 def too_many_waiting(count: int, server: str) -> TooManyRequests:
-    """What is said when one request more than the limit is made."""
+    """Return the error of a request beyond the limit."""
     return TooManyRequests(
         f"{count} requests wait for {server} already; wait for some of them before making more.",
         server,
@@ -319,7 +327,7 @@ def too_many_waiting(count: int, server: str) -> TooManyRequests:
 
 
 def no_connection(server: str, why: str) -> RequestNotSent:
-    """What is said of requests that wait for a connection when there is none."""
+    """Return the error of requests that wait for a connection when there is none."""
     return RequestNotSent(
         f"No connection to {server} could be used ({why}); check that it runs and can be reached.",
         server,
@@ -327,7 +335,7 @@ def no_connection(server: str, why: str) -> RequestNotSent:
 
 
 def not_connected(server: str, error: BaseException) -> PipegridError:
-    """The same for what an attempt to connect failed with, unless that says enough itself."""
+    """Return the error of requests after a failed connection attempt."""
     if isinstance(error, PipegridError):
         return error
     sentence = no_connection(server, str(error).rstrip(".") or type(error).__name__)
@@ -335,18 +343,18 @@ def not_connected(server: str, error: BaseException) -> PipegridError:
     return sentence
 
 
-# The fast path: requests as bytes that are ready to be sent, answers with as little around them as can be.
+# Raw requests: the caller gives bytes ready to send, and gets the response with as few objects as possible.
 
 
 class RawResponse:
     """
-    One answer.
+    One response.
 
     Attributes:
         status: 200 to 999.
-        body: all of it, or b"" if it went to a consumer.
-        body_bytes: its length, wherever it went.
-        header_list: (lower-case name, value) as they came.
+        body: the whole body, or b"" if it went to a consumer.
+        body_bytes: the length of the body in both cases.
+        header_list: (lower-case name, value) in the order of arrival.
     """
 
     __slots__ = ("_headers", "body", "body_bytes", "header_list", "reason", "status")
@@ -364,7 +372,7 @@ class RawResponse:
 
     @property
     def headers(self) -> dict[bytes, bytes]:
-        """By lower-case name; several of one name are joined with a comma."""
+        """The headers by lower-case name; several of one name are joined with a comma."""
         if self._headers is None:
             headers = self._headers = {}
             for name, value in self.header_list:
@@ -372,7 +380,7 @@ class RawResponse:
         return self._headers
 
 
-# Looks at status and headers and may name who gets the body as it comes; None: collect it.
+# Gets status and headers, and may return a consumer for the body; None: collect the body.
 ConsumerChoice = Callable[[RawResponse], IConsumer | None]
 
 
@@ -382,20 +390,21 @@ class RawRequest:
     One request, ready to be sent.
 
     Attributes:
-        head: request line and header lines, with the empty line behind them, and with whatever
-            header tells the length of ``body``.
-        body: pieces behind the head; they must not change until the answer is there. Empty once let go of.
-        idempotent: None: as the method is.
-        expected_response_bytes: of the answer, head included, as good as you know; None if you do not.
-        timeout_s: silence of the server that is too long; None for the default of the connection.
-        max_body_bytes: of an answer that is collected; a longer one is a ``ResponseError``.
-        consumer_for: called with the head; the consumer it returns gets the body, with the
-            connection's reading as its push producer, and the answer fires at the end of that.
-        let_go: called when all of a long body has been handed to the transport; from then on the request
-            does not hold it any more, and cannot be repeated. None: it is held until the answer is there.
-        is_gone: whether that has happened.
-        again_after_silence: False: if the connection is silent for too long, this fails at once, also if
-            it stood behind the one whose answer was due; for whoever has another host to ask.
+        head: request line and header lines, with the empty line at their end, and with the header that
+            gives the length of ``body``.
+        body: the pieces of the body; they must not change until the response has arrived. Empty once
+            released.
+        idempotent: None: by the method.
+        expected_response_bytes: the size of the response, head included, as well as known; None if unknown.
+        timeout_s: how long the server may be silent; None for the connection's default.
+        max_body_bytes: the limit of a collected body; a longer one is a ``ResponseError``.
+        consumer_for: called with the head; the consumer that it returns gets the body, with the connection
+            as push producer, and the Deferred fires after the last byte.
+        let_go: called when the transport has all of a long body. The request then releases the body and
+            cannot be repeated. None: the body is kept until the response has arrived.
+        is_gone: whether the body was released.
+        again_after_silence: False: if the connection is silent for too long, fail at once, even if an
+            earlier request's response was due; for callers that have another host.
     """
 
     head: bytes
@@ -413,9 +422,9 @@ class RawRequest:
 @implementer(IPushProducer)
 class RawExchange(Exchange):
     """
-    A raw request under way; also the producer of its answer's body, for a consumer.
+    A raw request; also the producer of its response's body, for a consumer.
 
-    Who it is for is told through ``answered`` or ``gave_up``: ``RawCall`` has a Deferred for that.
+    It reports to ``answered`` or ``gave_up``; ``RawCall`` turns these into a Deferred.
     """
 
     __slots__ = ("_answer", "_consumer", "_pieces", "_request", "_server")
@@ -440,10 +449,10 @@ class RawExchange(Exchange):
         self._consumer: IConsumer | None = None
 
     def answered(self, answer: RawResponse) -> None:
-        """All of the answer is here."""
+        """All of the body has arrived, or there is none."""
 
     def gave_up(self, error: PipegridError) -> None:
-        """There will be no answer, or not all of it; ``error`` says why."""
+        """The response will not come, or not completely; ``error`` is the reason."""
 
     @property
     def can_be_repeated(self) -> bool:
@@ -501,11 +510,11 @@ class RawExchange(Exchange):
         self.set_paused(False)
 
     def stopProducing(self) -> None:
-        """For the consumer: it wants no more."""
+        """Stop the body for the consumer."""
         self.take_back()
 
     def take_back(self) -> None:
-        """Nobody wants the answer any more; nobody is told."""
+        """Withdraw the request without a report."""
         self.withdraw()
         self._release_consumer()
 
@@ -519,7 +528,7 @@ class RawExchange(Exchange):
         self.connection.cancel(
             self,
             ResponseError(
-                f"The answer of {self._server} to {self.method.decode('latin-1')} has {size} bytes"
+                f"The response of {self._server} to {self.method.decode('latin-1')} has {size} bytes"
                 f" or more, and at most {self._request.max_body_bytes} were expected.",
                 self._server,
             ),
@@ -528,10 +537,10 @@ class RawExchange(Exchange):
 
 class RawCall(RawExchange):
     """
-    One whose answer somebody waits for.
+    A raw request with a Deferred.
 
     Attributes:
-        result: fires with the answer; cancelling it takes the request back.
+        result: fires with the response; cancelling it withdraws the request.
     """
 
     __slots__ = ("result",)
@@ -547,5 +556,5 @@ class RawCall(RawExchange):
         self.result.errback(error)
 
     def stopProducing(self) -> None:
-        """For the consumer: it wants no more, so the request fails as if cancelled."""
+        """Stop the body for the consumer; the request fails as if it was cancelled."""
         self.result.cancel()

@@ -29,34 +29,34 @@ from pipegrid.http11.exchange import (
 from pipegrid.http11.limits import Limits
 from pipegrid.reactor.deferreds import check_own_thread
 
-# What the answers of one host have taught about it: facts in, advice out.
+# What the responses of one host show about it.
 #
-# **Size of answers.** Where nobody can say how long an answer will be, the host's habit is the best guess:
-# the estimate jumps up to each longer answer at once, and comes down by a sixteenth with each shorter
-# one. So a host that mixes both kinds is treated as one of long answers, which is slower, not wrong.
+# **Size of responses.** If no caller knows how long a response will be, the host's earlier responses give
+# the estimate: it rises to each longer response at once, and falls by a sixteenth with each shorter one. So
+# a host that mixes both is treated as one with long responses, which is slower but correct.
 #
-# **Pipelining.** Most servers take it, some do not: they close, or forget what they had read ahead, or
-# mix up answers. Such a host is spoken to one request at a time for a while, longer each time, up to
-# ``serial_memory_s``. A single closed connection proves nothing (servers restart, and close what was
-# idle), two in a row without any success in between are enough; garbage or silence behind answers are
-# enough at once.
+# **Pipelining.** Most servers support it. Some do not: they close, drop requests that they have read in
+# advance, or confuse responses. Such a host gets one request at a time for a while, longer each time, up to
+# ``serial_memory_s``. A single closed connection proves nothing, since servers restart and close idle
+# connections. Two in a row without a success in between suffice; so does garbage or silence after pipelined
+# requests.
 #
-# **How many a connection.** Servers close a connection after so many answers: nginx after 1000 (100 before
-# 1.19.10), Apache httpd after 100. What was written behind the last of them was written in vain: of 6,200
-# files 5,273 were asked for twice. So ``quota`` begins with the most usual number; a host that closes
-# sooner is taken at its word, one that goes on has none.
+# **Requests per connection.** Servers close a connection after a number of responses: nginx after 1000 (100
+# before 1.19.10), Apache httpd after 100. Requests written after the last of them are wasted: of 6,200
+# files 5,273 were requested twice. So ``quota`` begins with the most usual number. If a host closes
+# earlier, that number is used; if it goes on, there is no quota.
 #
-# **How much may be owed.** ``response_budget_bytes`` is what every server bears. A host that says it is one
-# of those known to bear more, or that has answered many requests with others behind them and says that it
-# is not built on Twisted, gets a measured window. If that ends badly once, never again.
+# **Outstanding bytes.** Every server can take ``response_budget_bytes``. A host gets a measured window if
+# its ``Server`` header names a product that can take more, or if it has answered many pipelined requests
+# and is not built on Twisted. If that fails once, it is not tried again.
 
 MIN_ASSUMED_BYTES = 256
 
 FIRST_QUOTA = 1000.0
 LEAST_QUOTA = 10
-"""A server that closes sooner does so for reasons of the moment."""
+"""A server that closes earlier than this has another reason than a quota."""
 
-PROOF = 10  # answers with others outstanding behind them: a server that does this can pipeline
+PROOF = 10  # pipelined responses that prove that the server supports pipelining
 
 BEAR_MORE = (
     b"nginx",
@@ -69,31 +69,29 @@ BEAR_MORE = (
     b"ats",
     b"litespeed",
 )
-"""
-Products that stop reading, and reading ahead, while they cannot write: how ``Server`` begins, in lower case.
-"""
+"""Products that stop reading while they cannot write: the beginning of ``Server``, in lower case."""
 
 BEAR_LESS = (b"twisted",)
-"""Those that drop the connection when a request comes while they cannot write."""
+"""Products that drop the connection if a request comes while they cannot write."""
 
 FIRST_SERIAL_SHARE = 1 / 60
-"""Of ``serial_memory_s``: how long a host is spoken to one request at a time when that happens first."""
+"""The part of ``serial_memory_s`` for which a host gets one request at a time after the first failure."""
 
 
 class HostStats:
     """
-    The memory of one host.
+    What is known about one host.
 
     Attributes:
-        assumed_response_bytes: what to expect of an answer nobody can predict.
-        proven: the host speaks HTTP/1.1 and keeps connections open, so even a request that must not
-            be repeated may be written behind others.
-        takes_larger_budget: more may be owed than ``response_budget_bytes``.
-        quota: how many requests a connection to it is good for, as far as is known.
-        quota_is_told: it said so itself.
+        assumed_response_bytes: the estimate for a response of unknown size.
+        proven: the host speaks HTTP/1.1 and keeps connections open, so even a request that must not be
+            repeated may be pipelined.
+        takes_larger_budget: whether more than ``response_budget_bytes`` may be outstanding.
+        quota: how many requests one connection accepts, as far as known.
+        quota_is_told: whether the host has stated it.
 
     Args:
-        serial: it is spoken to one request at a time whatever it does.
+        serial: always one request at a time.
     """
 
     def __init__(self, limits: Limits, serial: bool = False) -> None:
@@ -118,15 +116,15 @@ class HostStats:
         )
 
     def is_serial(self, now: float) -> bool:
-        """Whether to speak to this host one request at a time."""
+        """Return whether this host gets one request at a time."""
         return now < self._serial_until
 
     def answered(self, exchange: Exchange, now: float, others_behind: bool) -> None:
         """
-        Learn from a complete answer.
+        Record a complete response.
 
         Args:
-            others_behind: whether other requests stood behind this one.
+            others_behind: whether later requests were outstanding.
         """
         size = exchange.received_bytes
         assumed = self.assumed_response_bytes
@@ -148,12 +146,12 @@ class HostStats:
             self._judge(exchange, others_behind)
 
     def outlasted(self, answered: int) -> None:
-        """A connection has given so many answers and stays open: if that is its quota, it has none."""
+        """A connection stays open after this many responses: if that is the quota, the host has none."""
         if answered >= self.quota:
             self.quota = float("inf")
 
     def _judge(self, exchange: Exchange, others_behind: bool) -> None:
-        """See whether more may be owed."""
+        """Decide whether more bytes may be outstanding."""
         product = self._product
         if product is None:
             head = exchange.response
@@ -168,13 +166,13 @@ class HostStats:
 
     def lost(self, loss: Loss, answered_behind: int, now: float) -> bool:
         """
-        Learn from the end of a connection.
+        Record the end of a connection.
 
         Args:
-            answered_behind: how many of its answers had others outstanding behind them.
+            answered_behind: how many of its responses came while later requests were outstanding.
 
         Returns:
-            Whether pipelining was at fault, so that repeating a request alone may go well.
+            Whether pipelining may be the cause, so that a request may succeed if it is repeated alone.
         """
         if loss.said_close and loss.answered >= LEAST_QUOTA:
             self.quota = loss.answered
@@ -200,22 +198,22 @@ class HostStats:
         self._serial_s = min(2 * self._serial_s, self._limits.serial_memory_s)
 
 
-# The connections to one host, and the requests that wait for room on them.
+# The connections to one host, and the requests that wait for them.
 #
-# **Decide, then act.** ``_assign`` is the one place where requests are given to connections: it is called
-# after everything that could change the outcome, moves requests from the front of the queue for as long
-# as the first one fits somewhere, and opens connections for what is left. Nothing overtakes, so nothing
-# starves; who needs order among answers too uses one ``PipelinedConnection``.
+# **Decide, then act.** Only ``_assign`` gives requests to connections. It is called after everything that
+# could change the outcome, takes requests from the front of the queue while a connection fits the first
+# one, and opens connections for the rest. No request overtakes another, so none starves. A caller that
+# needs responses in order uses one ``PipelinedConnection``.
 #
-# **After a loss.** What the server cannot have processed, and what may be repeated without harm, goes back to
-# the front of the queue in its old order; everything else fails with the error that is true of it.
-# A loss is charged to the request whose answer was due, and to all of them if the connection never
-# answered anything; after ``max_attempts`` a request fails. So every loss brings
-# some request nearer to its end, and no server can keep us reconnecting for ever.
+# **After a loss.** Requests that the server cannot have processed, and those that may be repeated, return
+# to the front of the queue in their old order; all others fail. The loss counts for the request whose
+# response was due, and for all of them if the connection never received a response. After ``max_attempts``
+# a request fails. So every loss brings a request nearer to its end, and reconnecting ends.
 #
-# **Silence.** A server that accepts connections and never answers would let each of many requests wait for
-# its own time of silence. So all that wait, and have no longer time, fail with the first whose time is over;
-# after ``SECOND_CHANCE`` times as long if the host has answered before: perhaps it only cannot pipeline.
+# **Silence.** With a server that accepts connections and never responds, each of many requests would wait
+# for its own timeout. So all waiting requests without a longer timeout fail with the first one. If the host
+# has responded before, this happens after ``SECOND_CHANCE`` times as long, since it may only fail at
+# pipelining.
 
 SECOND_CHANCE = 2
 
@@ -225,11 +223,11 @@ class HostPool:
     Requests to one host, over as many connections as they need and the limits allow.
 
     Args:
-        clock: for every time-out.
+        clock: for all timeouts.
         connect: makes the endpoint for one more connection.
         server: the host's name for error messages.
-        serial: one request at a time on each connection, always.
-        cautious: nothing is written behind another request before the host has given a whole answer.
+        serial: always one request at a time on each connection.
+        cautious: no request is pipelined before the host has given a whole response.
     """
 
     def __init__(
@@ -249,9 +247,9 @@ class HostPool:
         self.record = HostStats(self._limits, serial)
         self._unknown = cautious
         self._waiting: deque[Exchange] = deque()
-        self._connections: list[PipelinedConnection] = []  # ready
+        self._connections: list[PipelinedConnection] = []  # ready ones
         self._connecting: set[Deferred[PipelinedConnection]] = set()
-        self._may_grow = True  # not after a failed attempt, until something is answered
+        self._may_grow = True  # not after a failed attempt, until a response arrives
         self._assigning = False
         self._dropping = False
         self._closed = False
@@ -267,20 +265,20 @@ class HostPool:
 
     @property
     def is_idle(self) -> bool:
-        """Whether forgetting it would lose nothing but its memory."""
+        """Return whether dropping the pool would lose only its statistics."""
         return not (self._waiting or self._connections or self._connecting)
 
     @property
     def last_activity_s(self) -> float:
-        """When bytes last came or went, on any of its connections, by the clock."""
+        """The time of the last received or sent bytes on any of its connections, by the clock."""
         return max((each.last_activity_s for each in self._connections), default=-math.inf)
 
     def request(self, request: RawRequest) -> Deferred[RawResponse]:
         """
-        Send a raw request on whichever connection has room; fires with its answer.
+        Send a raw request on any connection with capacity; fires with its response.
 
-        Cancelling takes it back. Errors are those of ``PipelinedConnection.request``, after
-        what can be repeated was repeated; of another thread than the reactor's, UsageError.
+        Cancelling withdraws it. Errors are those of ``PipelinedConnection.request``, after repeatable
+        requests were repeated; UsageError in another thread than the reactor's.
         """
         try:
             check_own_thread("A pool of connections")
@@ -291,7 +289,7 @@ class HostPool:
         return exchange.result
 
     def submit(self, exchange: Exchange) -> None:
-        """Take charge of a request, or fail it at once."""
+        """Accept a request, or fail it at once."""
         if self._closed:
             exchange.failed(self._refused())
         elif len(self._waiting) >= self._limits.max_waiting:
@@ -302,9 +300,9 @@ class HostPool:
 
     def close(self) -> Deferred[None]:
         """
-        Fail all requests, those that were sent as well; fires when all connections are gone, which is soon.
+        Fail all requests, sent ones included; fires when all connections are closed.
 
-        Who wants an answer waits for it before. Closing again waits for the same end.
+        Wait for responses before you call this. A second call waits for the same end.
         """
         self._closed = True
         waiting, self._waiting = self._waiting, deque()
@@ -325,9 +323,9 @@ class HostPool:
 
     def drop(self, reason: str) -> None:
         """
-        Give up all connections now: what waits, and what was asked, fails and is not repeated.
+        Abort all connections; their requests and the waiting ones fail and are not repeated.
 
-        What is submitted later, or by whoever hears of a failure, gets new connections.
+        Requests submitted later get new connections, also if the callback of a failure submits them.
 
         Args:
             reason: a clause for the errors.
@@ -353,12 +351,12 @@ class HostPool:
             self._server,
         )
 
-    # Deciding.
+    # Decisions.
 
     def _assign(self) -> None:
-        """Give requests to connections with room, and open connections for the rest."""
+        """Give requests to connections with capacity, and open connections for the rest."""
         if self._assigning:
-            return  # what called this is followed by another look
+            return  # the outer call repeats its check
         self._assigning = True
         try:
             while not self._place_waiting() and self._wants_connection():
@@ -367,7 +365,7 @@ class HostPool:
             self._assigning = False
 
     def _place_waiting(self) -> bool:
-        """Give away waiting requests while the first fits somewhere; True if none is left."""
+        """Assign waiting requests while a connection fits the first; True if none is left."""
         waiting = self._waiting
         while waiting:
             exchange = waiting[0]
@@ -380,7 +378,7 @@ class HostPool:
         return True
 
     def _best_for(self, exchange: Exchange) -> PipelinedConnection | None:
-        """The least loaded connection on which the request could be written at once."""
+        """Return the least loaded connection on which the request could be written at once."""
         record = self.record
         serial = record.is_serial(self._clock.seconds())
         needs_proof = self._unknown or (not exchange.idempotent and not record.proven)
@@ -399,7 +397,9 @@ class HostPool:
         return best
 
     def _wants_connection(self) -> bool:
-        """Whether the waiting requests could fill another connection beside those that are coming."""
+        """
+        Return whether the waiting requests could fill another connection in addition to those being made.
+        """
         limits = self._limits
         coming = len(self._connecting)
         have = len(self._connections) + coming
@@ -423,7 +423,7 @@ class HostPool:
             charged += assumed if expected is None else expected
         return False
 
-    # Connections come.
+    # New connections.
 
     def _open_connection(self) -> None:
         attempt = self._dialer.dial(self)
@@ -443,7 +443,7 @@ class HostPool:
             self._assign()
 
     def _no_connection(self, error: BaseException) -> None:
-        """An attempt failed. If it was the only hope, everything that waits fails."""
+        """An attempt failed. If no other connection is left, all waiting requests fail."""
         self._may_grow = self._has_no_hope()
         if not self._may_grow:
             return
@@ -453,11 +453,11 @@ class HostPool:
             _fail(exchange, sentence)
 
     def _has_no_hope(self) -> bool:
-        """Whether nothing is answered any more on what there is, or comes."""
-        # One that is held up may stay so for as long as its reader likes.
+        """Return whether no connection will answer anything, now or soon."""
+        # A connection that a reader delays may stay so for as long as the reader likes.
         return not self._connecting and all(each.held_up for each in self._connections)
 
-    # Connections tell.
+    # Notifications of connections.
 
     def has_room(self, connection: PipelinedConnection) -> None:
         if connection in self._connections:  # else it is being made, and has sent nothing
@@ -475,7 +475,7 @@ class HostPool:
 
     def held_up(self, connection: PipelinedConnection) -> None:
         self._waiting.extendleft(reversed(connection.move_followers()))
-        self._may_grow = True  # nothing may be answered here for long: look for another
+        self._may_grow = True  # this connection may be blocked for long: look for another one
         self._assign()
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
@@ -487,13 +487,14 @@ class HostPool:
         if connection in self._connections:
             self._connections.remove(connection)
         if self._has_no_hope():
-            self._may_grow = True  # else nobody would try again, and what waits would wait for ever
+            self._may_grow = True  # else no connection would be made for the waiting requests
         now = self._clock.seconds()
         pipelining_failed = self.record.lost(loss, connection.answered_behind, now)
         if not loss.announced:
             for each in unanswered if not loss.answered else unanswered[:1]:
                 each.exchange.attempts += 1
-        # Of many connections on a slow line one may get nothing for long: that is not the server's silence.
+        # With many connections on a slow link, one may get nothing for long although the server is not
+        # silent.
         starved = loss.timed_out and self.last_activity_s > now - self._limits.timeout_s
         if loss.timed_out:
             unanswered = self._fail_what_waits_too_long(connection, loss, unanswered)
@@ -502,7 +503,7 @@ class HostPool:
     def _fail_what_waits_too_long(
         self, connection: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]
     ) -> list[Unanswered]:
-        """The host is silent: fail what waits for no longer than that; return what else was unanswered."""
+        """The host is silent: fail all requests with no longer timeout; return the other unanswered ones."""
         since_s = self._silent_since_s
         if since_s is None:
             since_s = self._silent_since_s = connection.last_activity_s
@@ -553,7 +554,7 @@ class HostPool:
             return False
         if isinstance(error, RequestNotSent):
             return not isinstance(error, WrongServerKey)
-        # Garbage and silence are final, unless something else than the server brought them about.
+        # Garbage and silence are final, unless something other than the server caused them.
         return exchange.idempotent and (not_its_fault or isinstance(error, RequestMaybeProcessed))
 
     def _check_invariants(self) -> None:
@@ -565,7 +566,7 @@ class HostPool:
 
 
 def _fail(exchange: Exchange, error: PipegridError) -> None:
-    """Tell an exchange, with regard to all attempts and not only to the last one."""
+    """Fail an exchange with an error that considers all attempts, not only the last."""
     if exchange.abandoned:
         return
     if exchange.maybe_processed and isinstance(error, RequestNotSent):

@@ -20,7 +20,7 @@ class PinnedEndpoints:
     TLS for https, to servers that own the one pinned key; nothing else.
 
     Args:
-        inner: makes the endpoint under the TLS (it is asked for http); None for TCP.
+        inner: makes the endpoint below TLS (it is called with http); None for TCP.
     """
 
     def __init__(

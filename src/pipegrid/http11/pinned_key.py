@@ -23,16 +23,15 @@ if TYPE_CHECKING:
 
 # The usual certificate of a storage server, read without a library.
 #
-# It is in DER, as X.509 wants it, holds an RSA key, and that key has signed it with SHA-2: so Tahoe-LAFS and
-# PipeGrid make them. What is found to be so here is so. All others are left to ``cryptography``
-# (``UnusualCertificate``): to import its X.509 and to check the certificates of ten servers takes 29 ms of
-# the processor's time, and this takes 2.6. The difference is 6 to 8 % of a ``get`` of a small file.
-# ``misc.fuzz`` compares both readers.
+# It is in DER, as X.509 requires, has an RSA key, and is signed by that key with SHA-2, as Tahoe-LAFS and
+# PipeGrid make them. All others are left to ``cryptography`` (``UnusualCertificate``): to import its X.509
+# and check the certificates of ten servers takes 29 ms of CPU time, and this takes 2.6 ms. The difference
+# is 6 to 8 % of a ``get`` of a small file. ``misc.fuzz`` compares both readers.
 #
-# **Why it is safe to read it twice**, once here and once in OpenSSL, which takes the key for the
-# handshake out of it: DER has one way to write each thing. Only lengths in their shortest form are taken
-# here, each element ends where the one around it does, and the fields come in the order, and with the
-# tags, of RFC 5280; so no two readers can find the key in two places.
+# **Why it is safe to read it twice**, here and in OpenSSL, which uses its key for the handshake: DER has
+# one encoding for each value. Only lengths in their shortest form are accepted here, each element ends
+# where its container does, and the fields have the order and tags of RFC 5280; so no two readers can find
+# the key in two places.
 #
 # Source: RFC 5280, section 4.1; RFC 8017, sections 8.2.2 and A.2.4; X.690, section 10.1.
 
@@ -53,20 +52,20 @@ _LARGEST_EXPONENT = 1 << 32
 
 
 class UnusualCertificate(ValueError):
-    """The certificate is none of those; the text says why."""
+    """The certificate is not a usual one; the text says why."""
 
 
 @attrs.frozen(eq=False)
 class Certificate:
     """
-    What a certificate says.
+    The parts of a certificate.
 
     Attributes:
-        signed: the bytes that its signature is for.
-        algorithm: how it was signed, as both places say.
+        signed: the bytes that are signed.
+        algorithm: the signature algorithm, which both fields name.
         key: the SubjectPublicKeyInfo, DER.
         signature: big-endian.
-        own_issuer: issuer and subject are the same name.
+        own_issuer: whether issuer and subject are the same name.
     """
 
     signed: bytes
@@ -78,10 +77,10 @@ class Certificate:
 
 def read(der: bytes) -> Certificate:
     """
-    Return what a certificate says.
+    Return the parts of a certificate.
 
     Raises:
-        Unusual: it is not written as usual.
+        UnusualCertificate: it is not encoded as usual.
     """
     whole = _Elements(der)
     outer = whole.inside(_SEQUENCE)
@@ -97,7 +96,7 @@ def read(der: bytes) -> Certificate:
         version.end()
     fields.element(_INTEGER)
     if fields.element(_SEQUENCE) != algorithm:
-        raise UnusualCertificate("it says in two ways how it was signed")
+        raise UnusualCertificate("its two signature algorithms differ")
     issuer = fields.element(_SEQUENCE)
     fields.element(_SEQUENCE)
     subject = fields.element(_SEQUENCE)
@@ -107,10 +106,10 @@ def read(der: bytes) -> Certificate:
 
 def check_signed_by_itself(certificate: Certificate) -> None:
     """
-    Return if the key of a certificate has signed it, in the usual way.
+    Check that the certificate is signed by its own key, with RSA and SHA-2.
 
     Raises:
-        Unusual: it has not, or in another way.
+        UnusualCertificate: it is not.
     """
     name = _SIGNED_WITH.get(certificate.algorithm)
     if name is None or not certificate.own_issuer:
@@ -126,7 +125,7 @@ def check_signed_by_itself(certificate: Certificate) -> None:
         or len(certificate.signature) != size
         or signature >= modulus
     ):
-        raise UnusualCertificate("its key or its signature is of another size than usual")
+        raise UnusualCertificate("its key or its signature is of an unusual size")
     digest = _DIGEST_INFO[name] + hashlib.new(name, certificate.signed).digest()
     padding = b"\xff" * (size - len(digest) - 3)
     if (
@@ -137,7 +136,9 @@ def check_signed_by_itself(certificate: Certificate) -> None:
 
 
 def _rsa_key(key: bytes) -> tuple[int, int]:
-    """Return modulus and exponent of a SubjectPublicKeyInfo. Raises Unusual: the key is no RSA key."""
+    """
+    Return modulus and exponent of a SubjectPublicKeyInfo. Raises UnusualCertificate: it is not an RSA key.
+    """
     info = _Elements(key).inside(_SEQUENCE)
     if info.element(_SEQUENCE) != _RSA:
         raise UnusualCertificate("its key is not an RSA key")
@@ -151,7 +152,7 @@ def _rsa_key(key: bytes) -> tuple[int, int]:
 
 
 def _bits(elements: _Elements) -> bytes:
-    """Return the next element's bits, which have to be whole bytes."""
+    """Return the next element's bits, which must be whole bytes."""
     inner = elements.content(_BIT_STRING)
     if inner[:1] != b"\0":
         raise UnusualCertificate("it has bits that are not whole bytes")
@@ -159,7 +160,7 @@ def _bits(elements: _Elements) -> bytes:
 
 
 class _Elements:
-    """Elements of DER, one behind the other."""
+    """A sequence of DER elements."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -170,26 +171,26 @@ class _Elements:
         return self._data[self._at] if self._at < len(self._data) else -1
 
     def element(self, tag: int) -> bytes:
-        """Take an element, with its tag and length."""
+        """Return the next element, with its tag and length."""
         return self._take(tag)[0]
 
     def content(self, tag: int) -> bytes:
-        """Take an element, without its tag and length."""
+        """Return the content of the next element."""
         return self._take(tag)[1]
 
     def inside(self, tag: int) -> _Elements:
-        """Take an element that is made of others."""
+        """Return the elements inside the next element."""
         return _Elements(self.content(tag))
 
     def number(self) -> int:
-        """Take an integer that is not negative."""
+        """Return the next element, an integer that is not negative."""
         data = self.content(_INTEGER)
         if not data or data[0] & 0x80 or (data[0] == 0 and len(data) > 1 and not data[1] & 0x80):
             raise UnusualCertificate("it has a number that is not in its shortest form")
         return int.from_bytes(data, "big")
 
     def end(self) -> None:
-        """There must be nothing more."""
+        """Check that no bytes are left."""
         if self._at != len(self._data):
             raise UnusualCertificate("there are bytes after its end")
 
@@ -201,7 +202,7 @@ class _Elements:
         if size & 0x80:
             digits = data[at : at + (size & 0x7F)]
             size, at = int.from_bytes(digits, "big"), at + len(digits)
-            # The shortest form, and none so long that it is no certificate.
+            # The shortest form, and no more than a certificate may have.
             if not 1 <= len(digits) <= 3 or not digits[0] or size < 0x80:
                 raise UnusualCertificate("it has a length that is not in its shortest form")
         self._at = at + size
@@ -210,15 +211,14 @@ class _Elements:
         return data[start : self._at], data[at : self._at]
 
 
-# TLS to the owner of one key: who a storage server is.
+# TLS to a storage server with a pinned key.
 #
-# It proves that by owning the key whose hash its address names; its certificate carries no other truth. So
-# nobody's signature but its own is asked for, and neither name nor dates are looked at (they are normally
-# wrong). The check is part of the handshake: with the wrong key it fails before a byte of any request is
-# written.
+# The server proves its identity by owning the key whose hash is in its address; nothing else in its
+# certificate matters. So only the certificate's own signature is checked, and neither names nor dates,
+# which are usually wrong. The check is part of the handshake: with the wrong key it fails before a byte of
+# any request is written.
 #
-# The usual certificate is checked by ``certificates``; ``cryptography`` is imported for others only, and for
-# those that are refused.
+# ``cryptography`` is imported only for unusual certificates, and for those that are refused.
 
 PIN_BYTES = 32
 
@@ -230,12 +230,12 @@ def pin_endpoint(
     adopt: Callable[[CheckCertificate, IStreamClientEndpoint], IStreamClientEndpoint] | None = None,
 ) -> IStreamClientEndpoint:
     """
-    Put TLS around an endpoint, for whoever owns one key.
+    Wrap an endpoint in TLS to the owner of one key.
 
     Args:
         pin: SHA-256 of the DER form of the public key (SubjectPublicKeyInfo), 32 bytes.
-        server: name for the error message.
-        adopt: puts TLS around it instead, given what checks certificates.
+        server: the server's name for errors.
+        adopt: wraps the endpoint instead; gets the function that checks certificates.
 
     The connection is lost with ``WrongServerKey`` if the key is another one.
     """
@@ -251,7 +251,7 @@ def pin_endpoint(
 
 
 def public_key_pin(certificate: x509.Certificate) -> bytes:
-    """The pin of a certificate's key."""
+    """Return the pin of a certificate's key."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     spki = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
@@ -260,11 +260,11 @@ def public_key_pin(certificate: x509.Certificate) -> bytes:
 
 def problem_of(der: bytes, pin: bytes, server: str) -> WrongServerKey | None:
     """
-    Return why a certificate is not that of a key's owner; None if it is.
+    Return the error for a certificate that does not have the pinned key; None if it has.
 
     Args:
         der: the certificate.
-        pin, server: as ``pin_endpoint`` is given them.
+        pin, server: as for ``pin_endpoint``.
     """
     try:
         certificate = read(der)
@@ -283,7 +283,7 @@ def _second_look(der: bytes, pin: bytes, server: str) -> WrongServerKey | None:
     try:
         found = x509.load_der_x509_certificate(der)
         its = public_key_pin(found)
-    except Exception as error:  # whatever a library says of what a server may send
+    except Exception as error:  # any error of a library about bytes of a server
         why = str(error) or type(error).__name__
         return _wrong(server, f"The certificate of {server} cannot be understood ({why})")
     if not hmac.compare_digest(its, pin):
@@ -301,5 +301,5 @@ def _wrong(server: str, what: str) -> WrongServerKey:
 
 
 def _text(pin: bytes) -> str:
-    """As addresses of storage servers write it."""
+    """Return a pin as addresses of storage servers have it."""
     return urlsafe_b64encode(pin).decode("ascii").rstrip("=")

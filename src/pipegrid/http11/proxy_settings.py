@@ -1,9 +1,9 @@
 """
-Which proxy stands before a host, by the environment, as curl reads it. Pure.
+The proxy for a host, from the environment, read as curl reads it. Pure.
 
-``http_proxy`` is for http, ``https_proxy`` for https, ``all_proxy`` for both; ``no_proxy`` names hosts that
-are asked directly. All but ``http_proxy`` may be written in capitals: a web server sets ``HTTP_PROXY`` for
-its scripts from whatever a stranger sends as ``Proxy:``.
+``http_proxy`` is for http, ``https_proxy`` for https, ``all_proxy`` for both; hosts in ``no_proxy`` are
+connected directly. All but ``http_proxy`` may be in capitals: a web server sets ``HTTP_PROXY`` for its
+scripts from the ``Proxy:`` header of any request.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Proxy:
     A proxy.
 
     Attributes:
-        scheme: by which it is spoken to, http or https.
-        authorization: a whole header line for it, with its end; b"": none. Not shown.
+        scheme: how to connect to the proxy: http or https.
+        authorization: a whole header line for the proxy, with its end; b"": none. Not in ``repr``.
     """
 
     scheme: str
@@ -37,20 +37,20 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """Where it is; for people, and without its password."""
+        """The proxy's URL for messages, without its password."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}/"
 
 
 def proxy_for(scheme: str, host: str, port: int, environment: Mapping[str, str]) -> Proxy | None:
     """
-    Return the proxy for a host; None: it is asked directly.
+    Return the proxy for a host; None for a direct connection.
 
     Args:
         scheme: of the URL, http or https.
 
     Raises:
-        UsageError: what the environment names is no proxy that can be used.
+        UsageError: the environment names a proxy that cannot be used.
     """
     names = [
         f"{scheme}_proxy",
@@ -67,13 +67,13 @@ def proxy_for(scheme: str, host: str, port: int, environment: Mapping[str, str])
 
 def read_proxy(url: str, name: str) -> Proxy:
     """
-    Take a proxy's URL apart; without a scheme it is http.
+    Parse a proxy's URL; the default scheme is http.
 
     Args:
         name: of the variable, for errors.
 
     Raises:
-        UsageError: it is none, or one of another kind.
+        UsageError: it is not the URL of a proxy, or of another kind.
     """
     if "://" not in url:
         url = f"http://{url}"
@@ -95,11 +95,11 @@ def read_proxy(url: str, name: str) -> Proxy:
 
 def is_exempt(host: str, port: int, exempt: str) -> bool:
     """
-    Return whether a host is asked directly.
+    Return whether a host is connected directly.
 
     Args:
-        exempt: names that also stand for all below them, ``HOST:PORT``, addresses, networks such as
-            ``10.0.0.0/8``, or ``*``; with commas or blanks between.
+        exempt: names that include all names below them, ``HOST:PORT``, addresses, networks such as
+            ``10.0.0.0/8``, or ``*``; separated by commas or spaces.
     """
     host = host.lower().rstrip(".")
     return any(_fits(host, port, each) for each in exempt.lower().replace(",", " ").split())

@@ -1,6 +1,4 @@
-"""
-A request body that an ``IBodyProducer`` writes while it is sent, at the pace of the transport.
-"""
+"""A request body that an ``IBodyProducer`` writes while it is sent, at the pace of the transport."""
 
 from __future__ import annotations
 
@@ -17,10 +15,10 @@ from pipegrid.http11.exchange import Exchange, RequestBodyError
 
 
 class BodyWriter(Protocol):
-    """What puts the body on the wire, and has to know how it ended."""
+    """Writes the body to the transport, and is notified of its end."""
 
     def write_body(self, pieces: list[bytes]) -> None:
-        """Some more of the body."""
+        """Write a piece of the body."""
 
     def body_sent(self, exchange: Exchange) -> None:
         """All of the exchange's body was given to ``write_body``."""
@@ -32,9 +30,9 @@ class BodyWriter(Protocol):
 @implementer(IConsumer)
 class BodySender:
     """
-    Stands between a body producer and the writer while that body is sent.
+    Passes a body from its producer to the writer while it is sent.
 
-    Holds the producer to the length it named, or frames what it writes as chunks.
+    Checks that the producer writes the length that it announced, or frames its output as chunks.
     """
 
     def __init__(self, writer: BodyWriter, exchange: Exchange, server: str) -> None:
@@ -51,7 +49,7 @@ class BodySender:
         self._paused = False
 
     def start(self) -> None:
-        """Have the body produced; not before the head is written."""
+        """Start the producer; not before the head is written."""
         if self._over or self._exchange.producer_started:
             return
         self._exchange.producer_started = True
@@ -60,7 +58,7 @@ class BodySender:
         working.addCallbacks(self._finished, self._failed)
 
     def write(self, data: bytes) -> None:
-        """For the producer. What it writes beyond its length is not sent."""
+        """Write a piece, for the producer. Bytes beyond its length are not sent."""
         if self._over or not data:
             return
         if self._chunked:
@@ -74,10 +72,10 @@ class BodySender:
         self._writer.write_body([data])
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """Body producers are driven without that."""
+        """Do nothing: body producers need no producer of their own."""
 
     def unregisterProducer(self) -> None:
-        """Do nothing: the Deferred of ``startProducing`` tells when the body has ended."""
+        """Do nothing: the Deferred of ``startProducing`` fires when the body has ended."""
 
     def pause(self) -> None:
         """The transport is full: pause the producer, if it has started and not ended."""
@@ -86,13 +84,13 @@ class BodySender:
             self._producer.pauseProducing()
 
     def resume(self) -> None:
-        """The transport has room: let the producer go on, if it was paused and has not ended."""
+        """The transport has space: resume the producer, if it was paused and has not ended."""
         was_paused, self._paused = self._paused, False
         if was_paused and not self._over and self._exchange.producer_started:
             self._producer.resumeProducing()
 
     def stop(self) -> None:
-        """The rest of the body is of no use."""
+        """Stop the producer: the rest of the body is not needed."""
         if not self._over:
             self._stop_producer()
 
@@ -131,7 +129,7 @@ class BodySender:
 
 
 def framing_of(producer: IBodyProducer) -> tuple[bytes, bool]:
-    """Return the header line that says how a body is framed, and whether that is in chunks."""
+    """Return the header line with a body's framing, and whether the body is chunked."""
     if producer.length is UNKNOWN_LENGTH or producer.length == UNKNOWN_LENGTH:
         return b"Transfer-Encoding: chunked\r\n", True
     return b"Content-Length: %d\r\n" % producer.length, False

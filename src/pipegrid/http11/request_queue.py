@@ -1,31 +1,4 @@
-"""
-Which requests are on a connection, and whether another may be written: decisions without I/O.
-
-**Goal.** Requests leave without waiting for answers, as many as the server can take.
-
-**Hazard.** A server built on Twisted that starts to answer a GET while its transport is full drops the
-connection, with all that was asked on it; others just fill their memory. Its transport is full
-when it holds 64 KiB that we have not yet taken.
-
-**Rule.** A request may be written when all that is to be answered *before* it comes to at most
-``response_budget_bytes``. Then the server has finished those answers and still has room when it
-comes to this one. A large answer can thus stand behind small ones, is always the last,
-and is alone as soon as they are read. What of an answer has arrived is no longer to come: with the last
-budget of it the next request leaves. What an unpredictable answer is charged is a guess, which the
-pool learns from what the host has answered lately, and the truth once its head has told its length.
-
-**Crowds.** A server built on Twisted that has many requests at once copies all of them for each line of a
-head, and for each body: with a megabyte of small shares before it that was a third of its time. So where a
-lane is told ``crowd_bytes``, no more than so many wait there for their turn, unless they are few.
-
-Where a host is known to take it, ``budget_bytes`` is more than the limit's: a measured window, bandwidth
-times delay, so that the line is never idle for want of requests.
-
-**Invariant.** ``written`` is in the order in which answers must come, and the sums are theirs.
-
-Set aside: counting only requests (says nothing about sizes); waiting until the budget also
-holds the new request (then a list of shares and the share behind it would take two round trips).
-"""
+"""The requests on a connection, and whether another may be written: decisions without I/O."""
 
 from __future__ import annotations
 
@@ -37,34 +10,62 @@ from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.limits import Limits
 
 FIRST_WINDOW_BYTES = 1 << 20
-"""What a measured window begins with: 80 Mbit/s at 100 ms, from the first round trip on."""
+"""The initial measured window: 80 Mbit/s at 100 ms, from the first round trip on."""
 
 
 GROUP_BYTES = 32 << 10
 """
-Requests that are written together, and whose answers come to no more, are one message to the window: it
-was an eighth of what small answers cost.
+Requests that are written together and have small responses are one message to the window, up to this many
+bytes: counting each was an eighth of the cost of small responses.
 """
 
 CROWD_REQUESTS = 16
-"""Fewer are no crowd: large bodies pass a server in pieces, and fill the line."""
+"""
+With fewer requests ``crowd_bytes`` does not apply: large bodies pass a server in pieces, and fill the link.
+"""
 
 
 class RequestQueue:
     """
     The requests of one connection.
 
+    **Goal.** Requests are sent without waiting for responses, as many as the server can take.
+
+    **Hazard.** A server built on Twisted that reads a GET while its transport is full drops the connection
+    with all its requests; others only fill their memory. Its transport is full when it holds 64 KiB that
+    the client has not yet received.
+
+    **Rule.** A request may be written when the outstanding responses *before* it have at most
+    ``budget_bytes``. Then the server has finished those and has space again when it reads this one. So a
+    large response may follow small ones, is always the last, and is alone once they are read. Received
+    bytes of a response no longer count: when the rest of it fits into the budget, the next request is sent.
+    The size of a response without an estimate is assumed, from the host's recent responses, and corrected
+    once its head has arrived.
+
+    **Many small requests.** A server built on Twisted that has received many requests copies all of them
+    for each line of a head, and for each body: with a megabyte of small shares that was a third of its
+    time. So if ``crowd_bytes`` is given, only that many bytes of requests may wait at the server, unless
+    they are few.
+
+    For a host that supports it, ``budget_bytes`` is a measured window, bandwidth times delay, so that the
+    link never idles.
+
+    **Invariant.** ``written`` is in the order of the responses, and the sums are those of its requests.
+
+    Set aside: counting only requests (ignores their sizes); including the new request in the budget (a list
+    of shares and the following share would then take two round trips).
+
     Attributes:
-        queued: accepted, nothing written yet; the order in which they will be.
-        written: begun or wholly written and not answered; the order of answers.
-        accepted: how many requests it has had in all.
-        quota: how many the host is expected to answer on one connection; ``takes_more`` heeds it.
-        serial: one at a time.
-        budget_bytes: what may be owed before another request is written.
-        window: measures what that should be; None: it stays.
-        assumed_response_bytes: what answers of unknown size are charged.
-        crowd_bytes: of requests that are written and unanswered, where the server copies them; None: of any
-            number.
+        queued: accepted requests of which nothing is written, in order.
+        written: requests that are written at least in part, and not answered, in order.
+        accepted: how many requests it has accepted in all.
+        quota: how many the host is expected to answer on one connection; ``takes_more`` respects it.
+        serial: one request at a time.
+        budget_bytes: the bytes that may be outstanding before another request is written.
+        window: measures that budget; None: it is fixed.
+        assumed_response_bytes: what a response of unknown size counts.
+        crowd_bytes: the limit for written and unanswered requests to a server that copies them; None: no
+            limit.
     """
 
     __slots__ = (
@@ -100,7 +101,7 @@ class RequestQueue:
         self._charged_queued = 0
         self._request_bytes_written = 0
         self._request_bytes_queued = 0
-        self._group_bytes = 0  # received of the message that is being answered
+        self._group_bytes = 0  # received bytes of the current message
 
     def __repr__(self) -> str:
         return (
@@ -114,7 +115,7 @@ class RequestQueue:
 
     @property
     def owed_bytes(self) -> int:
-        """What is still to come of all answers, as far as that is known."""
+        """The bytes that are outstanding of all responses, as far as known."""
         return self._charged_written + self._charged_queued
 
     @property
@@ -124,7 +125,7 @@ class RequestQueue:
 
     @property
     def takes_more(self) -> bool:
-        """Whether a request without a body, put behind all the others, could be written at once."""
+        """Whether a request without a body, added last, could be written at once."""
         count = len(self.written) + len(self.queued)
         if not count:
             return self.accepted < self.quota
@@ -139,7 +140,7 @@ class RequestQueue:
         )
 
     def has_room(self, exchange: Exchange) -> bool:
-        """Whether the request, put behind all the others, could be written at once."""
+        """Return whether the request, added last, could be written at once."""
         return self._may_follow(
             exchange,
             len(self.written) + len(self.queued),
@@ -149,7 +150,7 @@ class RequestQueue:
         )
 
     def add(self, exchange: Exchange) -> None:
-        """Accept a request; bounding how many is the caller's business."""
+        """Accept a request. The caller limits how many."""
         expected = exchange.expected_response_bytes
         exchange.charged_bytes = self.assumed_response_bytes if expected is None else expected
         exchange.sent = False
@@ -180,7 +181,7 @@ class RequestQueue:
         return exchange
 
     def measure(self) -> None:
-        """From now on measure how much should be owed, up to the limits' maximum."""
+        """Measure the budget from now on, up to the limits' maximum."""
         limits = self.limits
         if self.window is None:
             least_bytes = max(1, limits.response_budget_bytes)
@@ -192,7 +193,7 @@ class RequestQueue:
             self.budget_bytes = self.window.limit_bytes
 
     def asked(self, exchange: Exchange, now: float) -> None:
-        """A request begins to be written: the window has to know."""
+        """Record in the window that a request begins to be written."""
         window = self.window
         if window is None:
             return
@@ -205,7 +206,7 @@ class RequestQueue:
         exchange.token = token
 
     def answered(self, now: float) -> Exchange:
-        """The first of the written ones is done."""
+        """The response to the first written request is complete."""
         exchange = self.written.popleft()
         self._charged_written -= exchange.charged_bytes
         self._request_bytes_written -= exchange.request_bytes
@@ -214,7 +215,7 @@ class RequestQueue:
             exchange.token = None
             self._group_bytes += exchange.received_bytes
             if not self.written or self.written[0].token is not token:
-                # They were charged what they were guessed to be.
+                # Replace the assumed sizes with the real ones.
                 window.in_flight_bytes += self._group_bytes - token.size
                 token.size, self._group_bytes = self._group_bytes, 0
                 window.acknowledged(now, token)
@@ -222,7 +223,7 @@ class RequestQueue:
         return exchange
 
     def received(self) -> None:
-        """Some of the first answer is here: charge what is still to come, if that is known."""
+        """Some of the first response has arrived: count only its outstanding bytes, if known."""
         exchange = self.written[0]
         head = exchange.response
         if head is not None and head.length is not None:
@@ -243,9 +244,9 @@ class RequestQueue:
 
     def take_followers(self) -> list[Exchange]:
         """
-        Give up the requests behind the first written one that may be asked anew, and all queued ones.
+        Withdraw and return the repeatable requests after the first written one, and all queued ones.
 
-        In place of each written one stays an abandoned placeholder, for the answer that will come.
+        Each written one is replaced by an abandoned placeholder, for the response that will come.
         """
         taken: list[Exchange] = []
         kept: deque[Exchange] = deque()
@@ -266,13 +267,13 @@ class RequestQueue:
         return taken + self.take_queued()
 
     def take_queued(self) -> list[Exchange]:
-        """Give up all of which nothing was written."""
+        """Withdraw and return all requests of which nothing was written."""
         given, self.queued = list(self.queued), deque()
         self._charged_queued = self._request_bytes_queued = 0
         return given
 
     def take_all(self) -> tuple[list[Exchange], list[Exchange]]:
-        """Give up everything: (written, queued), each in order."""
+        """Withdraw all requests and return them: (written, queued), each in order."""
         written, self.written = list(self.written), deque()
         self._charged_written = self._request_bytes_written = 0
         return written, self.take_queued()
@@ -313,7 +314,7 @@ class RequestQueue:
         assert not set(map(id, self.written)) & set(map(id, self.queued)), self
         limits = self.limits
         if len(self.written) > 1:
-            # Of the first the true length may have come after the others were written.
+            # The size of the first may have become known after the others were written.
             guessed = [e for e in list(self.written)[:-1] if e.response is None]
             most_bytes = max(limits.response_budget_bytes, limits.max_response_budget_bytes)
             assert sum(e.charged_bytes for e in guessed) <= most_bytes, self

@@ -1,15 +1,4 @@
-"""
-Puts the requests of a lane on the wire, one behind the other.
-
-**Few segments.** Requests submitted in one turn of the reactor leave in one write: in a call
-made at the end of the turn, or at the end of the read that caused them.
-
-**Back-pressure.** While the transport is full nothing is written: no request begins, a body in memory
-stops after a piece of 112 KiB, a body producer is paused. So nothing piles up, large buffers are
-never joined, and each drain of the transport is a sign of life.
-
-**One at a time.** While a body is being written, nothing else is: bytes of two requests must not mix.
-"""
+"""Writing requests to a connection's transport, with back-pressure."""
 
 from __future__ import annotations
 
@@ -29,13 +18,13 @@ if TYPE_CHECKING:
     from pipegrid.http11.request_body import BodySender
 
 PIECE_BYTES = 112 * 1024
-"""Handed to the transport at a time: whole TLS records, and with a request's head not above 128 KiB."""
+"""The size of one write: whole TLS records, and with a request's head not above 128 KiB."""
 
 LARGEST_PIECE_BYTES = 120 * 1024
-"""What is not longer is not cut."""
+"""Shorter bodies are not cut."""
 
 LIGHT_REQUEST_BYTES = 4096
-"""The answer to a request that is no longer, and has none before it, shows how long the round trip is."""
+"""The response to a request of at most this size, alone on the connection, measures the round trip."""
 
 
 @implementer(IPushProducer)
@@ -43,12 +32,22 @@ class RequestWriter:
     """
     The sending half of a connection, and the push producer of its transport.
 
+    Requests submitted in one turn of the reactor are sent in one write: at the end of the turn, or of the
+    read that caused them.
+
+    While the transport is full nothing is written: no request begins, a body in memory stops after a piece
+    of 112 KiB, and a body producer is paused. So no bytes accumulate, large buffers are not joined, and
+    each drain of the transport is progress.
+
+    While a body is being written, nothing else is: bytes of two requests must not mix.
+
     Args:
-        progress: called when a request begins to wait for its answer, and whenever bytes were taken.
-        body_failed: called when the rest of a request cannot be had.
+        progress: called when a request begins to wait for its response, and whenever the transport has
+            taken bytes.
+        body_failed: called when a request's body fails.
 
     Attributes:
-        enabled: may write; set once the connection is ready, unset when it takes no more.
+        enabled: whether it may write: from the time the connection is ready until it accepts no more.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class RequestWriter:
         transport.registerProducer(self, True)
 
     def detach(self) -> None:
-        """The connection is about to be closed, and is still there."""
+        """The connection is about to be closed, but still exists."""
         self._transport.unregisterProducer()
 
     def schedule(self) -> None:
@@ -114,14 +113,14 @@ class RequestWriter:
         self.pump()
 
     def pump(self) -> None:
-        """Write all that may be written now, in as few calls as that takes."""
+        """Write all that may be written now, in as few calls as possible."""
         if self._pumping:
             return
         self._pumping = True
         now_s = self._clock.seconds()
         out: list[Buffer] = []
         size = 0
-        ended: list[Exchange] = []  # long bodies; who is told of it may submit, or cancel, the next
+        ended: list[Exchange] = []  # long bodies; their callbacks may submit or cancel the next
         try:
             while self.enabled and not self._full:
                 if self._pieces is not None:
@@ -134,7 +133,7 @@ class RequestWriter:
                     out.append(piece)
                     size += len(piece)
                 elif self._sender is not None:
-                    break  # the producer writes; ``body_sent`` goes on
+                    break  # the producer writes, and ``body_sent`` continues
                 else:
                     exchange = self._lane.start_next()
                     if exchange is None:
@@ -166,7 +165,8 @@ class RequestWriter:
         if self._write_pieces is not None:
             self._write_pieces(pieces)
         elif self._socket is not None:
-            # Now rather than when the reactor has asked the kernel whether it may: three calls less a write.
+            # Write now, without asking the reactor whether the socket is writable: three system calls
+            # fewer.
             data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             sent = send_now(self._socket, data)
             if sent < len(data):
@@ -188,10 +188,10 @@ class RequestWriter:
             if exchange.request_bytes > PIECE_BYTES:
                 self._pieces = _in_pieces(exchange)
             else:
-                exchange.sent = True  # in a moment, all in one
+                exchange.sent = True  # true at the end of this call, which writes all
 
     def _begin_body(self, exchange: Exchange) -> None:
-        # Storage servers are sent none of these, and what they are needs more of Twisted.
+        # Storage servers get no such bodies, and these need more of Twisted.
         from pipegrid.http11.request_body import BodySender
 
         self._sender = BodySender(self, exchange, self._server)
@@ -201,13 +201,13 @@ class RequestWriter:
             self._sender.start()
 
     def send_body(self) -> None:
-        """The body that waits for "100 Continue", if one does, need not wait any longer."""
+        """Send the body that waits for "100 Continue", if there is one."""
         self._stop_waiting()
         if self._sender is not None:
             self._sender.start()
 
     def break_off(self) -> None:
-        """The body that is being written, if one is, will stay incomplete."""
+        """The body that is being written, if there is one, stays incomplete."""
         self._pieces = None
         sender, self._sender = self._sender, None
         self._stop_waiting()
@@ -215,7 +215,6 @@ class RequestWriter:
             sender.stop()
 
     def stop(self) -> None:
-        """Nothing will be written any more."""
         self.enabled = False
         self.break_off()
         call, self._call = self._call, None
@@ -230,7 +229,7 @@ class RequestWriter:
     # For the body sender.
 
     def write_body(self, pieces: list[bytes]) -> None:
-        """Some more of the body."""
+        """Write a piece of the body."""
         self._progress()
         self._transport.writeSequence(pieces)
 
@@ -259,11 +258,11 @@ class RequestWriter:
         self.pump()
 
     def stopProducing(self) -> None:
-        """connectionLost follows, and says more."""
+        """Do nothing: connectionLost follows, with the reason."""
 
 
 def _in_pieces(exchange: Exchange) -> Iterator[Buffer]:
-    """Yield a body by the piece; no part ends in a crumb, which would be a record, and a call, of its own."""
+    """Yield a body in pieces. The last one is not small, since it would cost a TLS record and a call."""
     for part in exchange.body:
         length = len(part)
         if length <= LARGEST_PIECE_BYTES:

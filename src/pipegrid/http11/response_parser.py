@@ -1,28 +1,4 @@
-"""
-Bytes of answers in, events out: no transport, no clock, no request but its one decisive property.
-
-``expect`` tells the parser, in order, of each request that was written; ``feed`` turns what the
-server sends into a flat list of events, for each answer
-
-    ResponseHead, any number of bytes objects (the body), END
-
-with ``Informational`` (1xx) before the head. The work is done by llhttp, through httptools. What
-that leaves to do is done here: to pair answers with requests, to bound heads, and HEAD.
-
-**HEAD** is the one case in which the framing of an answer depends on its request, and httptools has
-no way to say so. llhttp can also not be stopped in the middle of a buffer. But the end of a message
-is always either the end of a known number of bytes or the end of a line; so as long as an
-answer to HEAD is among those expected, the input is fed in pieces that end there, and llhttp is thrown
-away for a new one at the end of such a head. All other input is fed as it comes.
-
-**Leniency.** As RFC 9112 permits, and as Twisted's ``Agent`` does: a line of a head may end with LF alone, a
-field may go on in an indented line, and a Content-Length that is given twice with one value counts once.
-llhttp cannot do the last, so the first answer of each connection is fed line by line; where that was
-needed, all others are, too.
-
-**Long bodies** of known length are handed on as they are: llhttp could only copy them. At their end, too,
-it is thrown away for a new one.
-"""
+"""Parses the bytes of responses into events, with llhttp (through httptools). Pure."""
 
 from __future__ import annotations
 
@@ -35,18 +11,18 @@ import httptools
 MAX_INFORMATIONAL = 32
 
 PASSED_ON_BYTES = 32768
-"""That much of a body must be left if it is worth a new llhttp."""
+"""Shorter remainders of a body go through llhttp; a longer one is worth a new llhttp."""
 
 
 MANY_EVENTS = 100
 """
-In one read; of so many, pieces of one body are joined. Who sends chunks of a byte each would else have every
-reader called for each.
+If one read gives this many events, adjacent pieces of a body are joined. Otherwise a server that sends
+chunks of one byte would cause a call of the reader for each.
 """
 
 
 class End:
-    """The type of ``END``, the event that the answer is complete."""
+    """The type of ``END``, the event that the response is complete."""
 
     def __repr__(self) -> str:
         return "END"
@@ -56,7 +32,7 @@ END: Final = End()
 
 
 class Informational:
-    """An interim answer (1xx); the final one to the same request is still to come."""
+    """An interim response (1xx); the final one to the same request follows."""
 
     __slots__ = ("status",)
 
@@ -69,18 +45,18 @@ class Informational:
 
 class ResponseHead:
     """
-    What stands before the body.
+    The head of a response.
 
     Attributes:
         status: 200 to 999.
-        reason: the phrase behind it, for people.
+        reason: the phrase after the status, for people.
         version: (1, 0) or (1, 1).
         headers: (lower-case name, value) in the order of arrival.
-        length: of the body in bytes; None if only its end will tell.
-        until_close: the body ends with the connection, so nobody can tell whether it is whole.
+        length: of the body in bytes; None if it is not announced.
+        until_close: the body ends with the connection, so it is unknown whether it is complete.
         keep_alive: whether the server will answer more requests on this connection.
-        says_close: if not, whether it says so; then it must not even look at them.
-        head_bytes: about what it took on the wire.
+        says_close: whether it has ``Connection: close``; then the server must ignore later requests.
+        head_bytes: the approximate size of the head as sent.
     """
 
     __slots__ = (
@@ -115,9 +91,9 @@ Event = ResponseHead | Informational | bytes | End
 _FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection"))
 
 _LENIENCIES = {
-    # A Content-Length in the trailer of a chunked answer; in its head it is refused here.
+    # A Content-Length in the trailer of a chunked response; in its head it is refused here.
     "lenient_chunked_length": True,
-    "lenient_headers": True,  # obsolete line folding; control characters, too, which are refused here
+    "lenient_headers": True,  # obsolete line folding; also control characters, which are refused here
     "lenient_optional_cr_before_lf": True,
     "lenient_spaces_after_chunk_size": True,  # as old Apaches write them
 }
@@ -131,12 +107,32 @@ class _Violation(Exception):
 
 class ResponseParser:
     """
-    Turns the bytes of one connection into the answers to the requests written on it.
+    Parses the bytes of one connection into the responses to its requests.
+
+    ``expect`` announces, in order, each request that was written. ``feed`` returns a flat list of events,
+    for each response
+
+        ResponseHead, any number of bytes objects (the body), END
+
+    with ``Informational`` (1xx) before the head. In addition to llhttp's work, this class pairs responses
+    with requests, limits heads, and handles HEAD.
+
+    **HEAD.** The framing of a response to HEAD depends on its request, which httptools cannot express, and
+    llhttp cannot be stopped within a buffer. But a message ends either after a known number of bytes or at
+    the end of a line. So while a response to HEAD is expected, the input is fed in pieces that end there,
+    and llhttp is replaced by a new one at the end of such a head.
+
+    **Leniency.** As RFC 9112 permits, and as Twisted's ``Agent`` does: a line of a head may end with LF
+    alone, a field may continue in an indented line, and repeated equal Content-Lengths count as one. llhttp
+    does not support the last, so the first response of each connection is fed line by line, and later ones
+    too if it was needed.
+
+    **Long bodies** of known length bypass llhttp, which would copy them. After them it is replaced, too.
 
     Attributes:
         error: a clause that says what was wrong with the input; nothing is parsed after that.
-        closed: the last answer said that it was the last; what follows is ignored.
-        passed_on_bytes: that much of a body must be left if it is not to go through llhttp.
+        closed: whether the last response announced the close; further input is ignored.
+        passed_on_bytes: the rest of a body that is longer than this bypasses llhttp.
     """
 
     passed_on_bytes = PASSED_ON_BYTES
@@ -146,16 +142,17 @@ class ResponseParser:
         self.closed = False
         self._max_header_bytes = max_header_bytes
         self._max_headers = max_headers
-        self._expected: deque[bool] = deque()  # for each answer to come: is it to a HEAD?
+        # Whether each outstanding response is to a HEAD request.
+        self._expected: deque[bool] = deque()
         self._heads = 0  # how many of them are
         self._events: list[Event] = []
         self._silent_bytes = 0  # read since the last event: an unfinished head or chunk line
-        self._informational = 0  # in a row
-        self._by_lines = True  # the next head is looked at line by line
+        self._informational = 0  # interim responses in a row
+        self._by_lines = True  # the next head is fed line by line
         self._repeats_lengths = False
         self._line = b""  # the beginning of what may be a Content-Length
         self._starts_line = True
-        self._length_told: bytes | None = None  # in the head that is being read
+        self._length_told: bytes | None = None  # in the current head
         self._new_llhttp()
 
     def __repr__(self) -> str:
@@ -163,13 +160,13 @@ class ResponseParser:
         return f"<ResponseParser {state}, {len(self._expected)} expected>"
 
     def expect(self, is_head: bool = False) -> None:
-        """One more request was written."""
+        """Announce one more written request."""
         self._expected.append(is_head)
         self._heads += is_head
 
     def feed(self, data: bytes) -> list[Event]:
         """
-        Parse what came; never raises. Look at ``error`` and ``closed`` after the events.
+        Parse received bytes; never raises. Check ``error`` and ``closed`` after the events.
 
         The returned list belongs to the caller.
         """
@@ -199,8 +196,8 @@ class ResponseParser:
         return events
 
     def _pass_on(self, data: bytes) -> bytes:
-        """Note a part of a body as it is; returns what stands behind the body."""
-        body = data[: self._body_left]  # as a rule it is all, and no copy
+        """Pass on a part of a body unparsed; return the bytes after the body."""
+        body = data[: self._body_left]  # usually all, and no copy
         self._events.append(body)
         self._silent_bytes = 0
         self._body_left -= len(body)
@@ -211,9 +208,7 @@ class ResponseParser:
         return data[len(body) :]
 
     def end(self) -> list[Event]:
-        """
-        The connection ended in good order: that completes a body of unknown length, and only that.
-        """
+        """Return the events of an orderly close, which completes only a body of unknown length."""
         if self._head is not None and self._head.until_close and self.error is None:
             self._events = []
             self._complete()
@@ -237,7 +232,7 @@ class ResponseParser:
                 self._new_llhttp()
 
     def _feed_line(self, piece: bytes) -> None:
-        """Feed a line, or a part of one, but a Content-Length once in a head, if all say the same."""
+        """Feed a line, or a part of one. Of several equal Content-Lengths, only the first is fed."""
         line = self._line + piece
         starts, self._starts_line = self._starts_line, piece.endswith(b"\n")
         name = line[: len(_LENGTH_FIELD)].lower()
@@ -249,7 +244,7 @@ class ResponseParser:
             self._line, self._starts_line = (
                 line,
                 True,
-            )  # it is looked at as a whole; ``feed`` bounds it
+            )  # it is examined as a whole; ``feed`` limits it
             return
         self._line = b""
         values = {each.strip(b" \t\r\n") for each in line[len(_LENGTH_FIELD) :].split(b",")}
@@ -268,10 +263,10 @@ class ResponseParser:
     def _new_llhttp(self) -> None:
         self._llhttp: Any = httptools.HttpResponseParser(self)
         self._llhttp.set_dangerous_leniencies(**_LENIENCIES)
-        self._bodiless = False  # an answer to HEAD has ended where llhttp sees a body to come
+        self._bodiless = False  # a response to HEAD has ended where llhttp expects a body
         self._interim = False
-        self._passes_on = False  # the body that is being read is none of llhttp's concern
-        self._head: ResponseHead | None = None  # of the answer whose body is being read
+        self._passes_on = False  # whether the current body bypasses llhttp
+        self._head: ResponseHead | None = None  # of the response whose body is being read
         self._body_left: int = -1
         self._reset_head()
 
@@ -286,7 +281,7 @@ class ResponseParser:
         self.error = clause
         raise _Violation(clause)
 
-    # What llhttp calls. Each costs its time for every answer: keep them short.
+    # Callbacks of llhttp. Each is called for every response: keep them short.
 
     def on_message_begin(self) -> None:
         if not self._expected:
@@ -341,8 +336,8 @@ class ResponseParser:
 
     def on_body(self, data: bytes) -> None:
         if self._interim:
-            # llhttp knows that there is none behind 100, 102 and 103, not so behind the others.
-            self._fail("it is an interim answer with a body")
+            # llhttp knows that no body follows 100, 102 and 103, but not for the others.
+            self._fail("it is an interim response with a body")
         if not self._bodiless:
             self._events.append(data)
             self._body_left -= len(data)
@@ -364,7 +359,7 @@ class ResponseParser:
         self._heads -= self._expected.popleft()
         if not head.keep_alive:
             self.closed = True
-        if self._headers:  # trailers; nobody has ever asked for them
+        if self._headers:  # trailers, which are dropped
             self._reset_head()
 
     def _interim_answer(self, status: int) -> None:
@@ -378,7 +373,7 @@ class ResponseParser:
         self._reset_head()
 
     def _answer_to_head(self, head: ResponseHead) -> None:
-        """The length is that of the body a GET would have brought; none comes."""
+        """Complete a response to HEAD: the length is that of the body a GET would have returned."""
         self._bodiless = True
         head.length = 0
         options = _connection_options(head)
@@ -412,7 +407,7 @@ def _connection_options(head: ResponseHead) -> list[bytes]:
 
 
 def _joined(events: list[Event]) -> list[Event]:
-    """Return the same with each run of pieces of a body as one piece."""
+    """Return the events with adjacent pieces of a body joined."""
     joined: list[Event] = []
     run: list[bytes] = []
     for event in events:

@@ -1,28 +1,4 @@
-"""
-The one connection on which uploads go to a server: in order, without waiting, and once more after a loss.
-
-Allocations and writes leave in the order of the calls, each right behind the one before: that order is what
-makes a put one round trip. Everything sent here can be repeated without harm, because upload secrets are
-derived: the same secret continues what it began, whatever connection it comes on.
-
-**After a loss** all that is unanswered is sent again on a new connection, in its old order. Answers to
-repeated requests can differ from those that were lost (a write that completed its share is "no such upload"
-now), so each answer comes with whether the request may have been carried out before.
-
-**Patience.** It is tried again while the server gets on: it may be lost ``max_losses`` times in a row without
-one answer in between, and be unreachable for ``patience_s`` from the first loss on, with waits that double
-from ``FIRST_WAIT_S``. A server that cannot be reached when nothing was sent yet fails at once: others
-are there to take its place. So does one that is silent for too long, or talks nonsense.
-
-**Bytes that were let go of** cannot be sent again from here. Where the others are, these requests fail with
-``WriteLost`` instead.
-
-**Order.** A connection that takes no more requests (it is closing, or broke off a body that was cancelled)
-keeps its unanswered ones until it is lost. Whatever comes meanwhile waits for that, and goes with them.
-
-**One book.** What is on a connection stands in that one's lane and nowhere else; here stands only what is on
-none, and how many there are in all.
-"""
+"""The one connection for uploads to a server: requests are sent in order, and again after a loss."""
 
 from __future__ import annotations
 
@@ -55,17 +31,17 @@ FIRST_WAIT_S = 0.25
 MAX_WAIT_S = 4.0
 
 Answered = tuple[RawResponse, bool]
-"""An answer, and whether the request may have been carried out before the attempt it answers."""
+"""A response, and whether the request may have been processed before the attempt that got it."""
 
 
 class _Upload:
     """
-    A request that has no answer yet.
+    A request that has no response yet.
 
     Attributes:
         attempt: on a connection, or None.
-        ended: there is an answer, or nobody waits for one any more.
-        maybe_done: an earlier attempt may have reached the server.
+        ended: whether it has a response, or is not wanted any more.
+        maybe_done: whether an earlier attempt may have reached the server.
     """
 
     __slots__ = ("attempt", "ended", "maybe_done", "request", "result")
@@ -79,7 +55,7 @@ class _Upload:
 
 
 class _Attempt(RawExchange):
-    """A request on one connection; a new one is made for the next."""
+    """A request on one connection; each connection gets a new one."""
 
     __slots__ = ("_ended", "upload")
 
@@ -104,11 +80,33 @@ class UploadConnection:
     """
     Sends requests to one server in order, over one connection at a time. Also that connection's owner.
 
+    Allocations and writes are sent in the order of the calls, without waiting: that order is what makes a
+    put one round trip. Every request here can be repeated without harm, because upload secrets are derived:
+    the same secret continues what it began, on any connection.
+
+    **After a loss** all unanswered requests are sent again on a new connection, in their old order. The
+    response to a repeated request can differ from the lost one (a write that completed its share now gets
+    "no such upload"), so each response comes with whether the request may have been processed before.
+
+    **Limits.** It reconnects while the server makes progress: it may be lost ``max_losses`` times in a row
+    without a response in between, and be unreachable for ``patience_s`` from the first loss on, with pauses
+    that double from ``FIRST_WAIT_S``. A server that cannot be reached before anything was sent fails at
+    once, since others can take its place. So does one that is silent for too long, or sends garbage.
+
+    **Released bytes** cannot be sent again from here. These requests fail with ``WriteLost`` instead, so
+    that the caller can send them again.
+
+    **Order.** A connection that accepts no more requests (it is closing, or a body on it was cancelled)
+    keeps its unanswered ones until it is lost. New requests wait for that, and are sent together with them.
+
+    Requests on a connection are only in that connection's queue; this class keeps those that are on none,
+    and the number of all.
+
     Args:
         connect: makes the endpoint for one more connection.
-        server: what a person calls it.
+        server: the server's name for messages.
         patience_s, max_losses: see above.
-        crowd_bytes: of many small requests that the server may have before it at once; see ``lane``.
+        crowd_bytes: the bytes of many small requests that may wait at the server; see ``RequestQueue``.
     """
 
     def __init__(
@@ -128,7 +126,7 @@ class UploadConnection:
         self._limits = limits
         self._patience_s = patience_s
         self._max_losses = max_losses
-        # On no connection, in order, and behind all that are.
+        # The requests on no connection, in order; they follow all that are on one.
         self._waiting: dict[_Upload, None] = {}
         self._unanswered = 0
         self._connection: PipelinedConnection | None = None
@@ -144,29 +142,29 @@ class UploadConnection:
 
     @property
     def round_trip_s(self) -> float | None:
-        """The shortest round trip that the present connection has seen, None if it has seen none."""
+        """The shortest measured round trip of the current connection; None if unknown."""
         return None if self._connection is None else self._connection.round_trip_s
 
     @property
     def last_activity_s(self) -> float:
-        """When the present connection's bytes last came or went, by the clock."""
+        """The time of the last received or sent bytes of the current connection, by the clock."""
         return -math.inf if self._connection is None else self._connection.last_activity_s
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request waits for an answer, be it sent or not."""
+        """Whether no request is unanswered, sent or not."""
         return not self._unanswered
 
     def request(self, request: RawRequest) -> Deferred[Answered]:
         """
-        Send a request behind all those before it, as often as it takes; fires with its answer.
+        Send a request after all earlier ones, repeatedly if needed; fires with its response.
 
-        Cancelling takes it back; its buffers are not looked at any more.
+        Cancelling withdraws it and releases its buffers.
 
         Raises (through the Deferred):
             ServerUnreachable, ServerTimeout: ``may_have_happened`` says what is known.
-            WriteLost: the connection was lost, and the request's body was let go of.
-            ServerProtocolError: what came is no answer.
+            WriteLost: the connection was lost after the request's body was released.
+            ServerProtocolError: the response is invalid.
         """
         upload = _Upload(request, self._cancelled)
         if self._closed:
@@ -186,10 +184,10 @@ class UploadConnection:
 
     def close(self, reason: Callable[[], PipegridError] | None = None) -> Deferred[None]:
         """
-        Fail what is unanswered and let the connection go; fires when it is gone.
+        Fail the unanswered requests and close the connection; fires when it is closed.
 
         Args:
-            reason: makes the error for each; without, it says that it was disconnected here.
+            reason: makes the error for each; by default it says that the client disconnected.
         """
         self._closed = True
         self._retry.stop()
@@ -205,7 +203,7 @@ class UploadConnection:
                 if isinstance(exchange, _Attempt) and not exchange.abandoned:
                     uploads.append(exchange.upload)
                     exchange.withdraw()
-            self._waiting.clear()  # it may have given some back
+            self._waiting.clear()  # the connection may have returned some
             connection.close()
         self._fail(
             uploads, reason or (lambda: no_connection(self._server, "it was disconnected here"))
@@ -238,7 +236,7 @@ class UploadConnection:
         self._give_up({}, not_connected(self._server, error))
 
     def _retry_later(self) -> bool:
-        """Try once more after a while, unless nothing was lost or patience is over."""
+        """Reconnect after a pause; False if nothing was lost or the limits are reached."""
         if self._lost_at_s is None:
             return False
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, MAX_WAIT_S)
@@ -258,7 +256,7 @@ class UploadConnection:
     # Ends of requests.
 
     def _ended(self, upload: _Upload, outcome: RawResponse | PipegridError) -> None:
-        upload.attempt = None  # or each would keep the other, and a megabyte of share data
+        upload.attempt = None  # break the cycle, which would keep a megabyte of share data
         if upload.ended:
             return
         self._end(upload)
@@ -287,7 +285,7 @@ class UploadConnection:
         return waiting
 
     def _put_back(self, unanswered: list[Unanswered]) -> dict[_Upload, PipegridError]:
-        """Take from a connection what it gives back, in front of what waits; returns why for each."""
+        """Put the returned requests before the waiting ones; return the error for each."""
         errors: dict[_Upload, PipegridError] = {}
         for each in unanswered:
             assert isinstance(each.exchange, _Attempt)
@@ -304,7 +302,7 @@ class UploadConnection:
             self._end(upload)
             upload.attempt = None
         for upload in uploads:
-            if not upload.result.called:  # by what the one before has caused
+            if not upload.result.called:  # else the callback of an earlier one has ended it
                 upload.result.errback(error())
 
     def _error_for(self, upload: _Upload, error: PipegridError) -> PipegridError:
@@ -320,25 +318,28 @@ class UploadConnection:
     # Owner of the connection; see ``http11.connection_loss``.
 
     def has_room(self, connection: PipelinedConnection) -> None:
-        """The lane's own queue is all there is."""
+        """Do nothing: only the connection's own queue has requests."""
 
     def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
         self._reset()
 
     def held_up(self, connection: PipelinedConnection) -> None:
-        """Nobody reads these answers slowly."""
+        """Do nothing: these responses are not read slowly."""
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
-        """They go with all others when the connection is lost; a new one now would overtake it."""
+        """
+        Do nothing: they are sent with all others when the connection is lost; a new one now would overtake
+        it.
+        """
         self._put_back(unsent)
 
     def lost(
         self, connection: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]
     ) -> None:
-        """Send what is unanswered once more, or give up."""
+        """Send the unanswered requests again, or fail them."""
         errors = self._put_back(unanswered)
         if connection is not self._connection:
-            return  # it came when this was closed
+            return  # it came during close
         self._connection = None
         if self._closed or not self._unanswered:
             self._reset()
@@ -377,7 +378,7 @@ class UploadConnection:
                 upload.result.errback(self._error_for(upload, errors.get(upload, otherwise)))
 
     def _check_invariants(self) -> None:
-        """For tests: every unanswered request stands in one place."""
+        """For tests: every unanswered request is in one place."""
         lane = () if self._connection is None else self._connection.lane
         on_it = [
             each.upload

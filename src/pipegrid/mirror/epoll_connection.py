@@ -374,7 +374,7 @@ class Connection(ScheduledConnection):
     def _done(self) -> None:
         self._job = self._gathered = None
         if self._closes:
-            raise Lost("it closes after its last answer", announced=True)
+            raise Lost("it closes after its last response", announced=True)
 
     def close(self) -> list[FetchJob]:
         """Let go of it; returns what was not answered, the first being the one that was due."""
