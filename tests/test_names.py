@@ -24,7 +24,8 @@ ELSEWHERE = {"twisted"}
 GLOSSARY = PACKAGE.parent.parent / "docs" / "glossary.md"
 
 _WORDS = """
-access address agent ahead aliases announce answers api app archive args arguments backup bar base base32
+access address agent ahead aliases announce answers api app archive args arguments assets
+backup bar base base32
 batches blacklist blocking body build buildbot byte cache calls capacity change charts check children client
 clock cmd collector
 compare completion config configured connection console context copied copy creation credentials
@@ -35,13 +36,13 @@ figures foolscap form formats garbage get hashes history host hosts html http id
 init interface interfaces isal items job json layout lazy lifeline link list listener listing local
 log lookup loss ls manager manpage many messages metadata metrics mirror mirrors model modules mutable
 mutables network new node object objects offline
-open opener operation options order origin output package packed params parser pages paced paths peers plain
-plan plugin pool port private probe process processes progress protocol proxy put query queue quick
-range raw reader readers readonly receiver receivers registry relay repair report responder resource restore
-running
+open opener operation options order origin output overview package packed page params parser pages paced
+paths peers plain plan plugin pool port private probe process processes progress protocol proxy put
+query queue quick range raw reader readers readonly receiver receivers registry relay repair report responder
+resource restore running
 results resume retry root rpm runner safe search selection selfcheck serve service settings signatures
 sink site small socket sockets source spans speedtest spool state states status stdin store stream streamed
-streams systemd table tahoe tcp text throttle timeline tls trace tracker transfers transport twist
+streams systemd table tahoe tcp templates text throttle timeline tls trace tracker transfers transport twist
 twisted assignment async content decode downloaded encoding hedge input interruptible listed lookup ordered
 packing parameters public segmented strict yaml update uploader verdict verifier workers writer
 """

@@ -7,7 +7,7 @@ A client that disconnects cancels the work that its request has started.
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 from twisted.web.server import NOT_DONE_YET
 from zope.interface import implementer
 
-from pipegrid.gateway.web_api.web_errors import problem_of
+from pipegrid.gateway.web_api.web_errors import Problem, problem_of
 from pipegrid.reactor.deferreds import Waiters, start_cancellable
 
 TEXT = "text/plain;charset=utf-8"
@@ -78,13 +78,24 @@ def send(request: Any, response: HttpResponse) -> None:
     request.finish()
 
 
-def respond(request: Any, work: Coroutine[Any, Any, HttpResponse | None], clock: Any) -> int:
+def plain_problem(request: Any, problem: Problem) -> HttpResponse:
+    """Return how a program gets an error: as text."""
+    return HttpResponse(problem.text, problem.status, TEXT, problem.headers)
+
+
+def respond(
+    request: Any,
+    work: Coroutine[Any, Any, HttpResponse | None],
+    clock: Any,
+    explain: Callable[[Any, Problem], HttpResponse] = plain_problem,
+) -> int:
     """
     Answer a request with what work returns, or with what it raises; for ``IResource.render``.
 
     Args:
         work: returns None if it has written the response itself, and finished it.
         clock: the reactor, as far as it tells the time.
+        explain: returns how the request gets an error.
     """
     running = start_cancellable(work, clock)
     gone: list[bool] = []
@@ -99,7 +110,7 @@ def respond(request: Any, work: Coroutine[Any, Any, HttpResponse | None], clock:
         if gone:
             return
         if isinstance(result, Failure):
-            _fail(request, result)
+            _fail(request, result, explain)
         elif result is not None:
             send(request, result)
 
@@ -108,7 +119,7 @@ def respond(request: Any, work: Coroutine[Any, Any, HttpResponse | None], clock:
     return NOT_DONE_YET
 
 
-def _fail(request: Any, failure: Failure) -> None:
+def _fail(request: Any, failure: Failure, explain: Callable[[Any, Problem], HttpResponse]) -> None:
     """Answer with an error; where the response has begun, break the connection."""
     if request.startedWriting:
         log.info("a response ended before its end: {error}", error=str(failure.value))
@@ -124,7 +135,7 @@ def _fail(request: Any, failure: Failure) -> None:
     request.responseHeaders.removeHeader(b"content-range")
     request.responseHeaders.removeHeader(b"content-disposition")
     request.responseHeaders.removeHeader(b"etag")
-    send(request, HttpResponse(problem.text, problem.status, TEXT, problem.headers))
+    send(request, explain(request, problem))
 
 
 @implementer(IPushProducer)

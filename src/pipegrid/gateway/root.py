@@ -13,6 +13,7 @@ from pipegrid.gateway.http_response import HttpResponse
 from pipegrid.gateway.web_api.api_request import ApiRequest, ApiResource, Handler
 from pipegrid.gateway.web_api.object_resource import named_resource, object_resource
 from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.gateway.web_ui.assets import AssetsResource
 from pipegrid.tree.public_grid import Grid
 
 
@@ -46,6 +47,7 @@ def root_resource(
     root.putChild(b"file", named)
     if settings.static.is_dir():
         root.putChild(b"static", File(str(settings.static)))
+    root.putChild(b"interface", AssetsResource())
     for name, resource in parts.resources.items():
         root.putChild(name, resource)
     root.putChild(b"", parts.home or ApiResource(grid, settings, _welcome))

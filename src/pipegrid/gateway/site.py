@@ -23,9 +23,12 @@ from twisted.web.server import Request, Site
 from pipegrid.gateway.body_spool import BodyRefused, BodySpool, SpoolSpace
 from pipegrid.gateway.form_body import FormBody
 from pipegrid.gateway.gateway_settings import GatewayLimits, GatewaySettings
+from pipegrid.gateway.http_response import send
 from pipegrid.gateway.request_origin import refusal
 from pipegrid.gateway.web_api.paced_download import DownloadTurns
 from pipegrid.gateway.web_api.web_arguments import MULTIPART, form_kind
+from pipegrid.gateway.web_api.web_errors import Problem
+from pipegrid.gateway.web_ui.page_templates import problem_response
 from pipegrid.reactor.deferreds import Timer
 
 MAX_HEAD_BYTES = 64 << 10
@@ -44,7 +47,17 @@ HEADERS = (
 """Of every response; what a resource sets takes precedence."""
 
 SHOWN = frozenset(
-    {b"", b"statistics", b"status", b"storage", b"static", b"metrics", b"restic", b"helper_status"}
+    {
+        b"",
+        b"interface",
+        b"statistics",
+        b"status",
+        b"storage",
+        b"static",
+        b"metrics",
+        b"restic",
+        b"helper_status",
+    }
 )
 """First parts of paths that the log shows; below all others there are capabilities, or mistyped ones."""
 
@@ -125,14 +138,8 @@ class GatewayRequest(Request):
             self.setHeader(name, value)
         refused = self.body.refused
         if refused is not None:
-            data = f"{refused}\n".encode()
-            self.setResponseCode(refused.status)
-            self.setHeader(b"content-type", b"text/plain;charset=utf-8")
-            self.setHeader(b"content-length", b"%d" % len(data))
             self.setHeader(b"connection", b"close")
-            if self.method != b"HEAD":
-                self.write(data)
-            self.finish()
+            send(self, problem_response(self, Problem(refused.status, f"{refused}\n")))
             return
         super().process()
 

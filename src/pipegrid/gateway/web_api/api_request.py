@@ -16,6 +16,7 @@ from pipegrid.gateway.http_response import HttpResponse, redirect, respond
 from pipegrid.gateway.web_api.path_lookup import FoundObject
 from pipegrid.gateway.web_api.web_arguments import Arguments, decode_path, read_arguments
 from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.gateway.web_ui.page_templates import problem_response
 from pipegrid.tree.public_grid import Grid
 
 
@@ -108,7 +109,7 @@ class ApiResource(Resource):
             call = api_request(request, self._grid, self._settings)
             return await self._answer(call)
 
-        return respond(request, work(), self._grid.clock)
+        return respond(request, work(), self._grid.clock, problem_response)
 
 
 def when_done(call: ApiRequest, text: str, status: int = 200) -> HttpResponse:

@@ -1,0 +1,162 @@
+"""Pages from Jinja2 templates; every value in them is escaped, and none of them runs what was stored."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+from urllib.parse import quote
+
+import jinja2
+
+from pipegrid.core.text import amount, counted, printable
+from pipegrid.gateway.http_response import HttpResponse, plain_problem
+from pipegrid.gateway.web_api.web_errors import Problem
+from pipegrid.gateway.web_ui.assets import asset_path
+
+HTML = "text/html"
+"""As Tahoe-LAFS sends it. Pages are ASCII, so no other encoding can be guessed for them."""
+
+CONTENT_POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; media-src 'self'; "
+    "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+
+PAGE_HEADERS = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+"""Of every page. It is not stored, since capabilities are in it."""
+
+NAVIGATION = (("/", "Grid"),)
+"""Links at the top of every page: path, text."""
+
+SHOWN_CHARACTERS = 200
+"""Of a name in a list; longer ones are shortened in the middle."""
+
+
+def render_page(
+    template: str, values: Mapping[str, Any] | None = None, status: int = 200
+) -> HttpResponse:
+    """
+    Return a page.
+
+    Args:
+        template: a file in ``templates``, such as ``directory.html``; it extends ``base.html``.
+        values: by the names that the template uses; ``title`` has to be one, without any capability.
+    """
+    text = _environment().get_template(template).render(values or {})
+    data = text.encode("ascii", "xmlcharrefreplace")
+    return HttpResponse(data, status, HTML, PAGE_HEADERS)
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pipegrid.gateway.web_ui"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(asset=asset_path, navigation=NAVIGATION, counted=counted)
+    environment.filters.update(
+        amount=amount, date=shown_date, name=shown_name, quoted=quoted, millis=shown_millis
+    )
+    return environment
+
+
+# Filters: values as people read them.
+
+
+def quoted(text: str) -> str:
+    """Return a name or cap as one part of a URL's path, or as a value in its query."""
+    return quote(text, safe="")
+
+
+def shown_name(name: str) -> str:
+    """Return a name on one line: control characters and marks of direction escaped, not too long."""
+    if len(name) > SHOWN_CHARACTERS:
+        half = SHOWN_CHARACTERS // 2
+        name = f"{name[:half]}\u2026{name[-half:]}"
+    return printable(name)
+
+
+_LAST_S = 253_402_300_799
+"""Of the year 9999."""
+
+
+def as_time(value: object) -> float | None:
+    """Return what metadata give as a time, in seconds since 1970; None if it is none that has a date."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if -_LAST_S // 5 <= value <= _LAST_S else None
+
+
+def shown_date(seconds: float | None) -> str:
+    """Return a time in seconds since 1970 as date and minute in UTC; nothing if it is not known."""
+    if seconds is None:
+        return ""
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds))
+
+
+def shown_millis(seconds: float | None) -> str:
+    """Return a duration in milliseconds; nothing if it is not known."""
+    if seconds is None:
+        return ""
+    millis = seconds * 1000
+    return f"{millis:.0f} ms" if millis >= 10 else f"{millis:.1f} ms"
+
+
+# Errors, as browsers get them.
+
+_HEADINGS = {
+    403: "Not allowed",
+    404: "Not found",
+    409: "Not possible at present",
+    410: "Too few shares are left",
+    413: "Too large",
+    503: "Too few servers",
+    507: "Not enough space",
+}
+_FOR_PROGRAMS = re.compile(
+    r"[A-Z][A-Za-z]{2,40}Error: (?:ran out of shares: [^:]{0,400}: |no shares \(need [0-9]{1,3}\): )?"
+)
+"""What programs look for in errors, before the sentence for people."""
+
+
+def problem_response(http: Any, problem: Problem) -> HttpResponse:
+    """Return how an error is answered: as a page to a browser, else as text."""
+    if "text/html" not in (http.getHeader("accept") or ""):
+        return plain_problem(http, problem)
+    values = {
+        "title": _HEADINGS.get(problem.status, "This did not work"),
+        "text": plain_sentence(problem.text),
+        "back": way_back(http.method, http.path),
+    }
+    page = render_page("error.html", values, problem.status)
+    return HttpResponse(
+        page.data, page.status, page.content_type, {**problem.headers, **page.headers}
+    )
+
+
+def plain_sentence(text: str) -> str:
+    """Return the text of an error as a sentence, without what only programs look for."""
+    text = _FOR_PROGRAMS.sub("", text.strip(), count=1)
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+def way_back(method: bytes, path: bytes) -> str:
+    """Return the path of the page that a browser most likely had before: the directory, or the first page."""
+    parts = path.decode("ascii", "replace").strip("/").split("/")
+    if parts[0] not in ("uri", "cap") or len(parts) < 2:
+        return "/"
+    if method in (b"GET", b"HEAD"):
+        parts.pop()
+    if len(parts) < 2:
+        return "/"
+    return quote(f"/{'/'.join(parts)}/", safe="/%:")
