@@ -36,7 +36,6 @@ SMALL = {
     "core/dates.py": _CONTRACT,
     "core/lease_secrets.py": _CONTRACT,
     "disk/databases.py": "brings SQLite, which only backups and some mirrors need",
-    "cli/twist_gateway.py": "a plugin, which twist loads alone",
     "grid/access_blacklist.py": "loaded by gateways alone",
     "gateway/node_files.py": "files that other programs read, by their names",
     "gateway/request_origin.py": "pure decisions, apart from the server that asks for them",

@@ -146,7 +146,7 @@ def measure(
 @contextmanager
 def gateway_at(client: Path) -> Iterator[str]:
     """Run a gateway; yields its address."""
-    line = command(client, "gateway", "--port", f"tcp:0:interface={LOOPBACK}")
+    line = command(client, "gateway", "--no-auth", "--port", f"tcp:0:interface={LOOPBACK}")
     with running(line) as process:
         yield first_line(process)
 

@@ -47,7 +47,7 @@ class Answer:
 class ResourceTestCase(TestCase):
     """A gateway with a grid of its own, and a client."""
 
-    restic = ResticSettings()
+    restic = ResticSettings(no_auth=True)
     timeout = 100
 
     async def setUp(self) -> None:  # type: ignore[override]
@@ -252,7 +252,7 @@ class ProtocolTests(ResourceTestCase):
 class AppendOnlyTests(ResourceTestCase):
     """``--append-only``."""
 
-    restic = ResticSettings(append_only=True)
+    restic = ResticSettings(append_only=True, no_auth=True)
 
     async def test_append_only(self) -> None:
         """Locks are removed, nothing else is, nor is anything replaced."""
@@ -351,5 +351,49 @@ class PasswordTests(ResourceTestCase):
     async def test_missing(self) -> None:
         """Users have no repositories of their own without passwords."""
         self.file.unlink()
-        with self.assertRaises(UsageError):
-            restic_resource(self.grid, self.settings)
+        for no_auth in (False, True):
+            restic = attrs.evolve(self.restic, no_auth=no_auth)
+            with self.assertRaises(UsageError):
+                restic_resource(self.grid, attrs.evolve(self.settings, restic=restic))
+
+
+class NoPasswordFileTests(ResourceTestCase):
+    """Other users of the machine reach the gateway's port, too: without passwords nobody has access."""
+
+    async def setUp(self) -> None:  # type: ignore[override]
+        self.file = Path(self.mktemp())
+        self.restic = ResticSettings(self.file)
+        await super().setUp()
+
+    async def test_refused(self) -> None:
+        """Nothing is made, stored or read, and the answer says what to do, until there is a file."""
+        for method, path in (
+            ("HEAD", "r/config"),
+            ("POST", "r/?create=true"),
+            ("GET", "r/keys/"),
+            ("POST", f"r/data/{'0' * 64}"),
+        ):
+            body = b"x" * 200_000 if method == "POST" else None
+            answer = await self.expect(403, method, path, body)
+            if method != "HEAD":
+                self.assertIn(str(self.file).encode(), answer.body)
+                self.assertIn(b"--no-auth", answer.body)
+        self.assertEqual(self.site.space.used_bytes, 0)
+        hashed = bcrypt.hashpw(b"annann", bcrypt.gensalt(4)).decode()
+        self.file.write_text(f"ann:{hashed}\n")
+        await self.expect(401, "POST", "r/?create=true", b"")
+        ann = basic("ann", "annann")
+        await self.expect(200, "POST", "r/?create=true", b"", authorization=ann)
+
+    async def test_unreadable(self) -> None:
+        """A file that appears and cannot be read lets nobody in."""
+        self.file.mkdir()
+        await self.expect(403, "POST", "r/?create=true", b"")
+
+    async def test_contradiction(self) -> None:
+        """A gateway with a password file is not started with ``--no-auth``."""
+        self.file.write_text("")
+        restic = attrs.evolve(self.restic, no_auth=True)
+        with self.assertRaises(UsageError) as caught:
+            restic_resource(self.grid, attrs.evolve(self.settings, restic=restic))
+        self.assertIn(str(self.file), str(caught.exception))

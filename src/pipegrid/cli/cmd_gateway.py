@@ -56,7 +56,12 @@ class GatewayJob(ReactorGridJob):
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Users and passwords of restic's clients.  [default: private/.htpasswd in the directory; without "
-    "it, all clients on this machine have access, and no others]",
+    "it, no client has access]",
+)
+@click.option(
+    "--no-auth",
+    is_flag=True,
+    help="restic's clients need no password: all users of this machine have access, and no others.",
 )
 @click.option(
     "--log",
@@ -72,6 +77,7 @@ def gateway_command(
     append_only: bool,
     private_repos: bool,
     htpasswd_file: Path | None,
+    no_auth: bool,
     log_path: str | None,
 ) -> GridJob:
     """
@@ -94,7 +100,7 @@ def gateway_command(
                 f"the gateway needs the module {error.name}, which is not installed; install it with "
                 "pip install 'pipegrid[gateway]'"
             ) from error
-        restic = gateway_settings.ResticSettings(htpasswd_file, append_only, private_repos)
+        restic = gateway_settings.ResticSettings(htpasswd_file, append_only, private_repos, no_auth)
         chosen = gateway_settings.load_settings(
             Path(grid.config.directory), port=port, hosts=hosts, restic=restic
         )

@@ -21,7 +21,7 @@ from pipegrid.cli.error_report import sentence, status_of
 from pipegrid.cli.twist_plugin import ExitWithStatus
 from pipegrid.disk.files import few_files
 from pipegrid.errors import UsageError
-from pipegrid.gateway.gateway_settings import GatewaySettings, load_settings
+from pipegrid.gateway.gateway_settings import GatewaySettings, ResticSettings, load_settings
 from pipegrid.gateway.service import GatewayService
 from pipegrid.reactor.process_settings import make_monotonic
 from pipegrid.server.systemd import end_without_memory
@@ -37,6 +37,12 @@ class GatewayOptions(usage.Options):
     optParameters = [
         ["directory", "d", None, "The client's directory, perhaps a Tahoe-LAFS node's."],
         ["port", "p", None, "A TCP port or an endpoint; by default the directory's web.port."],
+        ["htpasswd-file", None, None, "Users and passwords of restic's clients."],
+    ]
+    optFlags = [
+        ["append-only", None, "restic's clients may store and read, and remove only locks."],
+        ["private-repos", None, "restic's users have access to their own repositories alone."],
+        ["no-auth", None, "restic's clients on this machine need no password."],
     ]
 
     def __init__(self) -> None:
@@ -55,8 +61,18 @@ class GatewayOptions(usage.Options):
         if self["directory"] is None:
             raise usage.UsageError("give the client's directory with --directory")
         try:
+            file = self["htpasswd-file"]
+            restic = ResticSettings(
+                None if file is None else Path(file),
+                bool(self["append-only"]),
+                bool(self["private-repos"]),
+                bool(self["no-auth"]),
+            )
             self._settings = load_settings(
-                Path(self["directory"]), port=self["port"], hosts=tuple(self._hosts)
+                Path(self["directory"]),
+                port=self["port"],
+                hosts=tuple(self._hosts),
+                restic=restic,
             )
         except UsageError as error:
             raise usage.UsageError(str(error)) from None

@@ -79,15 +79,17 @@ class ResticSettings:
     What clients may do with repositories of restic.
 
     Attributes:
-        password_file: users and passwords, as ``htpasswd`` writes them; if it does not exist, all clients of
-            this machine have access, and no others.
+        password_file: users and passwords, as ``htpasswd`` writes them; while it does not exist, no client
+            has access.
         append_only: only locks can be removed.
         private_repositories: a user has access to repositories below the user's own name only.
+        no_auth: there are no passwords: all clients of this machine have access, and no others.
     """
 
     password_file: Path | None = None
     append_only: bool = False
     private_repositories: bool = False
+    no_auth: bool = False
 
 
 @attrs.frozen

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from pathlib import Path
 from typing import Any
 
 from twisted.internet.address import UNIXAddress
@@ -56,8 +57,8 @@ def restic_resource(grid: Grid, settings: GatewaySettings) -> IResource:
     Return the resource of ``/restic``.
 
     Raises:
-        UsageError: the password file cannot be read, or is missing though users are to have repositories of
-            their own.
+        UsageError: the password file cannot be read, is missing though users are to have repositories of
+            their own, or is there though nobody is to be asked for a password.
     """
     return ResticResource(grid, settings)
 
@@ -78,12 +79,21 @@ class ResticResource(Resource):
         self._settings: ResticSettings = settings.restic
         self._repositories = Repositories(grid, settings.directory)
         self._passwords: PasswordFile | None = None
+        self._said = False
         path = self._settings.password_file
-        if path is not None and (path.exists() or self._settings.private_repositories):
+        if self._settings.no_auth:
+            self._check_no_auth(path)
+        elif path is not None and (path.exists() or self._settings.private_repositories):
             self._passwords = PasswordFile(path, grid.workers, grid.clock, _say)
-        if self._settings.private_repositories and self._passwords is None:
+        elif self._settings.private_repositories:
+            raise UsageError(_NO_PRIVATE)
+
+    def _check_no_auth(self, path: Path | None) -> None:
+        if self._settings.private_repositories:
+            raise UsageError(_NO_PRIVATE)
+        if path is not None and path.exists():
             raise UsageError(
-                "repositories can belong to users only where there are passwords; give a password file"
+                f"--no-auth contradicts the password file {path}; leave the option out, or remove the file"
             )
 
     def look_at_head(self, headers: Headers, length: int | None, body: BodySpool) -> None:
@@ -91,8 +101,14 @@ class ResticResource(Resource):
         body.most_bytes = MAX_OBJECT_BYTES
         if length is not None and length > MAX_OBJECT_BYTES:
             body.refuse(_too_large(length))
-        if self._passwords is None or (length is not None and length <= IN_MEMORY_BYTES):
+        if self._settings.no_auth or (length is not None and length <= IN_MEMORY_BYTES):
             return
+        if self._passwords is None:
+            try:
+                self._passwords = self._appeared()
+            except WebError as error:
+                body.refuse(BodyRefused(str(error), error.status))
+                return
         given = (headers.getRawHeaders("authorization") or [""])[0]
         if not self._passwords.names_user(given):
             body.refuse(BodyRefused(_WRONG_PASSWORD, 401))
@@ -144,14 +160,16 @@ class ResticResource(Resource):
 
     async def _admitted(self, request: Any) -> str | None:
         """Return the user of a request; None where no passwords are asked for."""
-        if self._passwords is None:
+        if self._settings.no_auth:
             if _is_on_this_machine(request):
                 return None
             raise WebError(
                 403,
-                f"clients on other machines need a password; make {self._settings.password_file} with "
-                "'htpasswd -B -c FILE USER', and start the gateway again",
+                "clients on other machines need a password, and this gateway was started with --no-auth; "
+                f"start it without, and make {self._settings.password_file} with 'htpasswd -B -c FILE USER'",
             )
+        if self._passwords is None:
+            self._passwords = self._appeared()
         try:
             user = await self._passwords.user_of(request.getHeader("authorization"))
         except TooManyPasswords:
@@ -161,6 +179,29 @@ class ResticResource(Resource):
         if user is None:
             raise _unauthorized(_WRONG_PASSWORD)
         return user
+
+    def _appeared(self) -> PasswordFile:
+        """
+        Return the password file, which was missing when the gateway started.
+
+        Raises:
+            WebError: it still is, or it cannot be read.
+        """
+        path = self._settings.password_file
+        try:
+            if path is not None and path.exists():
+                return PasswordFile(path, self._grid.workers, self._grid.clock, _say)
+            why = (
+                f"restic's clients need a password, and there is no file of passwords; make {path} with "
+                "'htpasswd -B -c FILE USER', or start the gateway with --no-auth, which gives all users of "
+                "this machine access"
+            )
+        except UsageError as error:
+            why = str(error)
+        if not self._said:  # restic shows the status alone
+            self._said = True
+            _say(why)
+        raise WebError(403, why)
 
     # Repositories.
 
@@ -254,6 +295,9 @@ class ResticResource(Resource):
         return HttpResponse()
 
 
+_NO_PRIVATE = (
+    "repositories can belong to users only where there are passwords; give a password file"
+)
 _WRONG_PASSWORD = "the user or the password is wrong, or missing"
 _NOT_STORED = {"Cache-Control": "no-store"}
 
