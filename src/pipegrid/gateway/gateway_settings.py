@@ -42,6 +42,7 @@ class GatewayLimits:
         text_bytes: of a request body that is a cap.
         children_bytes: of a request body that is JSON.
         downloads: of more than 256 KiB, that are fetched at the same time; they take turns.
+        archives: of directories, that are sent at the same time.
         spare_bytes: of the disk, which request bodies leave free.
     """
 
@@ -54,6 +55,7 @@ class GatewayLimits:
     children_bytes: int = 32 << 20
     spare_bytes: int = 64 << 20
     downloads: int = 4
+    archives: int = 8
 
 
 @attrs.frozen

@@ -154,6 +154,7 @@ class ResponseStream:
         self._request = request
         self._paused = False
         self._resumed: Waiters[None] = Waiters()
+        self._producer: IPushProducer | None = None
         self.has_begun = False
 
     def write(self, data: bytes) -> None:
@@ -168,6 +169,12 @@ class ResponseStream:
         while self._paused:
             await self._resumed.wait()
 
+    def follow(self, producer: IPushProducer | None) -> None:
+        """Pause a producer of pieces while the client reads slowly; None: there is no producer any more."""
+        self._producer = producer
+        if producer is not None and self._paused:
+            producer.pauseProducing()
+
     def finish(self) -> None:
         """End the response; nothing more can be written."""
         if self.has_begun:
@@ -177,11 +184,15 @@ class ResponseStream:
     def pauseProducing(self) -> None:
         """See ``IPushProducer``; the client reads more slowly than pieces are written."""
         self._paused = True
+        if self._producer is not None:
+            self._producer.pauseProducing()
 
     def resumeProducing(self) -> None:
         """See ``IPushProducer``; the client has read most of the pieces."""
         self._paused = False
         self._resumed.fire(None)
+        if self._producer is not None:
+            self._producer.resumeProducing()
 
     def stopProducing(self) -> None:
         """See ``IPushProducer``; the client has disconnected, and ``respond`` cancels the work."""

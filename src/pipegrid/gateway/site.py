@@ -28,6 +28,7 @@ from pipegrid.gateway.request_origin import refusal
 from pipegrid.gateway.web_api.paced_download import DownloadTurns
 from pipegrid.gateway.web_api.web_arguments import MULTIPART, form_kind
 from pipegrid.gateway.web_api.web_errors import Problem
+from pipegrid.gateway.web_ui.directory_archive import ArchiveCount
 from pipegrid.gateway.web_ui.page_templates import problem_response
 from pipegrid.reactor.deferreds import Timer
 
@@ -296,6 +297,7 @@ class GatewaySite(Site):
     Attributes:
         channels: those that are open.
         downloads: the turns of large downloads.
+        archives: how many are being sent.
         accepted, refused: connections, ever.
         served: requests by status, ever.
     """
@@ -317,6 +319,7 @@ class GatewaySite(Site):
         self.hosts = settings.hosts
         self.space = SpoolSpace(settings.temporary, settings.limits.spare_bytes)
         self.downloads = DownloadTurns(settings.limits.downloads)
+        self.archives = ArchiveCount(settings.limits.archives)
         self.channels: dict[GatewayChannel, None] = {}
         self.accepted = self.refused = 0
         self.served: dict[int, int] = {}

@@ -27,13 +27,14 @@ from pipegrid.gateway.web_api.path_lookup import (
 )
 from pipegrid.gateway.web_api.plain_pages import directory_page, info_page, rename_page
 from pipegrid.gateway.web_api.web_errors import WebError, no_such_child, problem_of
+from pipegrid.gateway.web_ui.directory_archive import send_archive
 from pipegrid.tree.directory import Directory, move
 
 UNNAMED = "unknown-filename"
 """What Tahoe-LAFS calls a file whose form names it neither way."""
 
 
-async def get_directory(call: ApiRequest, found: FoundObject) -> HttpResponse:
+async def get_directory(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
     """Answer a GET of a directory."""
     cap = found.cap
     assert isinstance(cap, DirectoryCap)
@@ -44,6 +45,8 @@ async def get_directory(call: ApiRequest, found: FoundObject) -> HttpResponse:
         return info_page("directory", cap)
     if operation == "rename-form":
         return rename_page(call.arguments.text("name"))
+    if operation == "archive":
+        return await send_archive(call, found)
     if operation == "":
         return await _page(call, cap)
     if operation not in ("uri", "readonly-uri"):

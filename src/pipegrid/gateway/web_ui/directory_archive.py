@@ -1,0 +1,339 @@
+"""
+A directory with all below it as one ZIP file, which is written while the tree is read.
+
+Small files are fetched ahead, and wait in memory, a bounded amount; a large one is streamed in its turn. A
+client that reads slowly slows the servers down, and one that disconnects ends all of it.
+
+What cannot be read ends the archive: the connection breaks before the list of members is sent, so that
+neither the client nor what opens the file can take it for whole.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IConsumer
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap
+from pipegrid.errors import DirectoryError, SourceError
+from pipegrid.gateway.body_spool import BodySpool
+from pipegrid.gateway.http_response import HttpResponse, ResponseStream
+from pipegrid.gateway.web_api.api_request import ApiRequest
+from pipegrid.gateway.web_api.byte_ranges import disposition
+from pipegrid.gateway.web_api.paced_download import SMALL_BYTES, DownloadTurns, fetch_in_turns
+from pipegrid.gateway.web_api.path_lookup import FoundObject
+from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.gateway.web_ui.member_names import (
+    MAX_PATH_BYTES,
+    MemberNames,
+    changed_at,
+    harmless_name,
+    is_program,
+)
+from pipegrid.gateway.web_ui.zip_stream import ZipMember, ZipStream
+from pipegrid.reactor.deferreds import Wakeup
+from pipegrid.tree.public_grid import Grid
+from pipegrid.tree.walk import Found, Met, TreePath, Unreadable, WalkLimits, walk
+
+AHEAD_BYTES = 4 << 20
+"""Of small files that are fetched ahead of what is being sent."""
+
+MEMBER_BYTES = 4 << 10
+"""What a member that waits takes in addition to its content; so at most a thousand wait."""
+
+LIMITS = WalkLimits(reads=16, ahead_bytes=8 << 20, open_bytes=64 << 20, objects=2_000_000)
+
+ZIP = "application/zip"
+
+
+@attrs.define(eq=False)
+class _Waiting:
+    """
+    A member that waits for its turn.
+
+    Attributes:
+        cap: of a file.
+        fetching: its content, if it is small, or may be.
+        waits_bytes: what it counts for.
+        error: nothing can be archived from here on.
+    """
+
+    member: ZipMember
+    cap: Cap | None = None
+    fetching: Deferred[bytes] | None = None
+    waits_bytes: int = MEMBER_BYTES
+    error: BaseException | None = None
+
+
+class ArchiveReader:
+    """
+    Walks a tree, and fetches what is small ahead of its turn.
+
+    Args:
+        top: the name of the directory that all members are in.
+    """
+
+    def __init__(self, grid: Grid, cap: DirectoryCap, top: str) -> None:
+        self._grid = grid
+        self._waiting: deque[_Waiting] = deque()
+        self._first: _Waiting | None = None
+        self._ahead_bytes = 0
+        self._walked = False
+        self._changed = Wakeup(grid.clock)
+        self._taken = Wakeup(grid.clock)
+        self._open: list[tuple[str, MemberNames]] = []
+        self._top = harmless_name(top)
+        self._walking = Deferred.fromCoroutine(self._walk(cap))
+        self._walking.addErrback(self._walk_failed)
+
+    async def next(self) -> _Waiting | None:
+        """
+        Return the member whose turn it is; None: all were returned.
+
+        Raises:
+            PipegridError: it cannot be read.
+        """
+        while not self._waiting:
+            if self._walked:
+                return None
+            await self._changed.wait()
+        self._first = first = self._waiting.popleft()
+        if first.error is not None:
+            raise first.error
+        return first
+
+    def sent(self, one: _Waiting) -> None:
+        """A member does not wait any more."""
+        self._first = None
+        self._ahead_bytes -= one.waits_bytes
+        self._taken.fire()
+
+    def close(self) -> None:
+        """End the walk, and all that is fetched."""
+        self._walking.cancel()
+        for one in (*self._waiting, *([self._first] if self._first else [])):
+            if one.fetching is not None:
+                one.fetching.addErrback(lambda _: None)
+                one.fetching.cancel()
+        self._waiting.clear()
+
+    async def _walk(self, cap: DirectoryCap) -> None:
+        with walk(self._grid, cap, all_paths=True, limits=LIMITS) as tree:
+            async for met in tree:
+                while self._ahead_bytes >= AHEAD_BYTES:
+                    await self._taken.wait()
+                self._add(self._waiting_of(met))
+        self._walked = True
+        self._changed.fire()
+
+    def _walk_failed(self, failure: Failure) -> None:
+        if not failure.check(CancelledError):
+            self._add(_Waiting(ZipMember(""), error=failure.value))
+
+    def _add(self, one: _Waiting) -> None:
+        self._ahead_bytes += one.waits_bytes
+        self._waiting.append(one)
+        self._changed.fire()
+
+    def _waiting_of(self, met: Met) -> _Waiting:
+        error = _unreadable(met)
+        if error is not None:
+            return _Waiting(ZipMember(""), error=error)
+        assert isinstance(met, Found)
+        self._grid.check_access(met.best or met.cap)
+        metadata = met.metadata
+        if met.kind == "directory":
+            path = self._enter(met.path)
+            return _Waiting(_checked(ZipMember(path, 0, changed_at(metadata))))
+        path = self._path_of(met.path)
+        cap = met.cap
+        size = cap.size if isinstance(cap, (ChkCap, LitCap)) else 0
+        member = _checked(ZipMember(path, size, changed_at(metadata), is_program(metadata)))
+        if size > SMALL_BYTES:
+            return _Waiting(member, cap)
+        is_mutable = isinstance(cap, MutableCap)
+        waits_bytes = (SMALL_BYTES if is_mutable else size) + MEMBER_BYTES
+        assert cap is not None
+        fetching = self._grid.read(cap, 0, SMALL_BYTES + 1)
+        return _Waiting(member, cap, fetching, waits_bytes)
+
+    def _path_of(self, path: TreePath) -> str:
+        del self._open[len(path) :]
+        before, names = self._open[-1]
+        return before + names.take(path[-1])
+
+    def _enter(self, path: TreePath) -> str:
+        inside = (self._path_of(path) if path else self._top) + "/"
+        self._open.append((inside, MemberNames()))
+        return inside
+
+
+def _unreadable(met: Met) -> BaseException | None:
+    if isinstance(met, Unreadable):
+        return met.error
+    if met.kind == "unknown":
+        return DirectoryError("an object of the tree is of a kind that cannot be read here")
+    if met.kind == "directory" and met.listing is None:
+        return DirectoryError("a directory of the tree contains itself, so an archive has no end")
+    return None
+
+
+def _checked(member: ZipMember) -> ZipMember:
+    if len(member.path.encode()) > MAX_PATH_BYTES:
+        raise DirectoryError(
+            f"a path in the tree has more than {MAX_PATH_BYTES} bytes, which archives cannot hold"
+        )
+    return member
+
+
+@implementer(IConsumer)
+class _Content:
+    """Takes the content of one large member, and passes it on."""
+
+    def __init__(self, archive: ZipStream, stream: ResponseStream, member: ZipMember) -> None:
+        self._archive = archive
+        self._stream = stream
+        self._member = member
+        self._begun = False
+
+    def begin(self, size: int) -> tuple[int, int]:
+        """
+        Write the head, since the size is known now; returns the range that is wanted, all of it.
+
+        Raises:
+            SourceError: the file was replaced by another while it was read.
+        """
+        if self._begun:
+            raise SourceError("a file of the tree was changed while it was read; try again")
+        self._begun = True
+        self._archive.begin(attrs.evolve(self._member, size=size))
+        return 0, size
+
+    def registerProducer(self, producer: Any, streaming: bool) -> None:
+        """See ``IConsumer``."""
+        self._stream.follow(producer)
+
+    def unregisterProducer(self) -> None:
+        """See ``IConsumer``."""
+        self._stream.follow(None)
+
+    def write(self, data: bytes) -> None:
+        """See ``IConsumer``."""
+        self._archive.write(data)
+
+
+class DirectoryArchive:
+    """
+    One archive that is sent.
+
+    Args:
+        listing: keeps the list of members until the end.
+        turns: who may fetch large files.
+    """
+
+    def __init__(
+        self, grid: Grid, stream: ResponseStream, listing: BodySpool, turns: DownloadTurns
+    ) -> None:
+        self._grid = grid
+        self._stream = stream
+        self._archive = ZipStream(stream.write, listing)
+        self._turns = turns
+
+    async def send(self, cap: DirectoryCap, top: str) -> None:
+        """
+        Send all of it.
+
+        Raises:
+            PipegridError: something cannot be read; the rest was not sent.
+        """
+        reader = ArchiveReader(self._grid, cap, top)
+        try:
+            one = await reader.next()
+            while one is not None:
+                await self._send(one)
+                reader.sent(one)
+                one = await reader.next()
+        finally:
+            reader.close()
+        for piece in self._archive.finish():
+            await self._stream.ready()
+            self._archive.write_listing(piece)
+        self._archive.close()
+
+    async def _send(self, one: _Waiting) -> None:
+        await self._stream.ready()
+        if one.cap is None:
+            self._archive.add(one.member)
+            return
+        if one.fetching is not None:
+            data = await one.fetching
+            if len(data) <= SMALL_BYTES:
+                self._archive.add(one.member, data)
+                return
+        content = _Content(self._archive, self._stream, one.member)
+        if isinstance(one.cap, ChkCap):
+            content.begin(one.cap.size)
+            await fetch_in_turns(self._grid, one.cap, content, 0, one.cap.size, self._turns)
+        else:
+            await self._grid.get(one.cap, content, range_of=content.begin)
+        self._archive.end()
+
+
+class ArchiveCount:
+    """
+    How many archives are being sent.
+
+    Args:
+        most: that may be.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._running = 0
+
+    def __enter__(self) -> None:
+        """
+        Count one more.
+
+        Raises:
+            WebError: there are too many.
+        """
+        if self._running >= self._most:
+            raise WebError(
+                503,
+                f"{self._most} archives are being sent already, as many as may; try again when one has ended",
+                {"Retry-After": "60"},
+            )
+        self._running += 1
+
+    def __exit__(self, *_: object) -> None:
+        """One has ended."""
+        self._running -= 1
+
+
+async def send_archive(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
+    """Answer ``GET ?t=archive`` of a directory: a ZIP file of all that is in it."""
+    cap = found.cap
+    assert isinstance(cap, DirectoryCap)
+    name = call.arguments.text("filename").removesuffix(".zip") or found.name or "directory"
+    headers = {"Content-Disposition": disposition(f"{harmless_name(name)}.zip")}
+    if call.is_head:
+        return HttpResponse("", content_type=ZIP, headers=headers)
+    site = call.http.site
+    with site.archives:
+        call.http.setHeader("content-type", ZIP)
+        for header, value in headers.items():
+            call.http.setHeader(header, value)
+        listing = BodySpool(site.space)
+        stream = ResponseStream(call.http)
+        try:
+            await DirectoryArchive(call.grid, stream, listing, site.downloads).send(cap, name)
+        finally:
+            listing.close()
+        stream.finish()
+    return None

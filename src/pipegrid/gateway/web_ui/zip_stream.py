@@ -1,0 +1,234 @@
+"""
+Writes a ZIP file from its beginning to its end, without seeking, and in constant memory.
+
+ZIP rather than tar, because every system opens it without another program, because its names are UTF-8, and
+because its list of members comes last: one that ends too early is refused by whatever opens it, while a tar
+file that ends between two members looks whole. Nothing is compressed: stored files mostly are.
+
+``zipfile`` holds an object for each member until the end. Here the list of members is a ``BodySpool``, so
+that a million members cost no memory.
+
+Source: PKWARE's APPNOTE.TXT 6.3, sections 4.3 and 4.5; Info-ZIP's extra field 0x5455.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+import zlib
+from collections.abc import Callable
+
+import attrs
+
+from pipegrid.gateway.body_spool import BodySpool
+
+_LOCAL = struct.Struct("<4s5H3L2H")
+_CENTRAL = struct.Struct("<4s6H3L5H2L")
+_END_64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR_64 = struct.Struct("<4sLQL")
+_END = struct.Struct("<4s4H2LH")
+_DESCRIPTOR = struct.Struct("<4s3L")
+_DESCRIPTOR_64 = struct.Struct("<4sL2Q")
+
+_UTF8, _SIZES_FOLLOW = 1 << 11, 1 << 3
+_MOST = 0xFFFFFFFF
+_UNIX = 3 << 8
+_VERSION_64 = 45
+_DIRECTORY, _FILE = 0o040755, 0o100644
+_PIECE_BYTES = 64 << 10
+
+
+@attrs.frozen
+class ZipMember:
+    """
+    A member of an archive.
+
+    Attributes:
+        path: with slashes; a directory's ends with one.
+        size: in bytes.
+        changed_s: seconds since 1970; None: not known.
+        is_program: its owner may run it.
+    """
+
+    path: str
+    size: int = 0
+    changed_s: int | None = None
+    is_program: bool = False
+
+
+class ZipStream:
+    """
+    Writes members one after the other, and then their list.
+
+    Args:
+        write: takes the next bytes of the file.
+        listing: keeps the list of members until the end.
+    """
+
+    def __init__(self, write: Callable[[bytes], object], listing: BodySpool) -> None:
+        self._write_out = write
+        self._listing = listing
+        self._offset = 0
+        self._count = 0
+        self._open: ZipMember | None = None
+        self._member_offset = self._written = self._crc = 0
+
+    def add(self, member: ZipMember, data: bytes = b"") -> None:
+        """Write a member that is there as a whole, or a directory."""
+        offset, crc = self._offset, zlib.crc32(data)
+        self._put(_head(member, 0, crc, len(data)))
+        self._put(data)
+        self._list(member, 0, crc, len(data), offset)
+
+    def begin(self, member: ZipMember) -> None:
+        """Begin a member whose content follows in pieces; it must have the size that was given."""
+        assert self._open is None
+        self._open, self._member_offset = member, self._offset
+        self._written = self._crc = 0
+        self._put(_head(member, _SIZES_FOLLOW, 0, 0))
+
+    def write(self, data: bytes) -> None:
+        """Write the next piece of the member that was begun."""
+        self._crc = zlib.crc32(data, self._crc)
+        self._written += len(data)
+        self._put(data)
+
+    def end(self) -> None:
+        """End the member that was begun."""
+        member, self._open = self._open, None
+        assert member is not None
+        assert self._written == member.size
+        large = _is_large(member)
+        shape = _DESCRIPTOR_64 if large else _DESCRIPTOR
+        self._put(shape.pack(b"PK\x07\x08", self._crc, member.size, member.size))
+        self._list(member, _SIZES_FOLLOW, self._crc, member.size, self._member_offset)
+
+    def finish(self) -> list[tuple[int, int]]:
+        """
+        Return where the pieces of the list of members are in ``listing``: offset and length each.
+
+        The caller writes them with ``write_listing``, as fast as its reader takes them, and then ``close``.
+        """
+        size = self._listing.size
+        return [(at, min(_PIECE_BYTES, size - at)) for at in range(0, size, _PIECE_BYTES)]
+
+    def write_listing(self, piece: tuple[int, int]) -> None:
+        """
+        Write a piece of the list.
+
+        Raises:
+            BodyRefused: it could not be kept.
+        """
+        self._listing.check()
+        self._write_out(self._listing.read_at(*piece))
+
+    def close(self) -> None:
+        """Write what ends the file."""
+        size, start = self._listing.size, self._offset
+        after = start + size
+        count, version = self._count, _VERSION_64
+        self._write_out(
+            _END_64.pack(
+                b"PK\x06\x06", _END_64.size - 12, version, version, 0, 0, count, count, size, start
+            )
+            + _LOCATOR_64.pack(b"PK\x06\x07", 0, after, 1)
+            + _END.pack(
+                b"PK\x05\x06",
+                0,
+                0,
+                min(count, 0xFFFF),
+                min(count, 0xFFFF),
+                min(size, _MOST),
+                min(start, _MOST),
+                0,
+            )
+        )
+
+    def _put(self, data: bytes) -> None:
+        if data:
+            self._offset += len(data)
+            self._write_out(data)
+
+    def _list(self, member: ZipMember, flags: int, crc: int, size: int, offset: int) -> None:
+        self._count += 1
+        large = [value for value in (size, size, offset) if value >= _MOST]
+        extra = _time_extra(member)
+        if large:
+            extra += struct.pack(f"<2H{len(large)}Q", 1, 8 * len(large), *large)
+        name = member.path.encode()
+        is_directory = member.path.endswith("/")
+        mode = _DIRECTORY if is_directory else _FILE | (0o111 if member.is_program else 0)
+        stored_time, stored_date = _dos_time(member.changed_s)
+        self._listing.write(
+            _CENTRAL.pack(
+                b"PK\x01\x02",
+                _UNIX | _VERSION_64,
+                _VERSION_64 if large or _is_large(member) else 20,
+                _UTF8 | flags,
+                0,
+                stored_time,
+                stored_date,
+                crc,
+                min(size, _MOST),
+                min(size, _MOST),
+                len(name),
+                len(extra),
+                0,
+                0,
+                0,
+                mode << 16 | (0x10 if is_directory else 0),
+                min(offset, _MOST),
+            )
+            + name
+            + extra
+        )
+        self._listing.check()
+
+
+def _head(member: ZipMember, flags: int, crc: int, size: int) -> bytes:
+    large = _is_large(member)
+    extra = _time_extra(member)
+    if large:
+        extra += struct.pack("<2H2Q", 1, 16, size, size)
+    name = member.path.encode()
+    shown = _MOST if large else size
+    stored_time, stored_date = _dos_time(member.changed_s)
+    version = _VERSION_64 if large else 20
+    return (
+        _LOCAL.pack(
+            b"PK\x03\x04",
+            version,
+            _UTF8 | flags,
+            0,
+            stored_time,
+            stored_date,
+            crc,
+            shown,
+            shown,
+            len(name),
+            len(extra),
+        )
+        + name
+        + extra
+    )
+
+
+def _is_large(member: ZipMember) -> bool:
+    return member.size >= _MOST
+
+
+def _time_extra(member: ZipMember) -> bytes:
+    return b"" if member.changed_s is None else struct.pack("<2HBl", 0x5455, 5, 1, member.changed_s)
+
+
+def _dos_time(changed_s: int | None) -> tuple[int, int]:
+    """Return time and date as the format has them: from 1980 on, in steps of two seconds."""
+    if changed_s is None:
+        return 0, 1 << 5 | 1
+    at = time.gmtime(changed_s)
+    if at.tm_year < 1980:
+        return 0, 1 << 5 | 1
+    return (
+        at.tm_hour << 11 | at.tm_min << 5 | at.tm_sec // 2,
+        at.tm_year - 1980 << 9 | at.tm_mon << 5 | at.tm_mday,
+    )
