@@ -44,7 +44,7 @@ results resume retry root rpm runner safe search selection selfcheck serve servi
 sink site small socket sockets source spans speedtest spool state states status stdin store stream streamed
 streams systemd table tahoe tcp templates text throttle timeline tls trace tracker transfers transport twist
 twisted assignment async content decode downloaded encoding hedge input interruptible listed lookup ordered
-packing parameters public segmented strict yaml update uploader verdict verifier workers writer
+packing parameters public segmented strict yaml update uploader verdict verifier workers writer zip
 """
 
 ORDINARY = set(_WORDS.split())

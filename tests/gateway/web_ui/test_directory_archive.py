@@ -23,13 +23,14 @@ from pipegrid.gateway.web_api.paced_download import SMALL_BYTES, DownloadTurns
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui import directory_archive
 from pipegrid.gateway.web_ui.directory_archive import ArchiveCount, DirectoryArchive
-from pipegrid.gateway.web_ui.member_names import (
+from pipegrid.gateway.web_ui.zip_archive import (
     MAX_NAME_BYTES,
     MemberNames,
+    ZipMember,
+    ZipStream,
     changed_at,
     harmless_name,
 )
-from pipegrid.gateway.web_ui.zip_stream import ZipMember, ZipStream
 from tests.gateway.gateway_world import CHK_DATA, GatewayTestCase
 
 LARGE = bytes(range(256)) * 4096  # a mebibyte: streamed, and not fetched ahead
@@ -353,7 +354,7 @@ class LargeTests(SynchronousTestCase):
 
     def test_more_than_four_gibibytes(self) -> None:
         """Its sizes and the offsets after it are whole; ``zipfile`` reads it back from a sparse file."""
-        self.patch(zlib, "crc32", lambda data, before=0: 0)  # which would take most of the time
+        without_sums = self.patch(zlib, "crc32", lambda data, before=0: 0)  # most of the time
         path = Path(self.mktemp())
         with path.open("wb") as file:
             skipped = 0
@@ -374,14 +375,14 @@ class LargeTests(SynchronousTestCase):
             for _ in range(65):
                 archive.write(hole)
             archive.end()
+            without_sums.restore()
             archive.add(ZipMember("after", 5), b"after")
             for piece in archive.finish():
                 archive.write_listing(piece)
             archive.close()
         with zipfile.ZipFile(path) as found:
             self.assertEqual(found.getinfo("huge").file_size, size)
-            with found.open("after") as member:
-                self.assertEqual(member.read(5), b"after")
+            self.assertEqual(found.read("after"), b"after")
             with found.open("huge") as member:
                 self.assertEqual(member.read(1000), bytes(1000))
 

@@ -28,14 +28,15 @@ from pipegrid.gateway.web_api.byte_ranges import disposition
 from pipegrid.gateway.web_api.paced_download import SMALL_BYTES, DownloadTurns, fetch_in_turns
 from pipegrid.gateway.web_api.path_lookup import FoundObject
 from pipegrid.gateway.web_api.web_errors import WebError
-from pipegrid.gateway.web_ui.member_names import (
+from pipegrid.gateway.web_ui.zip_archive import (
     MAX_PATH_BYTES,
     MemberNames,
+    ZipMember,
+    ZipStream,
     changed_at,
     harmless_name,
     is_program,
 )
-from pipegrid.gateway.web_ui.zip_stream import ZipMember, ZipStream
 from pipegrid.reactor.deferreds import Wakeup
 from pipegrid.tree.public_grid import Grid
 from pipegrid.tree.walk import Found, Met, TreePath, Unreadable, WalkLimits, walk
@@ -215,15 +216,15 @@ class _Content:
         return 0, size
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """See ``IConsumer``."""
+        """See ``IConsumer``; the producer is paused while the client reads slowly."""
         self._stream.follow(producer)
 
     def unregisterProducer(self) -> None:
-        """See ``IConsumer``."""
+        """See ``IConsumer``; what was written so far may still wait for the client."""
         self._stream.follow(None)
 
     def write(self, data: bytes) -> None:
-        """See ``IConsumer``."""
+        """See ``IConsumer``; the next bytes of the member."""
         self._archive.write(data)
 
 
@@ -312,7 +313,7 @@ class ArchiveCount:
         self._running += 1
 
     def __exit__(self, *_: object) -> None:
-        """One has ended."""
+        """Count one less, since it has ended in some way."""
         self._running -= 1
 
 
