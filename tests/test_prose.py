@@ -28,6 +28,7 @@ CHECKED = (
     "transfer",
     "transport",
     "http11",
+    "mirror",
 )
 """Packages whose prose has been revised. Add a package after revising it."""
 

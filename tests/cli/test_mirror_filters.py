@@ -160,7 +160,7 @@ def full_for(name: str) -> Any:
 
     def keep_own(self: Destination, path: str, data: bytes) -> None:
         if path == name:
-            raise self.error(OSError(errno.ENOSPC, "full"), "record what it holds")
+            raise self.error(OSError(errno.ENOSPC, "full"), "record its files")
         keep(self, path, data)
 
     return patch.object(Destination, "keep_own", keep_own)

@@ -754,7 +754,7 @@ class RefusalTests(DebianCase):
         self.publish()
         self.sync(keys)
         world.hosts[0].files = first
-        self.refused("older than what is here", keys=keys)
+        self.refused("older than the existing one", keys=keys)
         world.hosts[0].files = self.archive.files
         self.refused("is stale: it was valid until", keys=keys, now=NOW + timedelta(days=30))
         changed = dict(self.archive.files)
@@ -797,7 +797,7 @@ class RefusalTests(DebianCase):
         self.publish()
         self.sync()
         self.world.hosts[0].files = first
-        self.refused("older than what is here", ignores_dates=True)
+        self.refused("older than the existing one", ignores_dates=True)
 
     def test_a_release_file_without_end(self) -> None:
         """It is given up at eight megabytes."""

@@ -345,7 +345,7 @@ class TrustTests(RpmCase):
         kept = world.found()
         for host in world.hosts:
             host.files = first
-        self.refused("older than what is here")
+        self.refused("older than the existing one")
         world.hosts[1].files = self.archive.files
         self.sync()
         self.assertEqual(world.found(), kept)

@@ -83,7 +83,7 @@ class TrustTests(SynchronousTestCase):
             head + b"\nSuite: evil\n\n" + rest,
         ):
             error = self.assertRaises(NotSigned, signed_content, data, (ours.keyring,), "x")
-            self.assertIn("there is something around it", str(error))
+            self.assertIn("other text precedes or follows the signed one", str(error))
 
     def test_packets(self) -> None:
         """

@@ -1,10 +1,10 @@
 """Package archives from several mirrors over pipelined HTTP: incremental, verified, crash-safe."""
 
 HIDDEN = ".pipegrid-mirror"
-"""In the destination: what is not published yet, the lock, what is known to be good."""
+"""A directory in the destination: unpublished files, the lock, and records of verified files."""
 
 MANIFEST = "manifest"
-"""In ``HIDDEN``: what the last complete run wanted."""
+"""In ``HIDDEN``: the files that the last complete run wanted."""
 
 NEW_MANIFEST = "manifest.new"
-"""In ``HIDDEN``: what one wants that has begun to give files their names, and is not complete."""
+"""In ``HIDDEN``: the files of a run that has begun to publish and is not complete."""

@@ -1,4 +1,6 @@
-"""One wanted file of an archive: its path, size and hash, checked; which paths are one file on a disk."""
+"""
+One wanted file of an archive: its path, size and hash, checked; and paths that are the same file on a disk.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ class Value:
     """
     A named tuple without ``typing``, which takes three milliseconds to load before the first request.
 
-    Two of one kind with the same content are equal. ``__slots__`` names what ``__init__`` takes.
+    Two of one class with the same content are equal. ``__slots__`` has the names of the arguments of
+    ``__init__``.
     """
 
     __slots__: ClassVar[tuple[str, ...]] = ()
@@ -40,25 +43,26 @@ class Value:
         return f"{type(self).__name__}({', '.join(f'{name}={each!r}' for name, each in said)})"
 
     def replaced(self: V, **changed: Any) -> V:
-        """Return the same, with some of it changed."""
+        """Return a copy with some attributes changed."""
         said = dict(zip(self.__slots__, self._all(), strict=True))
         return type(self)(**{**said, **changed})
 
 
-# What a mirror is to hold: paths, sizes, hashes; and which of them are refused before anything is asked.
+# The files that a mirror may have: paths, sizes and hashes. Bad ones are refused before anything is
+# requested.
 #
-# An index is written by strangers. A path that could lead out of the destination, a hash that proves
-# nothing and a size that is none are refused here, once, for every kind of index.
+# An index is untrusted input. A path that could lead out of the destination, a weak hash and an invalid
+# size are refused here, for every kind of index.
 
-# as ``typing`` has it, which is not to be waited for
+# as in ``typing``, which is slow to import
 
 
 DIGEST_BYTES = {"sha256": 32, "sha384": 48, "sha512": 64}
-"""The hashes that prove a file, and their lengths; in the order in which they are preferred."""
+"""The hashes that prove a file, and their lengths; in the order of preference."""
 
 MAX_PATH_BYTES = 1024
 MAX_NAME_BYTES = 255
-"""Of a part of a path: what file systems hold."""
+"""Of one part of a path: the limit of file systems."""
 
 MAX_DEPTH = 32
 
@@ -66,22 +70,22 @@ MAX_SIZE_BYTES = 1 << 44
 """16 TiB: no archive has a larger file, and sums of sizes stay far from any limit."""
 
 MAX_UNTOLD_BYTES = 4 << 30
-"""Of a file whose size no index tells."""
+"""The limit of a file whose size no index gives."""
 
 _PLAIN_PATH = r"(?:[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*/)*[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*"
-"""What nearly all paths are; they need no closer look, unless they are long."""
+"""Nearly all paths match this; they need no further checks except for their length."""
 
 
 class BadEntry(PipegridError):
-    """An index asks for something that is not done; the text says what and where."""
+    """An index asks for something that is refused; the text says what and where."""
 
 
 Skip = Callable[[BadEntry], None]
-"""What is called with the reason for each entry of an index that cannot be used, while the others are."""
+"""A function that gets the reason for each unusable entry of an index, while the others are used."""
 
 
 class MirrorError(PipegridError):
-    """The mirror could not be brought up to date; what is there is still what it was, or better."""
+    """The mirror could not be brought up to date; its files are as before, or newer."""
 
 
 class ArchiveFile(Value):
@@ -90,10 +94,10 @@ class ArchiveFile(Value):
 
     Attributes:
         path: below every mirror's URL and below the destination; parts with ``/`` between them.
-        size: bytes; None if the index does not say, which only those of RPM repositories may.
+        size: bytes; None if the index does not give it, which only those of RPM repositories may.
         algorithm: of the hash, one of ``DIGEST_BYTES``.
         digest: of the whole file.
-        remote: where mirrors have it, if that is another path (below one named by its hash, for one).
+        remote: the path on the mirrors, if it differs (such as one named by its hash).
     """
 
     __slots__ = ("algorithm", "digest", "path", "remote", "size")
@@ -116,7 +120,7 @@ def wanted(path: str, size: int | None, hashes: Mapping[str, bytes | str]) -> Ar
         hashes: by name in lower case; bytes, or hex.
 
     Raises:
-        BadEntry: the path is not one below the destination, the size none, or no hash proves anything.
+        BadEntry: the path leads out of the directory, the size is invalid, or all hashes are weak.
     """
     check_path(path)
     if size is not None and not 0 <= size <= MAX_SIZE_BYTES:
@@ -145,7 +149,7 @@ def most_bytes(file: ArchiveFile) -> int:
 def wanted_or_why(
     path: str, size: int | None, hashes: Mapping[str, bytes | str]
 ) -> ArchiveFile | BadEntry:
-    """Return one entry of an index as ``wanted`` does, or why it cannot be one."""
+    """Return one entry of an index as ``wanted`` does, or the reason why it is refused."""
     try:
         return wanted(path, size, hashes)
     except BadEntry as error:
@@ -154,7 +158,7 @@ def wanted_or_why(
 
 def check_path(path: str) -> None:
     """
-    Refuse a path that is not plainly one below a directory.
+    Refuse a path that may lead out of a directory.
 
     Raises: BadEntry: it is empty, absolute, too long or deep, has empty parts, ``.``, ``..``, a NUL or
         another control character, a backslash, what UTF-8 cannot encode, begins with a space, or is one of
@@ -186,7 +190,7 @@ def check_path(path: str) -> None:
     elif "\\" in path or any(ord(char) < 32 or ord(char) == 127 for char in path):
         wrong = "has a character that no archive uses"
     elif path[0].isspace():
-        wrong = "begins with a space"  # which no list can say
+        wrong = "begins with a space"  # a list cannot express it
     elif HIDDEN in map(casefold_path, parts):
         wrong = "is one of the mirror's own"
     if wrong is not None:
@@ -195,9 +199,9 @@ def check_path(path: str) -> None:
 
 def simplified(path: str) -> str:
     """
-    Return a path of an index without parts that lead nowhere: ``pool/a`` for ``/pool//./a``.
+    Return a path of an index in its simplest form: ``pool/a`` for ``/pool//./a``.
 
-    It is below the archive's URL; apt and dnf join the two, and servers take slashes for one.
+    It is below the archive's URL: apt and dnf join the two, and servers take several slashes for one.
     """
     if path[:1] != "/" and "//" not in path and "./" not in path:
         return path
@@ -206,10 +210,10 @@ def simplified(path: str) -> str:
 
 def casefold_path(path: str) -> str:
     """
-    Return a path so that two are equal if some file system takes them for one.
+    Return a form of a path that is equal for two paths if some file system treats them as the same.
 
-    There are some that do not tell upper case from lower, letters from the same composed in another way, or
-    names from such with dots, blanks or characters that nobody sees behind them.
+    Some file systems ignore case, the composition of letters, or dots, spaces and invisible characters at
+    the end of names.
     """
     return "/".join(map(_place_of_name, path.split("/")))
 
@@ -226,15 +230,15 @@ def _place_of_name(name: str) -> str:
 
 @lru_cache(maxsize=1)
 def _plain_path() -> re.Pattern[str]:
-    import re  # which not all who look need
+    import re  # most callers do not need it
 
     return re.compile(_PLAIN_PATH)
 
 
 def quoted(text: str, limit: int = 120) -> str:
-    """Return text of strangers as it may stand in a sentence: quoted, escaped, bounded."""
+    """Return untrusted text for a message: quoted, escaped, and cut to the limit."""
     if len(text) > limit:
-        text = text[:limit] + "..."  # in ASCII, or it would be escaped as well
+        text = text[:limit] + "..."  # in ASCII, since other characters would be escaped
     return ascii(text)
 
 
@@ -247,23 +251,22 @@ def _from_hex(value: str) -> bytes | None:
         return None
 
 
-# Paths that are one file where the mirror is: on file systems that fold cases, or take names for one
-# otherwise.
+# Paths that are the same file on the mirror's file system, for instance because it ignores case.
 #
-# Two files of an index that are one there cannot both be kept: the second would be given the first one's
-# name. So the second is not fetched, which is said of it, and all else goes on. And what is there may be
-# called in other letters than the index calls it; it is the same file, and no deletion takes it for
-# another one.
+# Two files of an index that would be the same file there cannot both be kept: the second would get the
+# first one's name. So the second is reported and not fetched, and the run continues. An existing file may
+# also have a name in another case than in the index; it is the same file, and is not deleted as another
+# one.
 
-# as ``typing`` has it, which is not to be waited for
+# as in ``typing``, which is slow to import
 
 
 class PathCollisions:
     """
-    What the files of an index become in one mirror.
+    Finds files of the indexes that would be the same file in one mirror.
 
     Args:
-        folds: the file system takes some names for one.
+        folds: whether the file system treats some names as the same.
     """
 
     def __init__(self, folds: bool) -> None:
@@ -271,7 +274,7 @@ class PathCollisions:
         self._taken: dict[str, ArchiveFile] = {}
 
     def refusal(self, wanted: ArchiveFile) -> str | None:
-        """Return why a file cannot be kept beside those that were asked about before; None: it can."""
+        """Return why a file cannot be kept in addition to the files of earlier calls; None if it can."""
         if not self._folds:
             return None
         other = self._taken.setdefault(casefold_path(wanted.path), wanted)
@@ -287,12 +290,12 @@ def kept_first(
     files: Iterable[ArchiveFile], folds: bool, is_there: Callable[[ArchiveFile], bool]
 ) -> Iterator[ArchiveFile]:
     """
-    Return an iterator of files; of those that are one in a mirror the one that is there comes first.
+    Return an iterator of files; of those that are the same file in a mirror, the existing one comes first.
 
-    An index that is seen may name it.
+    A published index may name it.
 
     Args:
-        is_there: whether a file is there, and right; asked as the files are.
+        is_there: returns whether a file exists and is right; called for each file in turn.
     """
     return _kept_first(files, is_there) if folds else iter(files)
 
@@ -310,7 +313,9 @@ def _kept_first(
 
 
 def holder(paths: Iterable[str], folds: bool) -> Callable[[str], bool]:
-    """Return what tells whether a path is one of these, in whatever letters if the file system ``folds``."""
+    """
+    Return a function that returns whether a path is one of these, in any case if the file system ``folds``.
+    """
     if not folds:
         return frozenset(paths).__contains__
     places = frozenset(map(casefold_path, paths))

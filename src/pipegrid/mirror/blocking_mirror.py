@@ -1,4 +1,4 @@
-"""Archive coroutine without a reactor."""
+"""A mirror without a reactor, for runs that end before one could be loaded."""
 
 from __future__ import annotations
 
@@ -35,30 +35,33 @@ if TYPE_CHECKING:
     from pipegrid.mirror.mirror import Mirror, SmallFiles
 
 
-# Small files whose hash nobody knows beforehand, without a reactor: all asked for at once, on one connection.
+# Small files with unknown hashes, without a reactor: all are requested at once, on one connection.
 #
-# They are what everything begins with, so nothing else is done meanwhile. A mirror that does anything but
-# give them, or say that it has none, is for ``mirror.mirror`` to ask again, which says what is wrong with
-# it; and so is one from which next to nothing comes. One that is merely slow is waited for: asked again,
-# it would begin anew.
+# Every run begins with them, so nothing else is done meanwhile. If a mirror does anything but send them, or
+# report that it does not have them, or sends almost nothing, ``mirror.mirror`` requests them again and
+# reports what is wrong. A mirror that is merely slow is waited for, since a new request would start from
+# the beginning.
 
 STALL_S = 5.0
 PACE_BYTES = 4 << 10
-"""At least so many are to come in any ``STALL_S``; who gives less gives next to nothing."""
+"""The least that must arrive in any ``STALL_S``."""
 
 MOST_S = 120.0
-"""For all of it, however it comes."""
+"""The time limit for all files."""
 
 LOOK_S = 0.1
-"""How often it is looked, while waiting, whether all is to end."""
+"""How often to check, while waiting, whether the run must end."""
 
 READ_BYTES = 64 << 10
 MISSING_BYTES = 64 << 10
-"""Of what is said instead of a file that is not there."""
+"""The limit of a response that comes instead of a missing file."""
 
 
 REFUSING = frozenset({400, 401, 403, 404, 405, 406, 410, 451})
-"""How servers say that they do not have a file, or do not give it; S3 that may not be listed answers 403."""
+"""
+Statuses by which servers report that they do not have a file, or do not give it; S3 without permission to
+list responds 403.
+"""
 
 
 def fetch_small(
@@ -68,13 +71,13 @@ def fetch_small(
     stopped: Callable[[], bool],
 ) -> SmallAnswers:
     """
-    Return of some files, each with the most bytes that it may have, those that the mirror has.
+    Return those of some files that the mirror has; each with its limit in bytes.
 
     Args:
-        ahead: has begun to connect, and is given the connection that was used.
+        ahead: has opened connections in advance, and gets back the connection that was used.
 
     Raises:
-        OSError, Odd: it does anything else, or takes long; or all is to end.
+        OSError, UnsupportedResponse: the mirror does anything else or takes too long, or the run must end.
     """
     found = SmallAnswers()
     most_bytes = dict(asked)
@@ -113,7 +116,7 @@ def _fetch_at(
     ahead: SocketCache,
     stopped: Callable[[], bool],
 ) -> SmallAnswers:
-    """Return what one host answers; of each file path, target, and the most bytes that it may have."""
+    """Return the responses of one host, for a file path, target and limit in bytes each."""
     sock, count = ahead.take(address) or (begin(place_of(*address.place)), 0)
     asking = _Asking(sock, stopped)
     try:
@@ -132,7 +135,7 @@ def _fetch_at(
 
 
 class _Asking:
-    """One connection, for as long as it is waited for."""
+    """One connection and its requests."""
 
     def __init__(self, sock: socket, stopped: Callable[[], bool]) -> None:
         self.sock: Any = sock
@@ -179,19 +182,19 @@ class _Asking:
         found = SmallAnswers()
         for path, most_bytes in asked:
             if self.closes:
-                raise UnsupportedResponse("it closes after an answer")
+                raise UnsupportedResponse("it closes after a response")
             head, body = self._answer(most_bytes)
             status = head.status
             if status in REDIRECTS:
                 found.redirected[path] = head.locations
             elif status == 200:
                 if not may_be(path, body):
-                    raise UnsupportedResponse("its answers may be mixed up")
+                    raise UnsupportedResponse("its responses may be confused")
                 found[path] = body
             else:
                 found.refused[path] = f"answers {status}"
         if self._data:
-            raise UnsupportedResponse("it answers without a request")
+            raise UnsupportedResponse("it sends a response without a request")
         return found
 
     def _answer(self, most_bytes: int) -> tuple[Head, bytes]:
@@ -208,7 +211,7 @@ class _Asking:
         if head.status != 200 and head.status not in REFUSING | REDIRECTS:
             raise UnsupportedResponse(f"it answers {head.status}")
         if head.length > (most_bytes if head.status == 200 else MISSING_BYTES):
-            raise UnsupportedResponse("its answer is too long")
+            raise UnsupportedResponse("its response is too long")
         after = end + 4 + head.length
         while len(data) < after:
             self._read()
@@ -225,19 +228,19 @@ class _Asking:
         self._check(len(got))
 
 
-# A mirror without a reactor, until one is needed: what is over before a reactor could be loaded needs none.
+# A mirror without a reactor, for as long as none is needed.
 #
-# An archive is brought up to date by a coroutine that waits for its mirror. This one does what it is asked
-# before it answers, so that nobody waits, and the coroutine runs from its beginning to its end; if all goes
-# well. What cannot be done so is ``mirror.Mirror``'s, and so is everything from there on: the coroutine
-# stands still until there is one, and never learns of it.
+# An archive is brought up to date by a coroutine that awaits its mirror. This mirror does each call before
+# it returns, so the coroutine runs to its end without waiting, if nothing goes wrong. What cannot be done
+# this way is left to ``mirror.Mirror``, with everything after it: the coroutine pauses until there is one,
+# and does not notice the change.
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class _Later:
-    """Awaited by what has to wait for a reactor."""
+    """Awaited by calls that have to wait for a reactor."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield
@@ -249,7 +252,7 @@ class FetchRules(NamedTuple):
 
     Attributes:
         verify: which present files are hashed again.
-        durability: as of storage servers (``disk.commit``).
+        durability: as for storage servers (``disk.commit``).
         connections: to each mirror at most.
     """
 
@@ -260,12 +263,12 @@ class FetchRules(NamedTuple):
 
 class BlockingMirror:
     """
-    As ``mirror.Mirror``, whose methods these are.
+    Like ``mirror.Mirror``, which documents these methods.
 
     Args:
-        addresses: without proxies.
-        ahead: has begun to connect to them.
-        stopped: whether all of it is to end.
+        addresses: of the mirrors, without proxies.
+        ahead: has opened connections to them in advance.
+        stopped: whether the run must end.
     """
 
     def __init__(
@@ -286,7 +289,7 @@ class BlockingMirror:
         self._mirror: Mirror | None = None
 
     def go_on(self, mirror: Mirror) -> None:
-        """There is a reactor now, and a mirror on it, with the same destination."""
+        """Continue with a mirror on a reactor, which has the same destination."""
         self._mirror = mirror
 
     async def _late(self) -> Mirror:
@@ -303,7 +306,7 @@ class BlockingMirror:
             )
 
     def is_stopped(self) -> bool:
-        """Return whether all is to end."""
+        """Return whether the run must end."""
         return self._stopped() if self._mirror is None else self._mirror.is_stopped()
 
     @property
@@ -312,7 +315,7 @@ class BlockingMirror:
         return len(self._addresses)
 
     def url(self, number: int) -> str:
-        """Return that of a mirror."""
+        """Return the URL of a mirror."""
         return self._addresses[number].url
 
     def small_files(self, number: int) -> _EarlySmallFiles:
@@ -337,7 +340,7 @@ class BlockingMirror:
     async def sync(
         self, files: Iterable[MirrorEntry], *, staged: bool = False, always: bool = False
     ) -> Report:
-        """See ``Mirror``; nothing here is a dry run."""
+        """See ``Mirror``; this is never a dry run."""
         if self._mirror is not None:
             return await self._mirror.sync(files, staged=staged, always=always)
         self._check()
@@ -359,7 +362,7 @@ class BlockingMirror:
 
 
 class _EarlySmallFiles:
-    """Stands for ``mirror.SmallFiles``, of which archives use ``fetch_all`` alone."""
+    """Replaces ``mirror.SmallFiles``, of which archives use only ``fetch_all``."""
 
     def __init__(
         self, fetch_all: Callable[[Sequence[tuple[str, int]]], Awaitable[SmallAnswers]]
@@ -368,7 +371,9 @@ class _EarlySmallFiles:
 
 
 def begin_early(work: Coroutine[Any, Any, T]) -> list[T] | None:
-    """Run what stands on an ``BlockingMirror``; returns its result, or None: it needs a reactor to go on."""
+    """
+    Run a coroutine on a ``BlockingMirror``; returns its result, or None if it needs a reactor to continue.
+    """
     try:
         work.send(None)
     except StopIteration as done:

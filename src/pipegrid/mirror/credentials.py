@@ -1,4 +1,4 @@
-"""Credentials of mirrors: ``~/.netrc``, apt's ``auth.conf``, users in URLs, and certificates of TLS."""
+"""Credentials of mirrors: ``~/.netrc``, apt's ``auth.conf``, users in URLs, and TLS certificates."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pipegrid.errors import UsageError
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-# Who is asked decides what is sent: the header is made for one scheme, host, port and path, and again for
-# each host that a mirror redirects to. Nothing here is ever part of a sentence but the names of files.
+# A credential is only for the scheme, host, port and path that it names; a redirect to another host gets
+# its own. Messages contain only the names of files.
 #
-# ``~/.netrc`` counts for http and https, as curl has it. Of apt's files an entry without a scheme counts for
-# https alone, may have a port and a path, and counts for all below that. The first that fits is taken, and
-# apt's files come before ``~/.netrc``.
+# ``~/.netrc`` applies to http and https, as in curl. In apt's files an entry without a scheme applies only
+# to https; it may have a port and a path, and applies to everything below that path. The first match is
+# used; apt's files come before ``~/.netrc``.
 
 MAX_FILE_BYTES = 1 << 20
 MAX_FILES = 256
@@ -47,10 +47,10 @@ class _Entry(NamedTuple):
 
 class Credentials:
     """
-    What some files say.
+    The credentials in some files.
 
     Attributes:
-        warnings: sentences about files that cannot be read, or that others can read.
+        warnings: sentences about files that cannot be read, or that other users can read.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Credentials:
         return f"<Credentials of {len(self._entries)} machines>"
 
     def header_for(self, url: str) -> bytes:
-        """Return the header line for a URL, with its end; b"": there is none."""
+        """Return the header line for a URL, with its end; b"" without credentials."""
         parts = urlsplit(url)
         host = (parts.hostname or "").lower()
         port = parts.port or _PORTS.get(parts.scheme, 0)
@@ -69,7 +69,7 @@ class Credentials:
         return next((each.header for each in found), b"")
 
     def read(self, path: Path, of_apt: bool) -> None:
-        """Add what a file says; one that is not there says nothing."""
+        """Add the credentials of a file, if it exists."""
         try:
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -96,10 +96,10 @@ class Credentials:
 
 def read_credentials(environment: Mapping[str, str], apt: str) -> Credentials:
     """
-    Return what apt's files and ``~/.netrc`` (or the file that ``NETRC`` names) say.
+    Return the credentials of apt's files and of ``~/.netrc`` (or the file named by ``NETRC``).
 
     Args:
-        apt: the directory of apt's.
+        apt: apt's directory.
     """
     found = Credentials()
     found.read(Path(apt, "auth.conf"), True)
@@ -122,7 +122,7 @@ def read_credentials(environment: Mapping[str, str], apt: str) -> Credentials:
 
 
 def user_of(url: str) -> tuple[str, bytes]:
-    """Return a URL without user and password, and the header line that stands for them, or b""."""
+    """Return a URL without user and password, and the header line for them, or b""."""
     scheme, mark, rest = url.partition("://")
     authority, slash, path = rest.partition("/")
     user, at, host = authority.rpartition("@")
@@ -155,7 +155,7 @@ def _entries(text: str, of_apt: bool) -> Iterator[_Entry]:
 
 
 def _words(text: str) -> Iterator[str]:
-    """Yield the words of a file, without comments and macros; quotes are as of curl."""
+    """Yield the words of a file, without comments and macros; quoted as in curl."""
     in_macro = False
     for line in text.split("\n"):
         stripped = line.strip()
@@ -194,29 +194,29 @@ def _entry(machine: str | None, said: Mapping[str, str], of_apt: bool) -> Iterat
         yield _Entry(schemes, parts.hostname.lower(), port, parts.path or "/", header)
 
 
-# TLS: the authorities of a run, and the certificate that shows who we are.
+# TLS: the certificate authorities of a run, and the client's certificate.
 #
-# The certificate is for the hosts that the run names, and for none that these redirect to. All files are
-# read before the first connection, and what is wrong with them is said then.
+# The certificate is for the hosts that the run names, and not for hosts that these redirect to. All files
+# are read, and errors reported, before the first connection.
 
 _HTTPS = 443
 
 
 class TlsFiles:
     """
-    The authorities that a run trusts, and the certificate that it shows; files in PEM.
+    The authorities that a run trusts, and the client's certificate; PEM files.
 
     Args:
-        ca: trusted in place of the system's authorities; None: these are.
-        certificate: of the client, perhaps with those between it and its authority, and perhaps with its key.
-        key: of the certificate; None: it is in the same file.
+        ca: trusted instead of the system's authorities; None for these.
+        certificate: of the client, optionally with intermediate certificates and with its key.
+        key: of the certificate; None if it is in the same file.
 
     Raises:
         UsageError: a file cannot be read or used.
 
     Attributes:
-        ca, certificate, key: what is in them; b"": none was given.
-        warnings: sentences about files that others can read.
+        ca, certificate, key: the contents of the files; b"" without one.
+        warnings: sentences about files that other users can read.
     """
 
     def __init__(
@@ -238,17 +238,17 @@ class TlsFiles:
             _load_certificate(self._showing, certificate, key)
 
     def show_to(self, url: str) -> None:
-        """Show the certificate to the host of a URL."""
+        """Allow the certificate for the host of a URL."""
         with_port = urlsplit(url)
         if with_port.hostname:
             self._shown_to.add((with_port.hostname.lower(), with_port.port or _HTTPS))
 
     def is_shown_to(self, host: str, port: int) -> bool:
-        """Return whether there is a certificate that a host may see."""
+        """Return whether a host may get the certificate."""
         return bool(self.certificate) and (host.lower(), port) in self._shown_to
 
     def context(self, host: str, port: int) -> SSLContext:
-        """Return what a connection to a host is made with."""
+        """Return the TLS context for connections to a host."""
         return self._showing if self.is_shown_to(host, port) else self._plain
 
     def _read(self, option: str, path: str | None, is_secret: bool = False) -> bytes:

@@ -1,5 +1,5 @@
 """
-Debian's control files, as far as a mirror reads them: paragraphs, release files, and what indexes name. Pure.
+Debian's control files, as far as a mirror reads them: paragraphs, release files and indexes. Pure.
 
 Sources: Debian policy, chapter 5; the repository format of Debian's wiki.
 """
@@ -29,16 +29,19 @@ from pipegrid.mirror.archive_file import (
 from pipegrid.mirror.package_filter import MAX_VERSION_CHARS, Description
 
 MAX_PARAGRAPH_BYTES = 8 << 20
-"""The longest of an index: a package's files in Sources, or its provides, take some kilobytes."""
+"""The longest paragraph of an index: a package's files in Sources, or its provides, take some kilobytes."""
 
 MAX_RELEASE_BYTES = MAX_PARAGRAPH_BYTES
 """A release file is one paragraph; those of large archives have a quarter of a megabyte."""
 
 MAX_RELEASE_FILES = 200_000
-"""That one names; sid's names 4000. In eight megabytes a million have room, and take half a gigabyte."""
+"""
+Of one release file; sid's has 4000. Eight megabytes could name a million, which would take half a gigabyte
+of memory.
+"""
 
 MAX_ALTERNATIVES = 8
-"""What one path of a release file may be besides, where that gives it several values of one hash."""
+"""How many alternatives one path may have, in a release file with several values of one hash."""
 
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 _SIZE = re.compile(r"[0-9]{1,15}")
@@ -46,7 +49,7 @@ _SIZE = re.compile(r"[0-9]{1,15}")
 _USUAL_DATE = re.compile(
     r"[A-Z][a-z]{2}, ([0-9]{1,2}) ([A-Z][a-z]{2}) ([0-9]{4}) ([0-9]{2}:[0-9]{2}:[0-9]{2}) (?:UTC|GMT|\+0000)"
 )
-"""As archives write it, who need no more; others write dates as in mails."""
+"""The date format of archives; other formats are those of mails."""
 
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
@@ -57,18 +60,18 @@ def paragraphs(
     blocks: Iterable[bytes], fields: frozenset[str], name: str, usual: frozenset[str] = frozenset()
 ) -> Iterator[dict[str, str]]:
     """
-    Yield the paragraphs of a control file, with the fields that are asked for.
+    Yield the paragraphs of a control file, with the fields in ``fields``.
 
-    As apt reads them: names of fields in any case; of a field that is there twice, the last; lines may end in
-    a carriage return as well.
+    As in apt: names of fields in any case; the last of repeated fields counts; lines may also end in a
+    carriage return.
 
     Args:
         blocks: its bytes, in pieces of any size.
         name: of the file, for errors.
-        usual: a paragraph that has these, written as here, is looked at no closer; that is quicker.
+        usual: a paragraph with these fields, written as here, is not examined further; that is faster.
 
     Yields:
-        each paragraph's fields by name; one that has none of them is empty.
+        each paragraph's fields by name; empty without any of them.
 
     Raises:
         BadEntry: a paragraph is longer than ``MAX_PARAGRAPH_BYTES``.
@@ -79,7 +82,7 @@ def paragraphs(
 
 def raw_paragraphs(blocks: Iterable[bytes], name: str) -> Iterator[bytes]:
     """
-    Yield the paragraphs of a control file as they are, without the blank lines between them.
+    Yield the bytes of each paragraph of a control file, without the blank lines between them.
 
     Raises:
         BadEntry: as ``paragraphs``.
@@ -123,7 +126,7 @@ def _value(data: bytes, start: int) -> str:
     value = data[start : end if end >= 0 else len(data)]
     try:
         text = value.decode("utf-8")
-    except UnicodeDecodeError:  # old maintainers' names; what is asked for is ASCII
+    except UnicodeDecodeError:  # old maintainers' names; the requested fields are ASCII
         text = value.decode("latin-1")
     first, newline, more = text.partition("\n")
     if not newline:
@@ -135,13 +138,13 @@ def _value(data: bytes, start: int) -> str:
 
 @lru_cache(maxsize=8)
 def _marks(fields: frozenset[str]) -> tuple[tuple[str, bytes], ...]:
-    """Return how lines with these fields begin, and the ends of the lines before them."""
+    """Return the beginnings of lines with these fields, and the ends of the lines before them."""
     return tuple((field, b"\n%s:" % field.encode("ascii")) for field in sorted(fields))
 
 
 @lru_cache(maxsize=8)
 def _any_case(fields: frozenset[str]) -> re.Pattern[bytes]:
-    """Return what finds the beginnings of these fields, whatever their case, and blanks before the colon."""
+    """Return a pattern for the beginnings of these fields, in any case, with spaces before the colon."""
     names = "|".join(map(re.escape, sorted(fields)))
     return re.compile(rf"\n({names})[ \t]*:".encode("ascii"), re.IGNORECASE)
 
@@ -167,13 +170,14 @@ class Release(NamedTuple):
     A release file.
 
     Attributes:
-        components: as it says; if it does not, those whose indexes it names.
-        files: the indexes that it names, by path below it; the best hash of each.
-        by_hash: whether they are also there under their hashes.
+        components: as listed; if there is no list, those with indexes.
+        files: the indexes, by path below the release file; the best hash of each.
+        by_hash: whether they can also be fetched by their hashes.
         date, valid_until: with their time zones.
-        all_apart: packages for all architectures are not in the indexes of each, but in one of ``all``.
-        digests: of files that more than one hash proves, all of these.
-        others: of files that are named with several values of one hash, what else they might be.
+        all_apart: whether packages for all architectures are in an index ``all`` instead of in that of
+            each.
+        digests: all hashes of files with more than one.
+        others: the alternatives of files with several values of one hash.
     """
 
     suite: str
@@ -189,7 +193,7 @@ class Release(NamedTuple):
     others: Mapping[str, tuple[ArchiveFile, ...]] = MappingProxyType({})
 
     def digests_of(self, path: str) -> Digests:
-        """Return all hashes that prove a file that is named."""
+        """Return all hashes of a named file."""
         file = self.files[path]
         return self.digests.get(path) or ((file.algorithm, file.digest),)
 
@@ -209,7 +213,7 @@ _RELEASE_FIELDS = frozenset(
 )
 
 _YES = frozenset(("yes", "true", "with", "on", "enable", "1"))
-"""What apt takes for that."""
+"""The values that apt accepts for yes."""
 
 _COMPONENT = re.compile(r"(.+)/(?:binary-[^/]+/Packages|source/Sources)(?:\.[a-z0-9]+)?")
 
@@ -218,14 +222,14 @@ def read_release(
     data: bytes, name: str, skip: Skip | None = None, ignores_dates: bool = False
 ) -> Release:
     """
-    Read a release file, without its signature.
+    Parse a release file, without its signature.
 
     Args:
-        skip: is called with the reason of each line that cannot be used; None: that is an error.
-        ignores_dates: a date that is none is left out.
+        skip: is called with the reason for each unusable line; None: such a line is an error.
+        ignores_dates: leave out an invalid date.
 
     Raises:
-        BadEntry: it is none, names files that may not be, or proves them by weaker hashes only.
+        BadEntry: it is not a release file, names refused files, or has only weak hashes.
     """
     found = next(paragraphs([data], _RELEASE_FIELDS, name), None)
     if found is None or not found.keys() & _HASH_FIELDS.keys():
@@ -264,7 +268,7 @@ def _words(text: str) -> list[str]:
 
 
 def _components_of(files: Iterable[str]) -> tuple[str, ...]:
-    """Return the components whose indexes are named, as apt finds them where the release file names none."""
+    """Return the components with indexes, as apt does for a release file without a list of them."""
     found: dict[str, None] = {}
     for path in files:
         match = _COMPONENT.fullmatch(path) if len(path) <= MAX_PATH_BYTES else None
@@ -274,7 +278,7 @@ def _components_of(files: Iterable[str]) -> tuple[str, ...]:
 
 
 class _NamedFiles:
-    """Collects what the lines of a release file name."""
+    """Collects the files in the lines of a release file."""
 
     def __init__(self, name: str, skip: Skip) -> None:
         self._name = name
@@ -283,7 +287,7 @@ class _NamedFiles:
         self._again: list[tuple[str, ArchiveFile | BadEntry]] = []
 
     def add(self, line: str, algorithm: str) -> None:
-        """A line, with that hash."""
+        """Add a line, with that hash."""
         parts = line.split(None, 3)
         if len(parts) != 3 or _SIZE.fullmatch(parts[1]) is None:
             self._skip(
@@ -307,7 +311,7 @@ class _NamedFiles:
     def result(
         self,
     ) -> tuple[dict[str, ArchiveFile], dict[str, Digests], dict[str, tuple[ArchiveFile, ...]]]:
-        """Return what is named by paths: files, all their hashes, and what else they might be."""
+        """Return the files by path, all their hashes, and their alternatives."""
         if not any(DIGEST_BYTES.keys() & each.keys() for _, each in self._found.values()):
             raise BadEntry(
                 f"{self._name} has only weaker hashes than SHA-256; ask the archive for it"
@@ -316,7 +320,7 @@ class _NamedFiles:
         digests: dict[str, Digests] = {}
         for path, (size, hashes) in self._found.items():
             strong = {each: hashes[each] for each in DIGEST_BYTES if each in hashes}
-            # What begins with a dot is of scripts that list all there is; apt finds no index by it.
+            # Names with a leading dot come from scripts that list all files; apt finds no index by them.
             if not strong or path.startswith("./"):
                 continue
             file = wanted_or_why(path, size, strong)
@@ -381,7 +385,7 @@ def _usual_date(text: str) -> datetime | None:
 
 
 def _other_date(text: str) -> datetime | None:
-    """Return a date as ISO 8601 has it, as Chinese and Japanese machines write it, or as mails have it."""
+    """Return a date in the formats of ISO 8601, of Chinese and Japanese locales, or of mails."""
     text = " ".join(text.split())
     match = _YEAR_FIRST.fullmatch(text)
     if match is not None:
@@ -417,13 +421,13 @@ _USUAL_PACKAGE = frozenset(("Filename", "Size", "SHA256"))
 
 def packages(blocks: Iterable[bytes], name: str, skip: Skip | None = None) -> Iterator[ArchiveFile]:
     """
-    Yield the packages that a ``Packages`` file names.
+    Yield the packages in a ``Packages`` file.
 
     Args:
-        skip: is called with the reason of each package that cannot be used; None: that is an error.
+        skip: is called with the reason for each unusable package; None: such a package is an error.
 
     Raises:
-        BadEntry: one has a path, size or hash that is refused.
+        BadEntry: a path, size or hash is refused.
     """
     skip = skip or _refuse
     for found in paragraphs(blocks, _PACKAGE_FIELDS, name, _USUAL_PACKAGE):
@@ -466,13 +470,13 @@ _USUAL_SOURCE = frozenset(("Directory", "Checksums-Sha256"))
 
 def sources(blocks: Iterable[bytes], name: str, skip: Skip | None = None) -> Iterator[ArchiveFile]:
     """
-    Yield the files that a ``Sources`` file names.
+    Yield the files in a ``Sources`` file.
 
     Args:
-        skip: is called with the reason of each file that cannot be used; None: that is an error.
+        skip: is called with the reason for each unusable file; None: such a file is an error.
 
     Raises:
-        BadEntry: one has a path, size or hash that is refused.
+        BadEntry: a path, size or hash is refused.
     """
     skip = skip or _refuse
     for found in paragraphs(blocks, _SOURCE_FIELDS, name, _USUAL_SOURCE):
@@ -523,12 +527,12 @@ _SOURCE = re.compile(r"([^ ]{1,512}) \(([^ ()]{1,512})\)")
 
 class DescribedEntry(NamedTuple):
     """
-    A package or source that an index names.
+    A package or source in an index.
 
     Attributes:
         files: a package's one, or those of a source.
-        text: the paragraph as it is.
-        is_whole: it has files, and each of them can be used.
+        text: the bytes of the paragraph.
+        is_whole: whether it has files, and all of them are usable.
     """
 
     about: Description
@@ -541,11 +545,11 @@ def described(
     blocks: Iterable[bytes], kind: str, name: str, skip: Skip
 ) -> Iterator[tuple[Description, DescribedEntry]]:
     """
-    Yield what an index names, with what it says of each.
+    Yield the entries of an index, with their descriptions.
 
     Args:
         kind: ``packages`` or ``sources``.
-        skip: is called with the reason of each entry that cannot be used.
+        skip: is called with the reason for each unusable entry.
 
     Raises:
         BadEntry: as ``paragraphs``.
@@ -591,8 +595,8 @@ class PatchStep(NamedTuple):
     One patch of an index.
 
     Attributes:
-        before: SHA-256 and size of what it is for.
-        packed: what is fetched: size and SHA-256, packed.
+        before: SHA-256 and size of the version that it applies to.
+        packed: size and SHA-256 of the compressed patch, which is fetched.
     """
 
     name: str
@@ -608,7 +612,7 @@ class PatchIndex(NamedTuple):
     Attributes:
         current, current_size: SHA-256 and size of the newest version.
         steps: oldest first.
-        merged: each step leads to the newest version, rather than to the one of the next step.
+        merged: whether each step leads to the newest version, instead of to that of the next step.
     """
 
     current: bytes
@@ -617,7 +621,7 @@ class PatchIndex(NamedTuple):
     merged: bool = False
 
     def chain(self, have: bytes) -> tuple[PatchStep, ...] | None:
-        """Return the patches from a version on, oldest first; None if it is none that they know."""
+        """Return the patches from a version on, oldest first; None for an unknown version."""
         if have == self.current:
             return ()
         for number in reversed(range(len(self.steps))):
@@ -633,13 +637,13 @@ _PATCH_FIELDS = frozenset(
 
 def read_patch_index(data: bytes, directory: str, name: str) -> PatchIndex:
     """
-    Read the ``Index`` file of patches.
+    Parse the ``Index`` file of patches.
 
     Args:
-        directory: where it stands, and the patches beside it.
+        directory: which the file and the patches are in.
 
     Raises:
-        BadEntry: it is none.
+        BadEntry: it is not such a file.
     """
     found = next(paragraphs([data], _PATCH_FIELDS, name), None)
     if found is None or "SHA256-Current" not in found or "SHA256-History" not in found:

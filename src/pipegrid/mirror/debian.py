@@ -1,4 +1,4 @@
-"""Debian archive; files to retain."""
+"""A mirror of a Debian archive; which files of earlier and other runs are kept."""
 
 from __future__ import annotations
 
@@ -70,18 +70,21 @@ if TYPE_CHECKING:
     from pipegrid.mirror.signature_writer import GpgKey
 
 
-# What stays of a Debian archive though a run does not name it: suites and indexes that other runs keep in the
-# same directory, and what the indexes of the generation before name.
+# The files of a Debian archive that are kept although a run does not name them: suites and indexes of other
+# runs in the same directory, and what the previous version's indexes name.
 #
-# Whoever has just read an old release file finds its indexes by hash, for a generation more: what they
-# name has to be there as long. And several runs may share a directory, each with its suites, or with
-# components or architectures of one suite: none removes what another one brought. What is to go has no
-# index any more.
+# A client that has just read the previous release file fetches its indexes by hash, for one more version,
+# so the files in these must exist as long. Several runs may share a directory, each with its suites, or
+# with components or architectures of one suite: none removes files of another. Only files without an index
+# are removed.
 #
 # Synchronous, for the thread that has the destination.
 
 _OF_INDEXES = ("binary-", "source")
-"""What directories are called whose ``Release`` says what is beside it, and is none of a suite."""
+"""
+Names of directories whose ``Release`` is not that of a suite, but describes the index in the same
+directory.
+"""
 
 
 def kept_apart(
@@ -93,10 +96,10 @@ def kept_apart(
     """
     Return the indexes of these suites that other runs keep here, as the new release files name them.
 
-    They have the release file in common, so whoever publishes a new one brings these up to date as well: its
-    readers would be told that they are forged. What the last run kept together with all that is chosen now,
-    and is not chosen any more, is no other run's: it is not wanted any more. Nor are other files beside an
-    index that is chosen, such as translations, if the run removes what is not wanted.
+    They share the release file, so a run that publishes a new one updates them too: otherwise their readers
+    would take them for forged. An index that the last run kept together with all current indexes is not
+    another run's, and is not kept. Neither are other files in the directory of a selected index, such as
+    translations, if the run removes unwanted files.
     """
     taken = {_key(form.path) for index in indexes for form in index.forms}
     chosen = {path for path in taken if names_packages(path)}
@@ -121,7 +124,7 @@ def _is_below(path: str, directories: set[str]) -> bool:
 
 
 def _key(path: str) -> str:
-    """Return what the forms of one index have in common."""
+    """Return the part of the path that all forms of one index share."""
     return base_of(path) if names_packages(path) else path
 
 
@@ -135,7 +138,10 @@ def _kept_by_last_run(destination: Destination) -> set[str]:
 
 
 def _here(destination: Destination, suite: Suite, taken: set[str]) -> Iterator[Index]:
-    """Yield what is here of a suite, was named before, is named now, and is not taken already."""
+    """
+    Yield the indexes of a suite that exist, that the previous and the new release file name, and that are
+    not in ``taken``.
+    """
     named = suite.release.files
     done = set(taken)
     for path in suite.before.files if suite.before is not None else ():
@@ -157,7 +163,7 @@ def _here(destination: Destination, suite: Suite, taken: set[str]) -> Iterator[I
 def _held_here(
     destination: Destination, base: str, before: Release | None
 ) -> tuple[KeptForm | None, list[str]]:
-    """Return in which form an index is kept here, and the endings of its forms; None: it is not."""
+    """Return in which form an index is kept here, and the endings of its forms; None if it is not."""
     if not os.path.isdir(destination.where(os.path.dirname(base))):
         return None, []
     endings = [ending for ending in READ if _is_here(destination, base + ending)]
@@ -181,16 +187,16 @@ def remove_others(
     destination: Destination, kept: Iterable[str], spared: RetainedFiles, dry_run: bool = False
 ) -> list[str]:
     """
-    Remove all files but those of these paths, and what else is spared; returns them.
+    Remove all files but these paths and the retained ones; returns the removed paths.
 
     Args:
-        dry_run: only tell.
+        dry_run: only report.
 
     Raises:
-        MirrorError: it cannot be told what else is named here; nothing is removed.
+        MirrorError: other files that are needed here cannot be found out; nothing is removed.
     """
     others = list(destination.others(frozenset(kept)))
-    if others:  # only then it is worth it to read what others name
+    if others:  # else the indexes of other runs need not be read
         stays = holder(spared.names(others), destination.folds)
         others = [path for path in others if not stays(path)]
     if not dry_run:
@@ -200,11 +206,11 @@ def remove_others(
 
 class RetainedFiles:
     """
-    Tells what stays.
+    Finds the files to keep.
 
     Args:
         suites, indexes: what the run has mirrored.
-        apart: as ``kept_apart`` returned it.
+        apart: as returned by ``kept_apart``.
     """
 
     def __init__(
@@ -221,29 +227,29 @@ class RetainedFiles:
 
     def names(self, paths: Sequence[str]) -> Iterator[str]:
         """
-        Yield what stays of some files that are here; and other paths, too.
+        Yield those of some files that are kept; also other paths.
 
         Raises:
-            MirrorError: what is there cannot be read.
+            MirrorError: an existing index cannot be read.
         """
         for index in self._indexes:
             old = self._before(index)
             if old is not None:
                 old.stays = index.stays
-                with suppress(BadEntry):  # it is of no use to anybody
+                with suppress(BadEntry):  # an unreadable index is not needed
                     yield from (each.path for each in named_by(self._destination, old, stays=True))
         apart = {index.path for index in self._apart}
         own = {_component_of(i.path) for i in self._indexes if i.kind and i.path not in apart}
         for index in self._apart:
             if not index.kind:
                 continue
-            # With all that is beside it, where the component is not of this run.
+            # With all files in its directory, if the component is not of this run.
             component = _component_of(index.path)
             above = os.path.dirname(index.path) if component in own else component
             if index.suite.is_flat:
                 yield from _forms_of(index, paths)
             else:
-                # Of names by hash those of the last generations stay, which the run keeps itself.
+                # Of names by hash those of the last versions are kept, which the run does itself.
                 yield from (p for p in paths if p.startswith(f"{above}/") and "/by-hash/" not in p)
             yield from self._named(index)
         stay = {suite.directory for suite in self._suites}
@@ -259,14 +265,17 @@ class RetainedFiles:
         yield from (path for path in paths if self._leads_to(path) in stay)
 
     def _leads_to(self, path: str) -> str | None:
-        """Return which suite a link beside it leads to, such as ``stable``; debmirror makes such links."""
+        """
+        Return the suite that a link in the same directory leads to, such as ``stable``; debmirror makes
+        such links.
+        """
         where = self._destination.where(path)
         if os.path.dirname(path) != "dists" or not os.path.islink(where):
             return None
         return f"dists/{os.path.normpath(os.readlink(where))}"
 
     def _before(self, index: Index) -> Index | None:
-        """Return an index as it was, if it stays by hash and is another one."""
+        """Return the previous version of an index, if it is kept by hash and differs."""
         suite = index.suite
         before = suite.before
         if before is None or not before.by_hash or index.kind not in ("packages", "sources"):
@@ -283,7 +292,7 @@ class RetainedFiles:
         return None
 
     def _by_hash(self, index: Index, paths: Iterable[str]) -> Iterator[Index]:
-        """Yield the last indexes of before that are beside one, by hash: a generation in all its forms."""
+        """Yield the previous indexes that exist by hash: one version in all its forms."""
         above = os.path.join(os.path.dirname(index.path), "by-hash", "")
         release = index.suite.release
         now = {digest.hex() for path in release.files for _, digest in release.digests_of(path)}
@@ -291,8 +300,8 @@ class RetainedFiles:
             path for path in paths if path.startswith(above) and path.rpartition("/")[2] not in now
         ]
         old.sort(key=lambda path: -os.lstat(self._destination.where(path)).st_mtime_ns)
-        # Those of a flat suite's packages and sources are together; what is none of this kind says so.
-        kinds = len({os.path.dirname(path) for path in old}) or 1  # each is there by each hash
+        # A flat suite's packages and sources are in the same directory.
+        kinds = len({os.path.dirname(path) for path in old}) or 1  # each exists by each hash
         for path in old[: kinds * (2 * len(HELD) if index.suite.is_flat else len(HELD))]:
             yield Index(index.suite, index.kind, [ArchiveFile(path, None, "sha256", b"")])
 
@@ -332,14 +341,14 @@ class RetainedFiles:
                 if is_flat and not any(
                     names_packages(each) and os.path.dirname(each) == above for each in paths
                 ):
-                    continue  # no suite, but a file that happens to be called so
+                    continue  # not a suite, but a file of that name
                 raise _unreadable(path, error) from error
             own.add(above)
             yield Suite(above, release, {}, None, is_flat)
 
 
 def _belonging(suite: Suite, paths: Iterable[str]) -> list[str]:
-    """Return what belongs to another run's suite, but for what its indexes name."""
+    """Return the files of another run's suite, except those that its indexes name."""
     if not suite.is_flat:
         return [path for path in paths if path.startswith(f"{suite.directory}/")]
     found = []
@@ -358,7 +367,7 @@ def _belonging(suite: Suite, paths: Iterable[str]) -> list[str]:
 
 
 def _forms_of(index: Index, paths: Iterable[str]) -> Iterator[str]:
-    """Yield what is there of a flat suite's index: its forms, and these by hash."""
+    """Yield the existing forms of a flat suite's index, also by hash."""
     base = base_of(index.path)
     suite, release = index.suite, index.suite.release
     by_hashes = {
@@ -377,7 +386,7 @@ def _component_of(path: str) -> str:
 
 
 def _indexes_of(suite: Suite, paths: Iterable[str]) -> Iterator[Index]:
-    """Yield the indexes that are here of a suite that is not this run's."""
+    """Yield the existing indexes of a suite that is not this run's."""
     best: dict[str, int] = {}
     for path in paths:
         if names_packages(path) and "/by-hash/" not in path:
@@ -396,31 +405,31 @@ def _unreadable(path: str, error: Exception) -> MirrorError:
     )
 
 
-# A Debian archive: release file, indexes, packages; so that whoever reads it meanwhile never finds a name
-# without its file.
+# A mirror of a Debian archive: release files, indexes, packages. A client that reads it meanwhile never
+# finds a name without its file.
 #
-# 1. Release files are fetched from the first mirror that has one that is signed; that mirror has said what
-# is to be had. 2. Indexes that it names are brought to where nobody sees them (``indexes``), each proven by
-# its hash. 3. What they name is fetched, while they are still being read, and gets its names. 4. When all is
-# there the indexes get theirs, the release files last; then what is not named any more may go.
+# 1. The release files are fetched from the first mirror with signed ones, which decides the version. 2. The
+# indexes in them are staged, where no client sees them (``indexes``), and verified by hash. 3. The files in
+# these are fetched while the indexes are being read, and published. 4. When all files exist the indexes are
+# published, the release files last; then files that are not named any more may be removed.
 #
-# If anything is missing at the end of 3 the old indexes stay: they name what is there; unless the caller
-# wants to keep going. What an index names and cannot be used is skipped, and counts. What other runs keep
-# here of the same suites is brought up to date as well, since their release file is the same. Between the
-# first name and the last of 4 the old release file stands beside new indexes; where the archive has
-# indexes by hash, readers find the old ones so, as long as nothing is deleted.
+# If a file is missing after step 3 the previous indexes stay, since all their files exist; unless the
+# caller wants to keep going. Unusable entries of an index are skipped and counted. Indexes of the same
+# suites that other runs keep here are updated as well, since the release file is the same. During step 4
+# the previous release file exists together with new indexes; in an archive with indexes by hash, clients
+# still find the previous ones, as long as nothing is deleted.
 
 T = TypeVar("T")
 
 __all__ = ["DebianArchive", "DebianOutcome", "Selection", "names_by_hash"]
 
 MAX_NAMED = 5_000_000
-"""Files; the largest archive names 1.4 million."""
+"""The largest archive names 1.4 million files."""
 
 
 class DebianOutcome:
     """
-    What has become of a run.
+    The outcome of a run.
 
     Attributes:
         report: of the packages.
@@ -428,12 +437,12 @@ class DebianOutcome:
         index_bytes: fetched for indexes and their patches.
         patched: indexes that patches brought up to date.
         lacking: files of ``also``, or further forms of indexes, that no mirror has.
-        absent: what was wanted and the release files do not name, in a sentence each.
-        entries: what indexes name; of these, what could not be used.
-        is_published: the new indexes are to be seen.
-        is_new: the release files are not those that were there.
+        absent: a sentence for each wanted item that the release files do not name.
+        entries: of the indexes, with the unusable ones.
+        is_published: whether the new indexes were published.
+        is_new: whether the release files differ from the previous ones.
         unmatched: options and patterns of filters that match nothing.
-        spares_others: files stay that filters of earlier runs select.
+        spares_others: whether files are kept that filters of earlier runs select.
     """
 
     def __init__(self) -> None:
@@ -450,16 +459,19 @@ class DebianOutcome:
 
 class DebianArchive:
     """
+    A mirror of some suites of an archive.
+
     Args:
-        mirror: where it is fetched from and kept.
+        mirror: the mirrors and the destination.
         now: for the dates of release files.
-        ignores_dates: believe a suite that has expired, or is of the future; none older than what is here.
-        signing: signs indexes of what was fetched, which are published in place of the archive's; see
-            ``index_writer``. None: the archive's are.
+        ignores_dates: accept a suite that has expired, or is from the future; but not one older than the
+            existing one.
+        signing: signs rebuilt indexes of the fetched files, which are published instead of the archive's;
+            see ``index_writer``. None: the archive's are published.
 
     Raises:
-        UsageError: a suite, component or architecture cannot be one, or all suites are flat, and have no
-            components; or indexes that are rebuilt are to be kept in another form than packed.
+        UsageError: the name of a suite, component or architecture is invalid; or all suites are flat, but
+            there are components; or rebuilt indexes are wanted in another form than packed.
     """
 
     def __init__(
@@ -499,17 +511,17 @@ class DebianArchive:
         delete_excluded: bool = False,
     ) -> DebianOutcome:
         """
-        Bring it up to date. To be called once.
+        Bring the mirror up to date. Call it once.
 
         Args:
-            delete: remove what is not named any more, if nothing failed or was skipped.
-            dry_run: fetch indexes only, publish nothing; as the mirror was told.
-            keep_going: publish the indexes also if mirrors lack what they name, or lack one of them.
-            delete_excluded: with ``delete``, what filters of earlier runs select goes as well.
+            delete: remove files that are not named any more, if nothing failed or was skipped.
+            dry_run: fetch only indexes, publish nothing; the same as for ``mirror``.
+            keep_going: publish the indexes even if mirrors lack an index, or files in it.
+            delete_excluded: with ``delete``, also remove files that only filters of earlier runs select.
 
         Raises:
-            MirrorError: no mirror has a release file that can be believed, an index could not be had, or the
-                release files name nothing of what was selected, or the filters select no package.
+            MirrorError: no mirror has a trusted release file, an index could not be fetched, the release
+                files name nothing of the selection, or the filters select no package.
             BadEntry: an index cannot be read.
         """
         outcome = DebianOutcome()
@@ -554,7 +566,7 @@ class DebianArchive:
     async def _show(
         self, suites: list[Suite], indexes: Sequence[Index], outcome: DebianOutcome
     ) -> list[Suite]:
-        """Rebuild indexes if that is wanted, and publish them; returns the suites as they are seen then."""
+        """Rebuild indexes if that is wanted, and publish them; returns the suites as published."""
         record = record_of(suites)
         if self._signing is not None:
             suites = await self._mirror.run(
@@ -572,7 +584,10 @@ class DebianArchive:
         return suites
 
     def _would_be_new(self, suites: Sequence[Suite]) -> bool:
-        """In the thread: whether release files are not those that exist, or that new ones were made of."""
+        """
+        Return whether the release files differ from the existing ones, or from those that the rebuilt ones
+        were made of. In the thread.
+        """
         if self._signing is None:
             return not self._destination.holds(_all_own(suites))
         return not record_of(suites).items() <= read_record(self._destination).items()
@@ -600,7 +615,7 @@ class DebianArchive:
     async def _stage(
         self, indexes: Sequence[Index], outcome: DebianOutcome, keep_going: bool
     ) -> list[Index]:
-        """Bring indexes to where they can be read, and nobody sees them; returns those that cannot be had."""
+        """Stage indexes, where no client sees them; returns those that could not be fetched."""
         made = [i for i in indexes if i.held != "packed" and i.kind in ("packages", "sources")]
         if made:
             wants = [await self._mirror.run(self._unpacked, index) for index in made]
@@ -631,7 +646,7 @@ class DebianArchive:
     async def _settle_forms(
         self, index: Index, lacking: dict[str, str], outcome: DebianOutcome
     ) -> None:
-        """Keep those forms of an index that mirrors have; if these are none, one of the others."""
+        """Keep those forms of an index that mirrors have; if they have none, one of the others."""
         inner = index.suite.within
         others = index.suite.release.others
         for place, form in enumerate(list(index.forms)):
@@ -663,7 +678,10 @@ class DebianArchive:
         return None
 
     def _unreadable_patches(self, indexes: Sequence[Index], skip: Skip) -> list[Index]:
-        """In the thread: return lists of patches that prove nothing: with weaker hashes only, for one."""
+        """
+        Return the lists of patches that cannot be verified, for example because of weak hashes. In the
+        thread.
+        """
         found = []
         for index in indexes:
             if index.kind == "patches" and index.forms:
@@ -674,14 +692,14 @@ class DebianArchive:
         return found
 
     def _note_forms(self, made: Sequence[Index], wants: Sequence[Unpacked]) -> None:
-        """In the thread: keep them as the files that they are."""
+        """Record indexes by their files. In the thread."""
         for index, want in zip(made, wants, strict=True):
             kept = kept_as(self._mirror, want)
             assert kept is not None
             index.forms = [kept]
 
     def _unpacked(self, index: Index) -> Unpacked:
-        """In the thread: look what there is to make an index of."""
+        """Find what an index can be made of. In the thread."""
         suite, target = index.suite, index.forms[0]
         base = suite.within(target.path)
         named = suite.release.files
@@ -689,7 +707,7 @@ class DebianArchive:
         have = None
         known = suite.before.files if suite.before is not None else {}
         if base in known:
-            # The release file that is here says what is in the index that is here, however that is packed.
+            # The existing release file describes the existing index, in whatever form.
             for ending in ("", *HELD):
                 form = known.get(base + ending)
                 if form is not None and self._destination.is_there(below(suite, form)):
@@ -706,12 +724,14 @@ class DebianArchive:
             index.held == "zstd",
         )
 
-    # What they name.
+    # The files in the indexes.
 
     def _set_filters(
         self, indexes: Sequence[Index], apart: Sequence[Index], delete_excluded: bool
     ) -> FilterRecords:
-        """In the thread: filter indexes by what this run, and earlier ones, want; return the records."""
+        """
+        Filter indexes by the filters of this run and of earlier ones; return the records. In the thread.
+        """
         own = self._selection.filter
         known = read_records(self._destination)
         suites = {index.suite.directory for index in (*indexes, *apart)}
@@ -748,7 +768,7 @@ class DebianArchive:
         matches: Matches | None = None,
         stays: bool = False,
     ) -> Iterator[ArchiveFile]:
-        """Yield what the indexes name and filters select; a file may be named several times."""
+        """Yield the files that the indexes name and filters select; a file may be named several times."""
         count = 0
         own = OwnNames(
             {each.suite.directory: each.suite for each in indexes}.values(),
@@ -775,17 +795,20 @@ class DebianArchive:
         own: dict[str, bytes],
         entries: Entries,
     ) -> None:
-        """In the thread: names by hash, indexes, release files; and nothing stays that is of before."""
+        """
+        Publish names by hash, indexes, release files; no previous file stays under those names. In the
+        thread.
+        """
         destination = self._destination
-        # One that is there already stays as old as it is: readers ask whether it has changed since.
+        # An unchanged file keeps its time: clients ask whether it has changed since.
         destination.stage(
             {path: d for path, d in own.items() if destination.read(path, len(d)) != d}
         )
         forms = [form for index in indexes for form in index.forms]
         for index in indexes:
             self._link_by_hash(index, entries)
-        # A form that is not kept any more would stand beside a release file that says something else of it;
-        # one that was not kept, beside the release file of before. Where names are hashes, those are enough.
+        # A form that is not kept any more would not match the new release file, and one that was not kept
+        # would not match the previous one. If clients use names by hash, those suffice.
         late = {
             form.path for form in forms if form.remote is not None and self._is_new(form, suites)
         }
@@ -803,7 +826,7 @@ class DebianArchive:
         destination.clear_staged()
 
     def _link_by_hash(self, index: Index, entries: Entries) -> None:
-        """Give an index its names by hash: one for each hash that the release file tells, and that it has."""
+        """Add the names by hash of an index: one for each hash in the release file, after checking it."""
         destination = self._destination
         for form in index.forms:
             if form.remote is None:
@@ -825,18 +848,18 @@ class DebianArchive:
                 destination.link(form.path, name)
 
     def _is_new(self, form: ArchiveFile, suites: Sequence[Suite]) -> bool:
-        """Whether a form of an index has not been there, where there was a release file."""
+        """Return whether a form of an index is new, in a suite that had a release file."""
         is_there = os.path.lexists(self._destination.where(form.path))
         return not is_there and any(map(_has_hashes, suites))
 
 
 def _unless_all(filters: Sequence[PackageFilter]) -> tuple[PackageFilter, ...] | None:
-    """Return filters; None: one of them selects all."""
+    """Return filters; None if one of them selects all."""
     return None if ALL in filters else tuple(filters)
 
 
 def _further(indexes: Sequence[Index], own: dict[str, bytes]) -> Iterator[ArchiveFile]:
-    """Yield what is kept besides what the indexes name."""
+    """Yield the kept files that the indexes do not name."""
     for index in indexes:
         yield from index.forms
     for path, data in own.items():
@@ -869,25 +892,25 @@ def _checked_name(name: str, check: Callable[[str], T]) -> T:
 
 
 def _before(suite: Suite) -> list[str]:
-    """Return where forms of packages and sources have been, by the release file of before."""
+    """Return the paths of forms of packages and sources by the previous release file."""
     paths = [below(suite, form).path for form in _main_forms(suite.before)]
     return [*paths, *(path + indexes.ENDING for path in paths)]
 
 
 def _has_hashes(suite: Suite) -> bool:
-    """Whether readers of either release file, that of before and that of now, look under hashes first."""
+    """Return whether clients of both the previous and the new release file fetch by hash first."""
     return suite.before is not None and suite.before.by_hash and suite.release.by_hash
 
 
 def _main_forms(release: Release | None) -> Iterator[ArchiveFile]:
-    """Yield the packed and unpacked forms of what packages and sources were named by."""
+    """Yield the packed and unpacked forms of the indexes of packages and sources."""
     for path, form in release.files.items() if release is not None else ():
         if names_packages(path):
             yield form
 
 
 def _names_by_hash(suites: Sequence[Suite], indexes: Sequence[Index]) -> Iterator[str]:
-    """Yield the names by hash, of now and of before: who has read the old release file still looks there."""
+    """Yield the current and previous names by hash: a client with the previous release file uses those."""
     kept = {form.path for index in indexes for form in index.forms}
     for index in indexes:
         for form in index.forms:
@@ -907,7 +930,7 @@ def names_by_hash(
     Yield each index's path, and its name by hash, of suites that have such names; see ``Destination.link``.
 
     Args:
-        entries: what an archive holds, all of it there, or staged.
+        entries: the files of an archive, all present or staged.
     """
     for own in entries:
         directory, _, name = own.path.rpartition("/")
@@ -920,7 +943,7 @@ def names_by_hash(
             release = read_release(
                 unsigned_part(data or b""), own.path, ignore_entry, ignores_dates=True
             )
-        except BadEntry:  # beside an index there may be one that says what is in that
+        except BadEntry:  # next to an index there may be a ``Release`` that describes it
             continue
         suite = Suite(directory, release, {}, None)
         for each in entries if release.by_hash else ():

@@ -14,12 +14,12 @@ from typing import Any
 from pipegrid.errors import PipegridError
 from pipegrid.mirror.archive_file import BadEntry
 
-# What is in a packed file, by the piece, and in bounded memory.
+# Decompression of a file in pieces, in bounded memory.
 
 CHUNK_BYTES = 1 << 20
 MAX_XZ_MEMORY_BYTES = 128 << 20
 MAX_ZSTD_WINDOW_BYTES = 128 << 20
-_RUN = 1  # a kind of block: one byte, so many times
+_RUN = 1  # a kind of block: one byte and a number of repetitions
 _HAS_CHECKSUM = 4
 _LEAST_BYTES = 8  # of a frame
 
@@ -30,10 +30,10 @@ class PatchError(PipegridError):
 
 def unpacked(path: str) -> Iterator[bytes]:
     """
-    Yield the bytes of a file, unpacked if it is packed (gzip, xz, bzip2, zstandard), by the piece.
+    Yield the bytes of a file in pieces, decompressed if it is compressed (gzip, xz, bzip2, zstandard).
 
     Raises:
-        PatchError: it is damaged, or cut off.
+        PatchError: it is damaged or incomplete.
     """
     with open(path, "rb", buffering=0) as file, _reading(path):
         parts = _parts(file, path)
@@ -46,7 +46,7 @@ def unpacked(path: str) -> Iterator[bytes]:
 
 class Unpacking:
     """
-    The same, read into memory of the caller's.
+    Like ``unpacked``, but reads into memory of the caller.
 
     Raises:
         OSError: the file cannot be opened.
@@ -60,10 +60,10 @@ class Unpacking:
 
     def read_into(self, page: bytearray) -> int:
         """
-        Fill a page of ``CHUNK_BYTES``, or some of it; returns how many bytes, 0 at the end.
+        Fill a page of ``CHUNK_BYTES``, at least in part; returns how many bytes, 0 at the end.
 
         Raises:
-            PatchError: the file is damaged, or cut off.
+            PatchError: the file is damaged or incomplete.
             OSError: it cannot be read; the error has its name.
         """
         if self._parts is None:
@@ -74,13 +74,12 @@ class Unpacking:
         return len(part)
 
     def close(self) -> None:
-        """Let go of the file."""
         self._file.close()
 
 
 @contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """Give errors of the disk the name of what was read, so that they are not taken for others."""
+    """Add the file's name to its read errors, to tell them from errors of other files."""
     try:
         yield
     except OSError as error:
@@ -90,7 +89,9 @@ def _reading(path: str) -> Iterator[None]:
 
 
 def _parts(file: FileIO, path: str) -> Iterator[bytes] | None:
-    """Return what is in a packed file; None: it is not packed, and stands at its beginning."""
+    """
+    Return the decompressed pieces of a file; None if it is not compressed, and then it is at its beginning.
+    """
     head = file.read(6) or b""
     file.seek(0)
     if head[:4] == b"\x28\xb5\x2f\xfd" or _is_skippable(head):  # pzstd begins with such a frame
@@ -101,9 +102,10 @@ def _parts(file: FileIO, path: str) -> Iterator[bytes] | None:
 
 def _unpacked(file: FileIO, path: str, kind: Callable[[], Any]) -> Iterator[bytes]:
     """
-    Yield what is in one packed file or several, one behind the other: gzip, xz and bzip2 take that for one.
+    Yield the content of one compressed file or several in sequence, which gzip, xz and bzip2 treat as one.
 
-    Programs that pack with several processors, as pbzip2, make such files. Zeros may stand between and after.
+    Programs that compress with several processors, such as pbzip2, make such files. Zeros may be between
+    and after them.
     """
     unpacker, between, rest = kind(), False, b""
     try:
@@ -132,7 +134,7 @@ def _unpacked(file: FileIO, path: str, kind: Callable[[], Any]) -> Iterator[byte
 def _unpacked_zstandard(file: FileIO, path: str) -> Iterator[bytes]:
     import zstandard
 
-    # Its objects unpack all that they are given at once, however much that is; its reader does not.
+    # Its objects decompress all input at once, without a limit; its reader has one.
     unpacker = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW_BYTES)
     reader = unpacker.stream_reader(file, read_across_frames=True)
     try:
@@ -140,13 +142,13 @@ def _unpacked_zstandard(file: FileIO, path: str) -> Iterator[bytes]:
             yield data
     except zstandard.ZstdError as error:
         raise PatchError(f"{path} is damaged: {error}") from error
-    if not _ends_whole(file):  # of which its reader says nothing
+    if not _ends_whole(file):  # which its reader does not check
         raise PatchError(f"{path} is incomplete")
 
 
 def _ends_whole(file: FileIO) -> bool:
     """
-    Return whether the last frame of a file of zstandard, whose frames are frames, has its end.
+    Return whether the last frame of a zstandard file is complete.
 
     Source: RFC 8878, 3.1.
     """
@@ -178,7 +180,7 @@ def _is_skippable(head: bytes) -> bool:
 
 
 def _header_bytes(head: bytes) -> int:
-    """Return how long the header of a frame is, with what tells that it is one."""
+    """Return the length of a frame's header, with its magic number."""
     flags = head[4]
     is_single = flags >> 5 & 1
     content = (is_single, 2, 4, 8)[flags >> 6]
@@ -186,7 +188,7 @@ def _header_bytes(head: bytes) -> int:
 
 
 class _Gzip:
-    """zlib's decompressor with the others' manners."""
+    """zlib's decompressor with the interface of the others."""
 
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(31)
@@ -207,7 +209,7 @@ class _Gzip:
 
 
 def _kind(head: bytes) -> Callable[[], Any] | None:
-    """Return what makes an unpacker for a file that begins so; None: it is not packed."""
+    """Return a factory of decompressors for a file that begins so; None if it is not compressed."""
     if head[:2] == b"\x1f\x8b":
         return _Gzip
     if head[:6] == b"\xfd7zXZ\0":
@@ -217,7 +219,7 @@ def _kind(head: bytes) -> Callable[[], Any] | None:
     return None
 
 
-# How much an index may hold, be it a Debian archive's or an RPM repository's, and what is in it.
+# The size limit of an index, of a Debian archive or an RPM repository, and its content.
 
 MAX_INDEX_BYTES = 4 << 30
 """Packed or unpacked; the largest known has a quarter of a gigabyte."""
@@ -225,10 +227,10 @@ MAX_INDEX_BYTES = 4 << 30
 
 def check_index_bytes(name: str, size: int) -> None:
     """
-    Make sure that a size which is said of an index is one that an index may have.
+    Check the stated size of an index.
 
     Raises:
-        BadEntry: it is not.
+        BadEntry: no index is that large.
     """
     if size > MAX_INDEX_BYTES:
         raise BadEntry(f"{name} has a size of {size} bytes, which no index has")
@@ -236,12 +238,12 @@ def check_index_bytes(name: str, size: int) -> None:
 
 def index_blocks(path: str, name: str, size: int | None) -> Iterator[bytes]:
     """
-    Yield what is in an index, unpacked, and no more than it should have.
+    Yield the content of an index, decompressed, up to its size.
 
     Args:
         path: of the file.
         name: of the index, for errors.
-        size: unpacked, in bytes, as it is told; None: it is not.
+        size: unpacked, in bytes; None if unknown.
 
     Raises:
         BadEntry: it has more, or cannot be read.

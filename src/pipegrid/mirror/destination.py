@@ -21,12 +21,12 @@ from pipegrid.mirror.quick_check import QuickCheck, StatCache
 
 # The directories of a mirror, kept open (``MAX_OPEN_DIRECTORIES``).
 #
-# Every path is walked one part at a time, without following symbolic links, so that no index and no link
-# leads out of the mirror's own.
+# Every path is opened one part at a time, without following symbolic links, so that neither an index nor a
+# link leads out of the mirror's directory.
 
 MAX_OPEN_DIRECTORIES = 256
 MAX_ABSENT = 4096
-"""Directories that are known not to be there; nobody else makes them while the lock is held."""
+"""How many missing directories are remembered; no other process makes them while the lock is held."""
 
 READ_BYTES = 1 << 20
 _LINKED = "link.new"
@@ -34,24 +34,24 @@ _OWN_NEW = "own.new"
 _NO_LINKS = frozenset(
     {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EINVAL}
 )
-"""How file systems say that a file cannot have another name, or no more of them; no disk fails so."""
+"""Errors of file systems that support no hard links, or no more of them; a failing disk gives others."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Directories:
     """
-    Those below one.
+    The directories below a root.
 
     Args:
-        make: it is made if it is not there; else all are absent then.
+        make: whether to make the root if it does not exist; otherwise all directories count as absent.
 
     Raises:
-        MirrorError: it cannot be used.
+        MirrorError: the root cannot be used.
 
     Attributes:
-        path: of the one, absolute.
-        root: its descriptor; -1: it is not there.
+        path: of the root, absolute.
+        root: its descriptor; -1 if it does not exist.
     """
 
     def __init__(self, path: str, make: bool = True) -> None:
@@ -77,13 +77,13 @@ class Directories:
             self.root = -1
 
     def forget(self, path: str) -> None:
-        """Let go of one that goes away."""
+        """Close a directory that will be removed."""
         fd = self._open.pop(path, None)
         if fd is not None:
             os.close(fd)
 
     def prune(self, path: str, stays: str) -> None:
-        """Remove a directory that is empty, and those above that are empty then; but for one."""
+        """Remove an empty directory, and its parents that are empty then; except ``stays``."""
         while path and path != stays:
             parent, name = self.place(path, make=False)
             if parent is None:
@@ -96,7 +96,7 @@ class Directories:
             path = os.path.dirname(path)
 
     def folds(self, name: str) -> bool:
-        """Return whether what is called so in the root is called so in letters of the other case as well."""
+        """Return whether a name in the root also exists in the other case."""
         return self.root >= 0 and is_same(name, self.root, name.swapcase(), self.root)
 
     def place(self, path: str, make: bool) -> tuple[int | None, str]:
@@ -105,7 +105,10 @@ class Directories:
         return self.directory(above, make), name
 
     def directory(self, path: str, make: bool) -> int | None:
-        """Return the descriptor of a directory below the root; None if it is not there and not to be made."""
+        """
+        Return the descriptor of a directory below the root; None if it does not exist and ``make`` is
+        false.
+        """
         if not path:
             return self.root if self.root >= 0 else None
         known = self._open
@@ -140,10 +143,11 @@ class Directories:
 
     def files(self, below: str, without: str) -> Iterator[str]:
         """
-        Yield the paths of all that is below a directory, links and devices too.
+        Yield the paths of everything below a directory, including links and devices.
 
         Args:
-            without: this directory is left out; and others that have one of its name are, which are not ours.
+            without: this directory is left out, and so are other directories that contain one of its name,
+                which are other mirrors.
         """
         ahead = [below]
         while ahead:
@@ -170,11 +174,11 @@ class Directories:
         self._absent.add(path)
 
     def forget_absent(self) -> None:
-        """Somebody else has made directories."""
+        """Forget which directories are absent: another process has made some."""
         self._absent.clear()
 
     def sync(self, paths: Iterable[str]) -> None:
-        """Make new names durable: what goes away after that is named by nothing that could come back."""
+        """Sync new names before a removal that relies on them."""
         for path in paths:
             fd = self.directory(path, make=False)
             if fd is not None:
@@ -185,13 +189,13 @@ class Directories:
 
     def open_file(self, path: str, name: str) -> int | None:
         """
-        Open a file to read it, whatever it is; returns its descriptor, None if it is not there.
+        Open a file of any type for reading; returns its descriptor, None if it does not exist.
 
         Args:
-            name: what errors call it.
+            name: of the file, for errors.
 
         Raises:
-            BadEntry: it is a symbolic link, or its path leads over one.
+            BadEntry: it is a symbolic link, or its path leads through one.
             MirrorError: it cannot be read.
         """
         directory, last = self.place(path, make=False)
@@ -209,14 +213,14 @@ class Directories:
             raise self.error(error, f"read {quoted(name)}") from error
 
     def in_the_way(self, path: str, what: str) -> BadEntry:
-        """Return the error for a path that leads over something else, or to it."""
+        """Return the error for a path with something other than a directory or file in it."""
         return BadEntry(
             f"{quoted(path)} cannot be kept in {self.path}: {what} has its name; move that away"
         )
 
     def error(self, error: OSError | PipegridError, what: str) -> MirrorError:
-        """Return the sentence for an error of the operating system, or for one that stands for such a one."""
-        if isinstance(error, MirrorError):  # it has its sentence
+        """Return the ``MirrorError`` for an error of the operating system, or of ``disk.commit``."""
+        if isinstance(error, MirrorError):  # it is one already
             return error
         if isinstance(error, PipegridError):
             if not isinstance(error.__cause__, OSError):
@@ -228,14 +232,14 @@ class Directories:
         return MirrorError(f"{self.path} cannot {what}: {reason}")
 
     def full(self, what: str) -> MirrorError:
-        """Return the sentence for a disk that takes no more."""
+        """Return the error for a full disk."""
         return MirrorError(
             f"{self.path} cannot {what}: the disk is full; free some space and run it again, and it resumes"
         )
 
 
 def make_directory(parent: int, name: str, absent: bool = False) -> int:
-    """Open a directory in another one, by its descriptor, made if it is not there, as when ``absent``."""
+    """Open a directory in another one, by its descriptor; make it if it does not exist, or if ``absent``."""
     if not absent:
         with suppress(FileNotFoundError):
             return os.open(name, _DIRECTORY, dir_fd=parent)
@@ -265,10 +269,10 @@ def is_same(name: str, directory: int, other: str, other_directory: int) -> bool
 
 def link_as(name: str, directory: int, other: str, other_directory: int, by_way_of: int) -> None:
     """
-    Give a file another name, by way of a third directory; where there are no hard links there is none.
+    Add another name to a file, with a temporary name in a third directory; does nothing without hard links.
 
     Raises:
-        OSError: there could be one, but for the disk, or what is in its place.
+        OSError: the disk failed, or something else has the name.
     """
     if is_same(name, directory, other, other_directory):
         return
@@ -284,7 +288,7 @@ def link_as(name: str, directory: int, other: str, other_directory: int, by_way_
 
 
 def read_at(name: str, directory: int, most_bytes: int) -> bytes | None:
-    """Return a file that is no longer than that; None: there is none. A symbolic link is not followed."""
+    """Return a file up to a size; None if there is none. A symbolic link is not followed."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         fd = os.open(name, flags, dir_fd=directory)
@@ -308,39 +312,36 @@ def hash_file(fd: int, algorithm: str) -> bytes:
     return hasher.digest()
 
 
-# The directory that holds a mirror: where files come in, and how they get their names. Synchronous, for one
-# thread.
+# The directory of a mirror: how files arrive and are published. Synchronous, for one thread.
 #
-# No index and no link leads out of it: ``directories``.
-#
-# What is not published yet lies in ``HIDDEN/incoming``, named by its hash, so that the next run takes up
-# what a killed one left. One process at a time has the lock.
+# Unpublished files are in ``HIDDEN/incoming``, named by their hash, so that the next run continues after an
+# interrupted one. One process at a time has the lock.
 
 STAGED = f"{HIDDEN}/staged"
 _NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class WrongResult(MirrorError):
-    """What was made here of patches or a packed file is not what the archive names."""
+    """A file made here from patches or a packed file is not the one that the archive names."""
 
 
 class DestinationLocked(MirrorError):
-    """Another process is writing to the destination, or reads it; it can be used later."""
+    """Another process is writing to the destination or reading it; try again later."""
 
 
 class Destination:
     """
-    One mirror's directory, made if it is not there, and locked.
+    One mirror's directory, made if it does not exist, and locked.
 
     Raises (also later):
         MirrorError: it cannot be used, is full, or another process mirrors to it.
 
     Attributes:
-        manifest: path of what the last complete run wanted.
-        unnoted_files: as of ``Report``; see ``unchanged``.
-        folds: the file system takes names for one that differ in case; see ``folding``.
-        serial_urls: of the mirrors that this run has found unable to pipeline; see ``plan``.
-        changes: names that this process has given to files, or taken from them, where readers see it.
+        manifest: path of the list of the last complete run.
+        unnoted_files: as in ``Report``; see ``unchanged``.
+        folds: whether the file system ignores case in names; see ``PathCollisions``.
+        serial_urls: of the mirrors that this run has found unable to pipeline; see ``Scheduler``.
+        changes: how many published names this process has added or removed.
     """
 
     device = unnoted_files = 0
@@ -383,7 +384,7 @@ class Destination:
         return f"<Destination {self.path}>"
 
     def close(self) -> None:
-        """Let go of everything; the lock, too."""
+        """Close all files, and release the lock."""
         self._directories.close()
         for name in ("_incoming", "_hidden", "_lock"):
             fd = self.__dict__.pop(name, None)
@@ -392,43 +393,43 @@ class Destination:
         self._verified.close()
 
     def forked(self) -> None:
-        """This is another process now, which shares all but the database."""
+        """Adapt to a fork: this new process shares everything except the database."""
         self._verified.forked()
 
     def has_changed(self) -> None:
-        """Other processes have made directories."""
+        """Adapt to directories that other processes have made."""
         self._directories.forget_absent()
 
     def error(self, error: OSError | PipegridError, what: str) -> MirrorError:
-        """Return the sentence for an error of the operating system, or of ``disk.commit`` for one."""
+        """Return the ``MirrorError`` for an error of the operating system, or of ``disk.commit``."""
         return self._directories.error(error, what)
 
     def where(self, path: str) -> str:
-        """Return where a path of the mirror is, for whoever opens it by itself."""
+        """Return the full path of a file of the mirror, for callers that open it themselves."""
         return f"{self.path}/{path}"
 
-    # What is there.
+    # Existing files.
 
     def glance(self) -> QuickCheck:
-        """Return what looks at lines of the manifest; it knows how files looked now."""
+        """Return the quick check for lines of the manifest, by file status alone."""
         return QuickCheck(self._directories.root, self._verified.seen.rows)
 
     def is_there(self, wanted: ArchiveFile, paranoid: bool = False, staged: bool = False) -> bool:
         """
-        Return whether the file is there and right: known to be, or hashed now.
+        Return whether the file exists and is right: as recorded, or by hashing it now.
 
         Args:
-            paranoid: hash it, whatever is known.
+            paranoid: hash it even if it is recorded as right.
             staged: it may also be staged.
 
         Raises:
-            BadEntry: its path leads over a symbolic link, or something else is in its place.
+            BadEntry: its path leads through a symbolic link, or something else has its name.
         """
         if staged:
             path = f"{STAGED}/{wanted.path}"
             if self._is_at(path, wanted, paranoid):
                 return True
-            # One of an earlier run that did not come to its end: it would be taken for the new one.
+            # A file of an interrupted run, which must not pass for the new one.
             self._remove(path)
         return self._is_at(wanted.path, wanted, paranoid)
 
@@ -456,7 +457,7 @@ class Destination:
                     self.unnoted_files += 1
                 return False
             if not (paranoid and self._verified.is_known(fd, wanted, status)):
-                self.note(fd, wanted)  # once: this, too, changes how the file looks
+                self.note(fd, wanted)  # only once: the note, too, changes the file's status
             return True
         except OSError as error:
             raise self.error(error, f"read {quoted(wanted.path)}") from error
@@ -464,13 +465,13 @@ class Destination:
             os.close(fd)
 
     def note(self, fd: int, wanted: ArchiveFile) -> None:
-        """Write down that the open file is right."""
+        """Record that the open file is right."""
         self._verified.note(fd, wanted)
 
-    # What comes in.
+    # Received files.
 
     def open_incoming(self, wanted: ArchiveFile) -> tuple[int, str]:
-        """Make a file for what is coming; returns its descriptor and its name in ``incoming``."""
+        """Make a file to receive into; returns its descriptor and its name in ``incoming``."""
         self._count += 1
         name = f"{wanted.digest.hex()}.{self._count}"
         try:
@@ -479,23 +480,23 @@ class Destination:
             return self.open_incoming(wanted)
 
     def open_own(self, name: str) -> int:
-        """Make a file of our own in ``incoming``; returns its descriptor."""
+        """Make a file of the mirror's own in ``incoming``; returns its descriptor."""
         return os.open(name, _NEW_FILE, 0o644, dir_fd=self._incoming)
 
     def discard(self, name: str) -> None:
-        """Remove a file that did not become what was wanted."""
+        """Remove an incomplete or wrong file."""
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._incoming)
 
     def publish(self, name: str, path: str, staged: bool = False) -> str:
         """
-        Give a file that came in its final name; returns the directory that has changed.
+        Move a received file to its final name; returns the directory that has changed.
 
         Args:
-            staged: only below ``STAGED``, where readers do not see it, until ``release``.
+            staged: move it below ``STAGED`` instead, where clients do not see it, until ``release``.
 
         Raises:
-            BadEntry: its path leads over a symbolic link, or a directory is in its place.
+            BadEntry: its path leads through a symbolic link, or a directory has its name.
             OSError: it could not be renamed.
         """
         if staged:
@@ -511,7 +512,7 @@ class Destination:
 
     def release(self, paths: Iterable[str]) -> None:
         """
-        Give staged files their final names, in this order; those that are not staged stay as they are.
+        Move staged files to their final names, in this order; skip those that are not staged.
 
         Raises:
             BadEntry, MirrorError: as ``publish``.
@@ -536,7 +537,7 @@ class Destination:
 
     def move(self, path: str, other: str) -> None:
         """
-        Give a file another name, where readers see neither; without that file nothing happens.
+        Rename an unpublished file; does nothing if it does not exist.
 
         Raises:
             MirrorError: it cannot be renamed.
@@ -552,9 +553,9 @@ class Destination:
 
     def link(self, path: str, other: str) -> None:
         """
-        Give a file that is staged, or there, another name, at once to be seen; for names that are hashes.
+        Add another published name to a staged or existing file; for names that are hashes.
 
-        Where the file system has no hard links there is no such name.
+        Does nothing on a file system without hard links.
 
         Raises:
             BadEntry, MirrorError: as ``publish``.
@@ -573,14 +574,14 @@ class Destination:
             return
 
     def is_linked(self, path: str, other: str) -> bool:
-        """Return whether a file that is staged, or there, has that other name already."""
+        """Return whether a staged or existing file already has that other name."""
         try:
             return os.path.samefile(self.staged_path(path), self.where(other))
         except OSError:
             return False
 
     def has_hash(self, path: str, algorithm: str, digest: bytes) -> bool:
-        """Return whether a file that is staged, or there, has this hash as well."""
+        """Return whether a staged or existing file has this hash as well."""
         for where in (f"{STAGED}/{path}", path):
             fd = self._directories.open_file(where, path)
             if fd is not None:
@@ -593,7 +594,7 @@ class Destination:
         return False
 
     def clear_staged(self) -> None:
-        """Forget what is staged and was not released."""
+        """Remove staged files that were not released."""
         for path in sorted(self.others(frozenset(), STAGED), reverse=True):
             self.delete(path)
 
@@ -601,13 +602,13 @@ class Destination:
         self, wanted: ArchiveFile, write: Callable[[int], bytes | None], staged: bool = False
     ) -> None:
         """
-        Make a file here that mirrors need not give.
+        Make a file here instead of fetching it.
 
         Args:
-            write: writes it to the descriptor that it is given; returns its SHA-256 if it knows that.
+            write: writes it to the given descriptor; returns its SHA-256 if known.
 
         Raises:
-            WrongResult: it is not what is wanted.
+            WrongResult: it is not the wanted one.
             MirrorError: it cannot be written.
         """
         try:
@@ -619,7 +620,7 @@ class Destination:
             if found is None or wanted.algorithm != "sha256":
                 found = hash_file(fd, wanted.algorithm)
             if wanted.size not in (None, os.fstat(fd).st_size) or found != wanted.digest:
-                raise WrongResult(f"what was made is not the {quoted(wanted.path)} of the archive")
+                raise WrongResult(f"the {quoted(wanted.path)} made here is not that of the archive")
             os.fsync(fd)
             self.note(fd, wanted)
             self.publish(name, wanted.path, staged)
@@ -633,7 +634,7 @@ class Destination:
 
     def stage(self, files: Mapping[str, bytes]) -> None:
         """
-        Write files of our own below ``STAGED``, durably.
+        Write files of the mirror's own below ``STAGED``, durably.
 
         Raises:
             MirrorError: they cannot be written.
@@ -647,7 +648,7 @@ class Destination:
             raise self.error(error, f"hold {quoted(path)}") from error
 
     def _write_own(self, data: bytes) -> None:
-        """Write a new file of our own in ``incoming``, durably; it has no name yet."""
+        """Write a new file of the mirror's own in ``incoming``, durably, without its final name."""
         self.discard(_OWN_NEW)
         fd = self.open_own(_OWN_NEW)
         try:
@@ -658,7 +659,7 @@ class Destination:
 
     def keep_own(self, name: str, data: bytes) -> None:
         """
-        Write a file of our own in ``HIDDEN``: as a whole, or it stays as it was.
+        Replace a file of the mirror's own in ``HIDDEN``, atomically.
 
         Raises:
             MirrorError: it cannot be written.
@@ -667,10 +668,10 @@ class Destination:
             self._write_own(data)
             os.rename(_OWN_NEW, name, src_dir_fd=self._incoming, dst_dir_fd=self._hidden)
         except OSError as error:
-            raise self.error(error, "record what it holds") from error
+            raise self.error(error, "record its files") from error
 
     def read(self, path: str, most_bytes: int) -> bytes | None:
-        """Return a file that is there, and no longer than that; a symbolic link is not followed."""
+        """Return an existing file up to a size; a symbolic link is not followed."""
         directory, name = self._directories.place(path, make=False)
         return None if directory is None else read_at(name, directory, most_bytes)
 
@@ -684,7 +685,10 @@ class Destination:
         return staged if os.path.lexists(staged) else self.where(path)
 
     def leftovers(self) -> dict[bytes, str]:
-        """Return what an earlier run left in ``incoming``, by the hash that it should have; drop the rest."""
+        """
+        Return the files of an interrupted run in ``incoming``, by the hash that they should have; remove
+        all others.
+        """
         found: dict[bytes, str] = {}
         for name in os.listdir(self._incoming):
             digest = name.partition(".")[0]
@@ -699,7 +703,7 @@ class Destination:
         return found
 
     def take_up(self, name: str, wanted: ArchiveFile, staged: bool = False) -> bool:
-        """Publish what an earlier run left if it is whole and right; else remove it."""
+        """Publish a file of an interrupted run if it is complete and right; else remove it."""
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._incoming)
         try:
             status = os.fstat(fd)
@@ -715,17 +719,17 @@ class Destination:
         self.discard(name)
         return False
 
-    # What is too much.
+    # Unwanted files.
 
     def others(self, kept: frozenset[str], below: str = "") -> Iterator[str]:
-        """Yield the paths of files that are not among those to be kept; links and devices as well."""
+        """Yield the paths of files that are not in ``kept``, including links and devices."""
         holds = holder(kept, self.folds)
         for path in self._directories.files(below, HIDDEN):
             if not holds(path):
                 yield path
 
     def delete_others(self, paths: Iterable[str], dry_run: bool = False) -> list[str]:
-        """Remove all files but those of these paths; returns them. ``dry_run``: only tell."""
+        """Remove all files but these paths; returns the removed ones. ``dry_run``: only report."""
         others = list(self.others(frozenset(paths)))
         for path in () if dry_run else others:
             self.delete(path)
@@ -743,7 +747,7 @@ class Destination:
 
     def delete(self, path: str) -> None:
         """
-        Remove a file, and the directories above it that are empty then; never outside.
+        Remove a file, and its parents inside the mirror that are empty then.
 
         Raises:
             MirrorError: it cannot be removed.

@@ -1,7 +1,4 @@
-"""
-What indexes name: each path once; of a path that is named with several hashes, what mirrors have of it; and
-what cannot be used, which is named and counted, and never stops the others.
-"""
+"""The entries of indexes, each path once; unusable ones are skipped and counted."""
 
 from __future__ import annotations
 
@@ -17,25 +14,26 @@ if TYPE_CHECKING:
     from pipegrid.mirror.indexes import ArchiveMirror
 
 MAX_DISPUTED = 10_000
-"""Paths that are named with several hashes; of more, the first of each counts."""
+"""Paths with several hashes; of further ones only the first entry counts."""
 
 MAX_ALTERNATIVES = 8
 """Of one path."""
 
 MAX_REMEMBERED = 100_000
-"""Reasons that are told apart: several indexes name the same package."""
+"""Reasons that are remembered: several indexes name the same package."""
 
 _KINDS = {length: algorithm for algorithm, length in DIGEST_BYTES.items()}
 
 
 class Entries:
     """
-    Those of one run.
+    The entries of one run.
+
+    A path may be named with several hashes; the entry that mirrors have is used.
 
     Attributes:
-        skipped_files: entries that could not be used; ``skipped`` are the reasons of the first of them.
-        replaced: of paths that are named with several hashes, the entry that mirrors have, if it is not the
-            first.
+        skipped_files: unusable entries; ``skipped`` are the reasons of the first of them.
+        replaced: of paths with several hashes, the entry that mirrors have, if it is not the first.
     """
 
     def __init__(self) -> None:
@@ -49,7 +47,7 @@ class Entries:
         self._decided: set[str] = set()
 
     def skip(self, reason: BadEntry) -> None:
-        """One more entry that cannot be used; the same reason counts once."""
+        """Count an unusable entry; the same reason counts once."""
         text = str(reason)
         key = hash(text)
         if key in self._told:
@@ -61,7 +59,7 @@ class Entries:
             self.skipped.append(text)
 
     def once(self, files: Iterable[ArchiveFile]) -> Iterator[ArchiveFile]:
-        """Yield each path once, as it is named first; what else it may be is for ``settle``."""
+        """Yield each path once, by its first entry; ``settle`` tries the others."""
         seen = self._seen
         for each in files:
             known = seen.get(each.path)
@@ -85,10 +83,10 @@ class Entries:
 
     async def settle(self, mirror: ArchiveMirror, report: Report) -> None:
         """
-        Fetch of each path that is named with several hashes the one that mirrors have, and name the others.
+        Fetch the entry that mirrors have for each path with several hashes, and report the others.
 
         Args:
-            report: of the run, in which the first of each is fetched, or failed.
+            report: of the run, in which the first entry of each is fetched, or failed.
         """
         await mirror.run(self._measure, mirror)
         left = list(self._disputed)
@@ -108,14 +106,14 @@ class Entries:
                 report.withdraw(each.path)
 
     def _measure(self, mirror: ArchiveMirror) -> None:
-        """In the thread: note the sizes of files whose size nobody told."""
+        """Record the sizes of files whose index gives none. In the thread."""
         for each in self._unsized:
             with suppress(OSError):
                 size = os.lstat(mirror.destination.where(each.path)).st_size
                 self.replaced[each.path] = each.replaced(size=size)
 
     def _undecided(self, mirror: ArchiveMirror, paths: Sequence[str]) -> list[str]:
-        """In the thread: return those of which nothing is there that is right; name the others' conflicts."""
+        """Return the paths without a right file; report the conflicts of the others. In the thread."""
         destination = mirror.destination
         left = []
         for path in paths:
@@ -134,7 +132,7 @@ def _those_there(mirror: ArchiveMirror, files: Sequence[ArchiveFile]) -> list[Ar
 
 
 def named_twice(path: str) -> BadEntry:
-    """Return the reason for which an entry of a path is skipped that another entry names as well."""
+    """Return the error for a skipped entry whose path another entry has as well."""
     return BadEntry(
         f"{quoted(path)} is named twice, with different hashes; the entry that does not fit was skipped"
     )

@@ -1,13 +1,4 @@
-"""
-One connection of a sprint: requests written behind one another, answers taken where they were received.
-
-Only what goes well is understood here: ``HTTP/1.1``, a length that is told, a connection that stays open. All
-else is an ``UnsupportedResponse`` answer, or a refusal, and somebody else's business. That an answer was
-cut out wrongly would show in its hash.
-
-Answers are cut out of the pages into which the socket is read, and are not copied, unless they end in another
-page than they began in.
-"""
+"""One pipelined connection of the epoll driver."""
 
 from __future__ import annotations
 
@@ -32,7 +23,7 @@ from pipegrid.mirror.response_head import (
 )
 from pipegrid.mirror.scheduler import FetchJob
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
@@ -42,50 +33,49 @@ if TYPE_CHECKING:
         """What a connection reports to its driver."""
 
         @property
-        def store(self) -> FileStore:
-            """Where what comes is stored."""
+        def store(self) -> FileStore: ...
 
         def refused(self, connection: Connection, job: FetchJob, reason: str, wrong: bool) -> None:
             """
-            The mirror lacks the file, or has it wrong.
+            The mirror lacks the file, or has a wrong one.
 
             Raises:
-                Lost: nothing more on this connection can be believed.
+                Lost: no further response on this connection can be trusted.
             """
 
         def redirected(
             self, connection: Connection, job: FetchJob, locations: Sequence[bytes]
         ) -> None:
             """
-            The mirror says that the file is where these ``Location`` fields lead.
+            The mirror redirects the file to these ``Location`` fields.
 
             Raises:
                 Lost: as ``refused``.
             """
 
         def not_now(self, connection: Connection, job: FetchJob, reason: str) -> None:
-            """The mirror is not to be asked for a while."""
+            """The mirror must not be asked for a while."""
 
         def unwanted(self, connection: Connection, job: FetchJob) -> None:
-            """Another mirror was quicker, so nothing of the answer is stored."""
+            """Another mirror was faster, so nothing of the response is stored."""
 
 
 SKIPPED_BYTES = 64 << 10
-"""Of an answer that is not wanted are read, to save the connection."""
+"""How much of an unwanted response is read to keep the connection."""
 
 GATHERED_BYTES = 128 << 10
-"""A file that is no longer is gathered, and stored at once; a longer one by the page, in a thread."""
+"""Files up to this size are stored at once; longer ones by the page, in a thread."""
 
 _BLOCKED = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EINPROGRESS, errno.EINTR})
 
 
 class Lost(Exception):
     """
-    The connection is over; the text is a clause.
+    The connection has ended; the text is a clause.
 
     Attributes:
-        announced: the server had said so.
-        ours: it was ended here; neither counts against the mirror.
+        announced: the server had announced it.
+        ours: the client has ended it; in both cases it does not count against the mirror.
     """
 
     def __init__(self, reason: str, announced: bool = False, ours: bool = False) -> None:
@@ -96,15 +86,23 @@ class Lost(Exception):
 
 class Connection(ScheduledConnection):
     """
+    A connection that sends pipelined requests and cuts the responses out of the received pages.
+
+    It supports only the usual case: ``HTTP/1.1``, a known length, a connection that stays open. Everything
+    else is an ``UnsupportedResponse`` or a refusal, which the Twisted driver handles. The hash of a file
+    would reveal a response that was cut out wrongly.
+
+    The bytes are not copied, unless a response ends in a later page than it began in.
+
     Args:
-        host: to which it leads.
-        sock: not blocking; it may be connecting still.
-        secure: makes TLS of a socket that is connected; None: it is not wanted, or was done.
-        count: how many files were asked for on it, and given, before.
+        host: the host that it leads to.
+        sock: not blocking; it may still be connecting.
+        secure: starts TLS on a connected socket; None: without TLS, or it has begun.
+        count: how many files it has delivered before.
 
     Attributes:
-        asked: what is to be answered, in this order.
-        owed_bytes: of the files among them, and of the one that is being received.
+        asked: the unanswered requests, in order.
+        owed_bytes: of their files, and of the one that is being received.
     """
 
     owed_bytes = 0
@@ -128,38 +126,38 @@ class Connection(ScheduledConnection):
         self._connected = False
         self._out = b""
         self._requests: list[bytes] = []
-        self._head = b""  # the beginning of one
+        self._head = b""  # the beginning of a head
         self._job: FetchJob | None = None  # whose body is being received
-        self._left = 0  # of that
+        self._left = 0  # of that body
         self._gathered: bytearray | None = None
         self._part: IncomingFile | None = None
         self._closes = False
 
     @property
     def is_owed(self) -> bool:
-        """Whether an answer is to come, or to be gone on with."""
+        """Whether a response is outstanding or incomplete."""
         return self._job is not None or bool(self.asked)
 
     @property
     def mask(self) -> int:
-        """What of its socket is waited for, as ``epoll`` has it."""
+        """The events to wait for on its socket, for ``epoll``."""
         return select.EPOLLIN | (select.EPOLLOUT if self.wants_to_write else 0)
 
     @property
     def can_go_on(self) -> bool:
-        """Whether somebody else may ask on it: nothing is owed, and no handshake was left half done."""
+        """Whether another driver can use it: nothing is outstanding, and no handshake is incomplete."""
         return not (self.is_owed or self._closes or self._head) and (
             self._connected or not self._tls
         )
 
     @property
     def unanswered(self) -> list[FetchJob]:
-        """What was asked and has not wholly come, the one that is being received first."""
+        """Jobs without a complete response, the one that is being received first."""
         receiving = self._job
         return [*([receiving] if receiving not in (None, _NOBODY) else ()), *self.asked]
 
     def ask(self, job: FetchJob, now_s: float) -> None:
-        """Ask for one more file; ``write`` sends the request."""
+        """Queue the request for one more file; ``write`` sends it."""
         self._requests.append(self.host.ask(self, job, now_s))
         self.asked.append(job)
         self.owed_bytes += job.size_bytes
@@ -167,10 +165,10 @@ class Connection(ScheduledConnection):
 
     def write(self) -> None:
         """
-        Send what is to be sent, as far as the socket takes it.
+        Send queued requests, as far as the socket accepts them.
 
         Raises:
-            Lost: the connection is over, or never came about.
+            Lost: the connection has ended, or could not be made.
         """
         try:
             if not self._connected:
@@ -193,7 +191,7 @@ class Connection(ScheduledConnection):
         if self._secure is not None:
             try:
                 self.sock.getpeername()
-            except OSError as error:  # it is connecting, and nothing can be made of it yet
+            except OSError as error:  # it is still connecting, without an address yet
                 raise BlockingIOError(errno.EINPROGRESS, "") from error
             self.sock, self._secure = self._secure(self.sock), None
         if self._tls:
@@ -201,8 +199,8 @@ class Connection(ScheduledConnection):
         self._connected = True
 
     def _look_blocked(self, error: OSError) -> None:
-        """Raise what it means, unless it only means "later"."""
-        name = type(error).__name__  # of ``ssl``, which is not imported without need
+        """Raise the error, unless it only means "later"."""
+        name = type(error).__name__  # an error of ``ssl``, which is imported only if needed
         if name == "SSLWantReadError":
             self.wants_to_write = False
         elif name == "SSLWantWriteError" or error.errno in _BLOCKED:
@@ -212,11 +210,11 @@ class Connection(ScheduledConnection):
 
     def read(self, now_s: float) -> None:
         """
-        Take what has come.
+        Process received bytes.
 
         Raises:
-            Lost: the connection is over.
-            Odd: see there.
+            Lost: the connection has ended.
+            UnsupportedResponse: see there.
         """
         if not self._connected or (self._tls and self._out):
             self.write()
@@ -233,22 +231,22 @@ class Connection(ScheduledConnection):
                     self._parse(page, size)
             finally:
                 store.give_page(page)
-            # What is decrypted already, nobody would tell of.
+            # ``epoll`` does not report bytes that are decrypted already.
             more = self._tls and size > 0 and self.sock.fileno() >= 0 and self.sock.pending() > 0
 
     def _receive(self, page: Page) -> int:
-        """Fill a page as far as can be done now; returns the number of bytes."""
+        """Fill a page as far as possible without waiting; returns the number of bytes."""
         size = 0
         try:
             while size < PAGE_BYTES:
                 got = self.sock.recv_into(page.view[size:] if size else page.data)
                 if not got:
                     if size:
-                        break  # it will say so again
+                        break  # the next read repeats it
                     cut = self._job is not None and self._job is not _NOBODY
                     raise Lost("the server closed it", self._closes and not cut)
                 size += got
-                if not self._tls:  # a record at a time
+                if not self._tls:  # one record at a time
                     break
         except (BlockingIOError, InterruptedError):
             pass
@@ -289,7 +287,7 @@ class Connection(ScheduledConnection):
             return size
         self._head = b""
         if not self.asked or self._closes:
-            raise UnsupportedResponse("it answers without a request")
+            raise UnsupportedResponse("it sends a response without a request")
         self._begin(parse_head(head))
         return after
 
@@ -310,7 +308,7 @@ class Connection(ScheduledConnection):
             else:
                 runner.refused(self, job, reason, False)
         elif wanted.size is None and head.length > MAX_UNTOLD_BYTES:
-            reason = f"it has {head.length} bytes, more than any whose size is not told"
+            reason = f"it has {head.length} bytes, more than a file of unknown size may have"
             runner.refused(self, job, reason, True)
         elif wanted.size is not None and head.length != wanted.size:
             reason = f"it has {head.length} bytes, and {wanted.size} by the index"
@@ -321,13 +319,13 @@ class Connection(ScheduledConnection):
             if not head.length:
                 self._store_whole(memoryview(b""))
             return
-        else:  # another mirror was quicker
+        else:  # another mirror was faster
             runner.unwanted(self, job)
         self._skip(head.length)
 
     def _skip(self, length: int) -> None:
         if length > SKIPPED_BYTES:
-            raise Lost("more of an unwanted answer was to come", ours=True)
+            raise Lost("too much of an unwanted response was outstanding", ours=True)
         if length:
             self._job, self._left, self._gathered = _NOBODY, length, None
 
@@ -377,7 +375,7 @@ class Connection(ScheduledConnection):
             raise Lost("it closes after its last response", announced=True)
 
     def close(self) -> list[FetchJob]:
-        """Let go of it; returns what was not answered, the first being the one that was due."""
+        """Close it; returns the unanswered jobs, beginning with the one whose response was due."""
         left = self.unanswered
         self.asked.clear()
         self._job = None

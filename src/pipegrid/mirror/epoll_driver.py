@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from pipegrid.mirror.scheduler import Failure
 
 
-# The driver for nearly all files: fetched from mirrors that do what they should, with nothing around it.
+# The driver for nearly all files: fetched from mirrors that behave as usual, with little overhead.
 #
-# What a mirror costs is what each file costs, a hundred thousand times. So as long as all goes well, no
-# reactor, no Deferred and no object for each request or header is involved: sockets are read into pages,
-# responses are cut out of these and stored. A mirror that does anything else (a response without a length, a
-# lost connection, silence, "not now") is left, and others get what it was asked for.
+# The cost of a mirror is the cost of each file, a hundred thousand times. So while all goes well there is
+# no reactor, no Deferred and no object for each request or header: sockets are read into pages, and
+# responses are cut out of these and stored. A mirror that does anything else (a response without a length,
+# a lost connection, silence, "not now") is left, and its requests go to others.
 #
-# What is left in the end waits in the scheduler, for ``mirror.Mirror`` and the Twisted driver: these handle
-# all that mirrors do, and begin where this driver stopped, with all that it has learnt. So it may give up
-# whenever it likes: that costs time, and loses nothing.
+# Remaining files wait in the scheduler, for ``mirror.Mirror`` and the Twisted driver, which handle all that
+# mirrors do, and continue with all that this driver has learnt. So this driver may give up at any time:
+# that costs time, and loses nothing.
 
 WATCH_S = 0.1
 AT_ONCE = 256
@@ -53,7 +53,7 @@ class HostConnector:
     Connects to one host.
 
     Args:
-        ahead: has begun to connect, perhaps.
+        ahead: may have opened connections in advance.
     """
 
     def __init__(self, host: HostSchedule, ahead: SocketCache | None = None) -> None:
@@ -67,7 +67,7 @@ class HostConnector:
         Begin to connect.
 
         Raises:
-            OSError: that cannot be begun.
+            OSError: that is not possible.
         """
         address = self._host.address
         begun = None if self._ahead is None else self._ahead.take(address)
@@ -84,13 +84,13 @@ class HostConnector:
 
 class FetchContext:
     """
-    What all drivers of one run fetch from, and where they store it.
+    The mirrors and the storage that all drivers of one run share.
 
     Args:
-        addresses: of the mirrors, as the scheduler numbers them.
-        connections: to each mirror at most; those that will be asked for nothing more do not count.
+        addresses: of the mirrors, in the order of the scheduler.
+        connections: to each mirror at most; those without further requests do not count.
         missing: returns which of some files are not present yet.
-        staged: files are stored where no reader sees them.
+        staged: whether files are stored where clients do not see them.
     """
 
     def __init__(
@@ -112,11 +112,13 @@ class FetchContext:
 
 class EpollDriver:
     """
+    Fetches what the scheduler has, on epoll.
+
     Args:
-        tallies: of the mirrors, as the scheduler numbers them.
-        stopped: whether all of it is to end.
+        tallies: of the mirrors, in the order of the scheduler.
+        stopped: returns whether the run must end.
         told: called a few times a second.
-        ahead: has begun to connect to some of them, and is given what is not needed any more.
+        ahead: may have opened connections in advance, and gets back unused ones.
     """
 
     def __init__(
@@ -147,7 +149,10 @@ class EpollDriver:
 
     @cached_property
     def store(self) -> FileStore:
-        """Made when the first requests are on their way: there is a round trip to load what it needs."""
+        """
+        The store, made when the first requests are in flight: loading its modules takes less than a round
+        trip.
+        """
         from pipegrid.mirror.file_store import FileStore
 
         wake = partial(os.eventfd_write, self._wake, 1)
@@ -155,12 +160,12 @@ class EpollDriver:
 
     def run(self, files: Iterable[ArchiveFile]) -> None:
         """
-        Fetch what is missing, as far as all goes well; the rest waits in the scheduler, in which nothing is
-        in flight any more.
+        Fetch missing files, as far as all goes well. The rest waits in the scheduler, where nothing is in
+        flight then.
 
         Raises:
-            BadEntry: an entry is none; what was there before has been looked after, as far as it had come.
-            MirrorError: the destination can take nothing any more.
+            BadEntry: an entry is invalid; the files before it were processed, as far as they had arrived.
+            MirrorError: the destination accepts nothing any more.
         """
         try:
             self._open_first()
@@ -181,7 +186,7 @@ class EpollDriver:
             self._close()
 
     def _is_over(self) -> bool:
-        """Whether nobody here does anything any more: what still waits is for others to fetch."""
+        """Return whether this driver has ended: remaining files are for the other driver."""
         return (
             self._all_read
             and not self.store.is_busy
@@ -193,18 +198,18 @@ class EpollDriver:
         return self._all_read and not self._schedule.waits and not self._schedule.is_owed
 
     def _read(self, entries: Iterator[ArchiveFile]) -> None:
-        """Take some more of what is wanted."""
+        """Take some more wanted files."""
         if self._all_read:
             return
         chunk = list(islice(entries, AT_ONCE))
         if not chunk:
             self._all_read = True
-            self.store.work(self._owed_nothing())  # perhaps all has come: then nothing wakes us
+            self.store.work(self._owed_nothing())  # perhaps all has arrived: then no event follows
         for each in self._missing(chunk):
             self._plan.add(each)
 
     def _turn(self) -> None:
-        """Wait until something happens, or look whether it has if there is more to do."""
+        """Wait for an event, or only check for one if there is other work."""
         events = self._poll.poll(0 if not self._all_read else WATCH_S)
         now_s = time.monotonic()
         for number, event in events:
@@ -214,7 +219,7 @@ class EpollDriver:
             connection = self._connections.get(number)
             if connection is not None:
                 self._serve(connection, event, now_s)
-        # When nothing more is to come, the last group has nothing to wait for.
+        # If nothing else will arrive, the last group need not wait.
         self.store.work(not events or self._owed_nothing())
         later_s = time.monotonic()
         if later_s - now_s > WATCH_S:
@@ -234,16 +239,16 @@ class EpollDriver:
         except Lost as error:
             self._lost(connection, error)
         except UnsupportedResponse as error:
-            # Nothing broke: it does what this driver does not handle, and others may.
+            # No failure of the mirror: the Twisted driver may handle it.
             self._leave(connection.host, str(error))
         else:
             if connection.wants_to_write != wanted_to_write and connection.sock.fileno() >= 0:
                 self._poll.modify(connection.sock.fileno(), connection.mask)
 
-    # Asking.
+    # Requests.
 
     def _fill(self) -> None:
-        """Ask for what waits, as far as windows allow."""
+        """Request waiting files, as far as windows allow."""
         now_s = time.monotonic()
         for connection in list(self._connections.values()):
             if connection.host.is_useless(connection):
@@ -284,7 +289,7 @@ class EpollDriver:
         self._connections[connection.sock.fileno()] = connection
         self._poll.register(connection.sock.fileno(), connection.mask)
 
-    # What happens.
+    # Events.
 
     def unwanted(self, connection: Connection, job: FetchJob) -> None:
         connection.host.put_back(job)
@@ -311,7 +316,7 @@ class EpollDriver:
         self._refuse(job, mirror, reason, "wrong")
 
     def _refuse(self, job: FetchJob, number: int, reason: str, kind: Failure) -> bool:
-        """Note that a mirror does not give what it should; False: that is only a doubt."""
+        """Record that a mirror does not give a file; False if that is uncertain."""
         mirror = self._schedule.mirrors[number]
         if not mirror.failed(job, kind, reason):
             return False
@@ -326,7 +331,7 @@ class EpollDriver:
         host, answered = connection.host, connection.answered
         if error.announced and answered:
             host.spent = min(host.spent, max(1, answered))
-        # What nothing is asked on, for another host is asked now, may end whenever it likes.
+        # A connection without requests may end at any time, since another host is asked now.
         left_alone = not connection.is_owed and bool(answered) and host.is_redirected
         forgiven = error.announced or error.ours or left_alone
         self._drop(connection, str(error), forgiven)
@@ -334,7 +339,6 @@ class EpollDriver:
             self._leave(host, str(error))
 
     def _drop(self, connection: Connection, reason: str, forgiven: bool) -> None:
-        """Let go of a connection."""
         if connection not in connection.host.connections:
             return
         number = connection.sock.fileno()
@@ -343,7 +347,7 @@ class EpollDriver:
         connection.host.lost(connection, connection.close(), reason, forgiven)
 
     def _leave(self, host: HostSchedule, reason: str, forgiven: bool = True) -> None:
-        """Ask a mirror for nothing any more here, with all hosts that it redirects to."""
+        """Request nothing more from a mirror in this driver, nor from the hosts that it redirects to."""
         mirror = host.mirror
         mirror.is_out = True
         for connection in [
@@ -352,7 +356,7 @@ class EpollDriver:
             self._drop(connection, reason, forgiven or connection.host is not host)
         mirror.release()
 
-    # What is watched.
+    # Timers.
 
     def _watch(self, now_s: float) -> None:
         for stalled in self._schedule.tick(now_s):
@@ -370,7 +374,7 @@ class EpollDriver:
         self._request(((m.connection, m.job) for m in moves if m.connection and m.job), now_s)
 
     def _close(self) -> None:
-        """End everything; what is in flight waits again, and idle connections are left to others."""
+        """Close everything; jobs in flight wait again, and idle connections are kept for the other driver."""
         now_s = time.monotonic()
         for mirror in self._schedule.mirrors:
             mirror.note(now_s)

@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 # From received bytes to verified files under their names.
 #
-# The reactor only gathers; hashing, writing, syncing and renaming are done by one thread beside it, for as
-# many files at once as have come while it was busy. So groups are as large as the disk is slow, and nothing
-# waits for company.
+# The reactor only collects; one thread hashes, writes, syncs and renames, for all files that have arrived
+# while it was busy. So groups are as large as the disk is slow, and no file waits for others.
 #
-# **Order.** A file gets its name after its bytes are as durable as the policy demands, and counts as there
-# after its name is (``disk.commit``). What has the wrong hash never gets a name.
+# **Order.** A file gets its name after its bytes are as durable as the policy demands, and counts as
+# present after its name is (``disk.commit``). A file with the wrong hash never gets a name.
 #
-# **Bounds.** ``MAX_HELD_BYTES`` are gathered or with the thread; beyond that the mirrors are not read from.
+# **Bounds.** At most ``MAX_HELD_BYTES`` are collected or with the thread; beyond that the mirrors are not
+# read from.
 
 STREAM_BYTES = 1 << 20
-"""A file that is longer is hashed and written while it is received, in pieces of this size."""
+"""A longer file is hashed and written while it is received, in pieces of this size."""
 
 MAX_HELD_BYTES = 24 << 20
 RESUME_BYTES = MAX_HELD_BYTES // 2
@@ -53,7 +53,7 @@ MAX_GROUP_BYTES = 8 << 20
 
 class FileReceiver:
     """
-    One file that is being received. To be used by one mirror's answer.
+    One file that is being received, in one response of a mirror.
 
     Attributes:
         size_bytes: what was received so far.
@@ -70,7 +70,7 @@ class FileReceiver:
         self._gathered_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Some more of the file."""
+        """Add a piece of the file."""
         size = len(data)
         self.pieces.append(data)
         self.size_bytes += size
@@ -80,14 +80,14 @@ class FileReceiver:
             self._sink.stream(self.arrival, self.take())
 
     def take(self) -> list[bytes]:
-        """Return what was gathered; it is the caller's now."""
+        """Return the collected pieces, and release them."""
         pieces, self.pieces = self.pieces, []
         self._gathered_bytes = 0
         return pieces
 
     def finish(self, ended: Callable[[str | None], None]) -> None:
         """
-        All of it was received.
+        Store the file, which is complete.
 
         Args:
             ended: called once the file has its name, with None, or with a clause that says why it is wrong.
@@ -96,7 +96,7 @@ class FileReceiver:
         self._sink.finish(self.arrival, self.take(), ended)
 
     def discard(self) -> None:
-        """It will not be complete. Calling it again, or after ``finish``, does nothing."""
+        """Drop the file. Does nothing if called again, or after ``finish``."""
         if not self.is_over:
             self.is_over = True
             self._sink.drop(self.arrival, self.take())
@@ -104,10 +104,10 @@ class FileReceiver:
 
 class StagedFile:
     """
-    A file on the disk that has no name yet; a ``disk.commit.Committable``. Of the sink's thread alone.
+    A file on the disk without a name yet; a ``disk.commit.Committable``. Only for the sink's thread.
 
     Attributes:
-        wrong: why it is not what is wanted, as a clause.
+        wrong: a clause that says why it is not the wanted file.
     """
 
     resumed = False
@@ -134,7 +134,7 @@ class StagedFile:
         return self._fd
 
     def write(self, pieces: list[bytes]) -> None:
-        """Hash and write some more."""
+        """Hash and write some pieces."""
         hasher = self._hasher
         if hasher is None:
             hasher = self._hasher = new_hash(self.wanted.algorithm)
@@ -146,7 +146,7 @@ class StagedFile:
         self.share_bytes += sum(map(len, pieces))
 
     def end(self, pieces: list[bytes]) -> bool:
-        """Write the rest; returns whether it is what is wanted. If not, there is no file of it any more."""
+        """Write the rest; returns whether it is the wanted file, and removes it if not."""
         wanted = self.wanted
         if self._hasher is None:
             hasher = new_hash(wanted.algorithm)
@@ -201,15 +201,18 @@ class StagedFile:
 
 class ArchiveSink:
     """
+    Stores the files that mirrors send.
+
     Args:
-        workers: with one thread, so that jobs are done in their order.
-        full: called with True when mirrors should not be read from, and with False when they should again.
-        broken: called once if the destination can take nothing any more.
+        workers: with one thread, so that jobs are done in order.
+        full: called with True when the mirrors must not be read from, and with False when they may be
+            again.
+        broken: called once if the destination accepts nothing any more.
         noted: called with the size of everything that is received.
-        staged: files are not to be seen yet; see ``Destination.release``.
+        staged: whether clients must not see the files yet; see ``Destination.release``.
 
     Attributes:
-        held_bytes: gathered, or with the thread.
+        held_bytes: collected, or with the thread.
     """
 
     def __init__(
@@ -242,7 +245,6 @@ class ArchiveSink:
         return FileReceiver(self, wanted)
 
     def hold(self, size_bytes: int) -> None:
-        """So many bytes more are in memory."""
         self.held_bytes += size_bytes
         if self._noted is not None:
             self._noted(size_bytes)
@@ -251,7 +253,7 @@ class ArchiveSink:
             self._full(True)
 
     def stream(self, arrival: StagedFile, pieces: list[bytes]) -> None:
-        """Hash and write a part of a long file, behind all that was asked for before."""
+        """Hash and write a part of a long file, after all earlier jobs."""
         size = sum(map(len, pieces))
         done = self._workers.run(arrival.write, pieces)
         done.addErrback(lambda failure: self._fail(failure.value))
@@ -260,7 +262,7 @@ class ArchiveSink:
     def finish(
         self, arrival: StagedFile, pieces: list[bytes], ended: Callable[[str | None], None]
     ) -> None:
-        """Store a file that has come whole, in its turn; see ``FileReceiver.finish`` for ``ended``."""
+        """Store a complete file, in order; for ``ended`` see ``FileReceiver.finish``."""
         if self._error is not None:
             self.drop(arrival, pieces)
             return
@@ -269,13 +271,13 @@ class ArchiveSink:
             self._next_group()
 
     def drop(self, arrival: StagedFile, pieces: list[bytes]) -> None:
-        """Let go of a file that is not to be stored; ``pieces`` are those that were still gathered."""
+        """Drop a file; ``pieces`` are those that were still collected."""
         self._release(sum(map(len, pieces)))
         if arrival.opened or arrival._hasher is not None:
             self._workers.run(arrival.discard).addErrback(lambda _: None)
 
     def flush(self) -> Deferred[None]:
-        """Fire when everything that was received has its name."""
+        """Return a Deferred that fires when all received files have their names."""
         waiting: Deferred[None] = Deferred()
         self._idle.append(waiting)
         self._look_idle()
@@ -296,7 +298,7 @@ class ArchiveSink:
         done.addBoth(self._stored, group, size)
 
     def _store(self, group: Sequence[tuple[StagedFile, list[bytes], int, Any]]) -> None:
-        """In the thread: hash, write, make durable, name. If the disk takes no more, nothing stays open."""
+        """Hash, write, sync and rename. If the disk is full, no file stays open. In the thread."""
         try:
             self._store_group(group)
         except BaseException:
@@ -349,45 +351,44 @@ class ArchiveSink:
                 waiting.callback(None)
 
 
-# One file, asked of one mirror: what it answers is looked at before a byte of it is kept.
+# One file, requested from one mirror; the response is checked before a byte of it is kept.
 
 MAX_RETRY_AFTER_S = 120.0
-"""As long as a mirror is waited for that says when it wants to be asked again."""
+"""How long at most a mirror may ask the client to wait."""
 
 MAX_DATE_BYTES = 64
 
 
 class Asks(Protocol):
-    """Requests files, and is told what happens to them; see ``MirrorSource``."""
+    """Requests files, and is notified of the outcome; see ``MirrorSource``."""
 
     host: HostSchedule
     sink: ArchiveSink
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing is read for now."""
+        """Whether nothing is read at present."""
 
-    def received(self, job: FetchJob, receiver: FileReceiver) -> None:
-        """All of it is here."""
+    def received(self, job: FetchJob, receiver: FileReceiver) -> None: ...
 
     def refused(self, job: FetchJob, reason: str, kind: Failure = "refused") -> bool:
-        """It is lacking, or wrong, and all that it has was received; False: see ``Scheduler.failed_at``."""
+        """The file is missing or wrong, and the response is complete; False: see ``Scheduler.failed_at``."""
 
     def refuse(self, exchange: FileExchange, reason: str, kind: Failure) -> None:
-        """What comes is not what is wanted; the rest of it is not, either."""
+        """The response is wrong, and its rest is not wanted."""
 
     def redirected(self, exchange: FileExchange, locations: Sequence[bytes]) -> None:
-        """The file is where these ``Location`` fields lead."""
+        """The file is redirected to these ``Location`` fields."""
 
     def defer(self, exchange: FileExchange, reason: str, busy_s: float | None = None) -> None:
-        """It is not given now; has the mirror too much to do, and for how long at least?"""
+        """The file is not given now. ``busy_s``: the mirror is overloaded, for at least that long."""
 
     def failed(self, job: FetchJob, error: PipegridError) -> None:
-        """The connection ended before all of it had come."""
+        """The connection ended before the file was complete."""
 
 
 class FileExchange(Exchange):
-    """One file, asked of one mirror."""
+    """One file, requested from one mirror."""
 
     __slots__ = ("_receiver", "_source", "job")
 
@@ -414,7 +415,7 @@ class FileExchange(Exchange):
             reason = f"it has {head.length} bytes, and {wanted.size} by the index"
             self._source.refuse(self, reason, "wrong")
         elif (head.length or 0) > most_bytes(wanted):
-            reason = f"it has {head.length} bytes, more than any whose size is not told"
+            reason = f"it has {head.length} bytes, more than a file of unknown size may have"
             self._source.refuse(self, reason, "wrong")
         else:
             self._receiver = self._source.sink.receiver(wanted)
@@ -445,13 +446,12 @@ class FileExchange(Exchange):
         self._source.failed(self.job, error)
 
     def let_go(self) -> None:
-        """Nothing more is kept of what was received."""
         if self._receiver is not None:
             self._receiver.discard()
 
 
 def retry_after_s(headers: Sequence[tuple[bytes, bytes]]) -> float:
-    """Return for how many seconds a server wants to be left alone, ``MAX_RETRY_AFTER_S`` at most."""
+    """Return the seconds of ``Retry-After``, at most ``MAX_RETRY_AFTER_S``."""
     for name, value in headers:
         if name == b"retry-after":
             if value.isdigit() and len(value) < 10:
@@ -464,7 +464,7 @@ def retry_after_s(headers: Sequence[tuple[bytes, bytes]]) -> float:
 
 
 def _seconds_of(date: bytes) -> float | None:
-    """Return the seconds since 1970 of a date in any of the three forms that HTTP has; None: it is none."""
+    """Return the seconds since 1970 of a date in any of the three forms of HTTP; None if it is not one."""
     from email.utils import parsedate_to_datetime
 
     if len(date) > MAX_DATE_BYTES:
@@ -485,6 +485,6 @@ LIMITS = Limits(
     held_up_after_s=float("inf"),
 )
 """
-Bytes bound what is asked, not numbers. The watcher knows better than a time limit whether a mirror
-stalls, and who pauses is our disk.
+Requests are limited by bytes, not by number. Without a time limit here: the schedule detects stalls, and
+only the disk pauses reading.
 """

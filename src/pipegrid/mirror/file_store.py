@@ -20,7 +20,7 @@ from pipegrid.mirror.mirror_sockets import PAGE_BYTES, Page
 from pipegrid.mirror.scheduler import FetchJob
 from pipegrid.reactor.process_settings import start_thread
 
-# Files of a sprint that become durable, and get their names, together.
+# Files of the epoll driver that become durable, and get their names, together.
 
 
 class SyncBatch:
@@ -28,12 +28,13 @@ class SyncBatch:
     Files that become durable together; a ``disk.commit.Committable``.
 
     Args:
-        keeps_open: all files stay open until they are durable, for ``sync``; else only the first, on which
-            the whole file system is synced, and which therefore must hear of all errors since.
+        keeps_open: whether all files stay open until they are durable, for ``sync``; else only the first,
+            on which the whole file system is synced, and whose descriptor reports all errors since it was
+            opened.
 
     Attributes:
         files: job, mirror, name in ``incoming`` and size of each.
-        refused: number of each that could not get its name, and why, as a sentence.
+        refused: numbers of the files that could not get their names, each with a sentence.
     """
 
     share_bytes = 0
@@ -52,7 +53,7 @@ class SyncBatch:
         self.refused: dict[int, str] = {}
 
     def add(self, job: FetchJob, mirror: int, fd: int, name: str, size: int) -> None:
-        """Add a file that is written; its descriptor is the group's from now on."""
+        """Add a written file; the group closes its descriptor."""
         self.files.append((job, mirror, name, size))
         self.size_bytes += size
         if self._keeps_open or not self._open:
@@ -93,13 +94,12 @@ class SyncBatch:
         return None
 
     def close(self) -> None:
-        """Let go of the descriptors."""
         open_, self._open = self._open, []
         for fd in open_:
             os.close(fd)
 
     def discard(self) -> None:
-        """Remove what has no name yet."""
+        """Remove the files without a name."""
         if not self._named:
             for _, _, name, _ in self.files:
                 with suppress(OSError):
@@ -107,11 +107,13 @@ class SyncBatch:
         self.close()
 
 
-# A thread beside one that must not wait: it does jobs, and the other learns of their ends when it likes.
+# A thread for jobs that the caller must not wait for; the caller checks for their results.
 
 
 class WorkerThread:
-    """A thread that does jobs in order, and tells the caller's of their ends; or the caller, without one."""
+    """
+    Does jobs in order in a thread, or in the caller's without one, and reports their ends in the caller's.
+    """
 
     def __init__(self, done: SimpleQueue[Callable[[], None]], wake: Callable[[], None]) -> None:
         self._jobs: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None], bool] | None]
@@ -125,7 +127,7 @@ class WorkerThread:
         Do a job; ``ended`` is called in the caller's thread, with what it returned or raised.
 
         Args:
-            wakes: the caller shall learn of it at once, and not only when it looks anyhow.
+            wakes: whether to wake the caller for the result.
         """
         if self._thread is None:
             thread = Thread(target=self._work, name="mirror", daemon=True)
@@ -155,14 +157,14 @@ class WorkerThread:
 
 
 class AtOnce:
-    """Does jobs in the caller's thread, for where a thread beside it would only cost."""
+    """Does jobs in the caller's thread, if another thread would cost more than it saves."""
 
     def run(self, job: Callable[[], Any], ended: Callable[[Any], None], wakes: bool = True) -> None:
         """Do a job, and call ``ended`` with what it returned or raised."""
         ended(_outcome(job))
 
     def stop(self) -> None:
-        """Do nothing: every job was done when it was given."""
+        """Do nothing: no job is pending."""
 
 
 def _outcome(job: Callable[[], Any]) -> Any:
@@ -185,39 +187,38 @@ class _Ended:
 
 # From pages of received bytes to verified files under their names, without a reactor.
 #
-# Small files are hashed and written where they are received: handing them to a thread takes longer than that.
-# Of large ones a few pages at a time go to a thread, which hashes and writes them while the next are
-# received; but not where the processors are busy anyhow: then that only costs. Where durability is asked
-# for, another thread waits for the disk, for a whole group at a time, while the next group gathers;
-# unless there is nothing to wait for. One wait is for the data of a group and for the names of the one
-# before it. Names are given, and the destination is used, by the caller's thread alone.
+# Small files are hashed and written where they are received: passing them to a thread takes longer. Large
+# ones go to a thread a few pages at a time, which hashes and writes them while the next pages are received;
+# except if all processors are busy. For durability, another thread syncs a whole group while the next one
+# collects. One sync is for the data of a group and the names of the group before it. Only the caller's
+# thread renames files and uses the destination.
 #
-# **Order.** As in ``sink``: the hash is right, then the bytes are as durable as the policy demands, then the
-# file gets its name, then it counts.
+# **Order.** As in ``ArchiveSink``: the hash is right, then the bytes are as durable as the policy demands,
+# then the file gets its name, then it counts as present.
 #
-# **Bounds.** ``MAX_PAGES`` of received bytes, and three groups, of which one gathers at most
-# ``MAX_GROUP_FILES``: who asks for a page, or stores a file, waits until there is one, or room.
+# **Bounds.** ``MAX_PAGES`` of received bytes, and three groups, of which one collects at most
+# ``MAX_GROUP_FILES``. A caller that needs a page, or stores a file, waits for space.
 
 MAX_PAGES = 32
 SPARE_PROCESSORS = 3
-"""With so many, one is left for the thread beside ours and the network's."""
+"""The processors that allow a thread in addition to this one and the network's."""
 
 HANDED_BYTES = 4 * PAGE_BYTES
-"""Of a long file, handed to the thread at once; less where pages run out."""
+"""How much of a long file is passed to the thread at once; less if pages are short."""
 
 MAX_GROUP_FILES = 2048
 
 MAX_OPEN_FILES = 256
-"""Files of one group that are open until it is durable, where each is synced by itself."""
+"""Files of one group that are open until it is durable, if each is synced alone."""
 
 GROUP_BYTES = 32 << 20
 GROUP_FILES = 1024
 """
-So many bytes, or files, make a group worth a sync of its own, while others are still to come.
+The bytes, or files, that make a group large enough for a sync, while more files are expected.
 
-A sync is not only a wait: the kernel looks through all that it has, and writes the journal. A clone of
-620 MB took 1.12 times as long as without (median of seven) where it took 1.16 with a quarter of this; with
-three times as much it was no less.
+A sync costs more than a wait: the kernel searches all its pages, and writes the journal. A clone of 620 MB
+took 1.12 times as long as without syncs (median of seven), and 1.16 times with a quarter of this; three
+times as much saved nothing.
 """
 
 
@@ -226,7 +227,7 @@ class IncomingFile:
     A long file that is being received, by the page.
 
     Attributes:
-        held: parts of pages that the thread was not given yet.
+        held: parts of pages that the thread does not have yet.
     """
 
     def __init__(self, store: FileStore, job: FetchJob, mirror: int) -> None:
@@ -241,7 +242,7 @@ class IncomingFile:
         self._held_bytes = 0
 
     def add(self, page: Page, start: int, end: int) -> None:
-        """Some more of it; the page is given back by itself."""
+        """Add a piece; the file releases the page by itself."""
         page.users += 1
         held = self.held
         if not held:
@@ -252,7 +253,7 @@ class IncomingFile:
             self.hand_over()
 
     def hand_over(self) -> None:
-        """Give the thread what is held: waking it costs as much as hashing a small file."""
+        """Pass the held pages to the thread: waking it costs as much as hashing a small file."""
         if self.held:
             pieces, ended = self._take_held()
             self._store.hasher.run(lambda: self._write(pieces), ended, wakes=False)
@@ -270,7 +271,7 @@ class IncomingFile:
         return [page.view[start:end] for page, start, end in held], ended
 
     def _write(self, pieces: list[memoryview]) -> None:
-        """Hash pieces, and append them to the file; in the thread."""
+        """Hash pieces, and append them to the file. In the thread."""
         for piece in pieces:
             self._hasher.update(piece)
         if pieces:
@@ -278,7 +279,7 @@ class IncomingFile:
             self.size += sum(map(len, pieces))
 
     def end(self) -> None:
-        """All of it was received."""
+        """The file is complete: store it."""
         store = self._store
         store.parts.add(self)
         pieces, given = self._take_held()
@@ -307,7 +308,7 @@ class IncomingFile:
         store.complete(job, self.mirror, self.fd, self.name, self.size)
 
     def drop(self) -> None:
-        """It will not be complete."""
+        """The file will not be complete: remove it."""
         self._store.parts.add(self)
         _, given = self._take_held()
 
@@ -327,15 +328,17 @@ class IncomingFile:
 
 class FileStore:
     """
+    Stores the files that mirrors send, without a reactor.
+
     Args:
         stored: called with job, mirror and size of each file that has its name.
-        wrong: called with job, mirror and reason of each that is not what it should be.
-        wake: makes the caller look at ``work``; called in threads.
+        wrong: called with job, mirror and reason for each wrong file.
+        wake: makes the caller call ``work``; called in threads.
 
     Attributes:
-        parts: long files that the thread is not done with.
-        holding: those of which it was not given all that has come.
-        handed_bytes: of a long file, handed over at once.
+        parts: long files that the thread has not finished.
+        holding: those with pages that the thread does not have yet.
+        handed_bytes: how much of a long file is passed to the thread at once.
     """
 
     def __init__(
@@ -366,18 +369,20 @@ class FileStore:
         self._pages = 0
         self._next = self._group()
         self._syncing: SyncBatch | None = None
-        self._named: tuple[SyncBatch, Commit] | None = None  # but their names are not durable yet
+        self._named: tuple[SyncBatch, Commit] | None = (
+            None  # renamed, but the names are not durable yet
+        )
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything that was received has no name yet."""
+        """Whether any received file has no name yet."""
         return bool(self.parts or self._next.files or self._syncing or self._named)
 
     def _group(self) -> SyncBatch:
         return SyncBatch(self.destination, self._staged, self._keeps_open)
 
     def take_page(self) -> Page:
-        """Return memory to read into; waits for the threads if they have all of it."""
+        """Return a page to read into; waits for the threads if they have all pages."""
         while not self._free and self._pages >= MAX_PAGES:
             for part in list(self.holding):
                 part.hand_over()
@@ -391,17 +396,17 @@ class FileStore:
         return page
 
     def give_page(self, page: Page) -> None:
-        """One user of a page is done with it; behind the last one it is free."""
+        """Release a page for one user; after the last one it is free."""
         page.users -= 1
         if not page.users:
             self._free.append(page)
 
     def work(self, idle: bool) -> None:
         """
-        Take what the threads have done, and give them more.
+        Process the results of the threads, and give them more work.
 
         Args:
-            idle: nothing has come: do not wait for a larger group.
+            idle: nothing has arrived, so do not wait for a larger group.
         """
         while not self._done.empty():
             self._done.get()()
@@ -417,7 +422,7 @@ class FileStore:
         )
 
     def whole(self, job: FetchJob, mirror: int, data: memoryview) -> str | None:
-        """Store a file that was received whole; returns what is wrong with it, as a clause."""
+        """Store a complete file; returns a clause that says what is wrong with it, or None."""
         wanted = job.wanted
         if wanted.algorithm == "sha256":
             digest = sha256(data).digest()
@@ -439,19 +444,19 @@ class FileStore:
         return None
 
     def begin(self, job: FetchJob, mirror: int) -> IncomingFile:
-        """Begin to store a long one."""
+        """Begin to store a long file."""
         return IncomingFile(self, job, mirror)
 
     def open(self, job: FetchJob) -> tuple[int, str]:
-        """Make the file of something that comes; returns descriptor and name."""
+        """Make the file for a job; returns descriptor and name."""
         try:
             return self.destination.open_incoming(job.wanted)
         except OSError as error:
             raise self.destination.error(error, "hold the files") from error
 
     def complete(self, job: FetchJob, mirror: int, fd: int, name: str, size: int) -> None:
-        """A file is written, and right."""
-        if job.is_over:  # another mirror was quicker
+        """Add a file that is written and right to the group."""
+        if job.is_over:  # another mirror was faster
             os.close(fd)
             self.destination.discard(name)
             self._stored(job, mirror, size)
@@ -471,7 +476,7 @@ class FileStore:
         self._tell(group)
 
     def _sync(self) -> None:
-        """Make what has gathered durable, and the names of what was before."""
+        """Sync the collected files, and the names of the group before."""
         group, self._next = self._next, self._group()
         self._syncing = group
         before, self._named = self._named, None
@@ -504,7 +509,7 @@ class FileStore:
         self._syncer.run(commit.sync_names, named)
 
     def _end(self, group: SyncBatch, commit: Commit) -> None:
-        """A group is as durable as it should be, or cannot be."""
+        """A group is durable, or has failed."""
         outcome = commit.outcomes[0]
         if outcome is not None:
             raise self.destination.error(outcome, "keep files")
@@ -519,14 +524,14 @@ class FileStore:
                 self.wrong(job, mirror, reason)
 
     def check(self, result: object) -> None:
-        """Raise what a thread raised."""
+        """Raise an error of a thread."""
         if isinstance(result, OSError):
             raise self.destination.error(result, "hold the files") from result
         if isinstance(result, BaseException):
             raise result
 
     def close(self) -> None:
-        """Stop the threads; what has no name does not get one any more."""
+        """Stop the threads; files without a name do not get one any more."""
         self.hasher.stop()
         self._syncer.stop()
         while not self._done.empty():

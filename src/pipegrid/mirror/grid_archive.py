@@ -45,18 +45,18 @@ from pipegrid.mirror.suites import OWN, base_of, remove_in_order
 from pipegrid.mirror.twisted_driver import LOOKED_AT_ONCE
 from pipegrid.reactor.deferreds import gather
 
-# A mirror's files in a storage grid: one cap from which all of it comes back.
+# A mirror's files in a storage grid: one cap from which all of them can be restored.
 #
-# What is stored is a tree of immutable directories, as DEST has them, which any client of the grid can walk.
-# In the root stands also ``HIDDEN``: the list of what belongs to the mirror, with hashes, indexes last,
-# so that whoever brings it back can prove every file and show them in this order.
+# They are stored as a tree of immutable directories, like the mirror's own, which any client of the grid
+# can walk. The root also has ``HIDDEN``: the list of the mirror's files, with hashes, indexes last, so that
+# a restore can verify every file and publish them in this order.
 #
-# Caps of what was stored are noted beside the mirror, by hash: the next run stores only what is new. A
-# note is written when its group is stored, and is good for the grid that it names, as long as that has
-# the root which was stored last: a client may be led to other servers, and servers may lose everything.
+# Caps of stored files are recorded in the mirror, by hash: the next run stores only new files. A record is
+# written when its group is stored. It is used only for the grid that it names, and only while that has the
+# root which was stored last: a client may use other servers, and servers may lose everything.
 
 STORED_AT_ONCE = 512
-"""Files that are given to the grid together, and noted together."""
+"""Files that are stored and recorded together."""
 
 NOTES = f"{HIDDEN}/caps"
 GRID_CAP = f"{HIDDEN}/grid-cap"
@@ -65,22 +65,24 @@ _NOTE = re.compile(rb"([0-9a-f]{64,128}) (URI:[!-~]+)\n")
 
 
 class StoresArchives(Protocol):
-    """What stores files: a ``Grid``."""
+    """Stores files; ``Grid`` provides it."""
 
     def put_many(self, sources: Sequence[Any]) -> Deferred[list[Any]]:
-        """Store paths or bytes; fires with what has a ``cap`` each, or is a ``Failure``."""
+        """Store paths or bytes; fires with an object with a ``cap`` for each, or a ``Failure``."""
 
     def check(self, cap: Cap) -> Deferred[Any]:
-        """Count the shares of a file; fires with what says whether it is ``recoverable``."""
+        """Count the shares of a file; fires with an object with an attribute ``recoverable``."""
 
 
 class GridStore:
     """
+    Stores a mirror in a grid.
+
     Args:
-        mirror: what is stored; a run to it must have been complete.
-        grid: where to.
-        grid_name: of the grid; caps noted for another one are not used.
-        again: store what was stored before, too, which renews its leases.
+        mirror: its last run must have been complete.
+        grid: where to store it.
+        grid_name: of the grid; caps recorded for another one are not used.
+        again: also store what was stored before, which renews its leases.
     """
 
     def __init__(
@@ -95,10 +97,10 @@ class GridStore:
 
     async def store(self) -> DirectoryCap:
         """
-        Store all that the last complete run wanted; fires with the root's cap, which is also in ``GRID_CAP``.
+        Store all files of the last complete run; fires with the root's cap, which is also in ``GRID_CAP``.
 
         Raises:
-            MirrorError: a file cannot be stored, or notes cannot be written; what was stored is noted.
+            MirrorError: a file cannot be stored, or records cannot be written; stored files are recorded.
         """
         run = self._mirror.run
         await run(self._notes.open, self._again or not await self._is_kept())
@@ -115,13 +117,13 @@ class GridStore:
             root = await self._directories(tree)
             await run(replace_file, Path(self._root, GRID_CAP), f"{root}\n".encode("ascii"))
         except OSError as error:
-            raise self._mirror.destination.error(error, "record what is in the grid") from error
+            raise self._mirror.destination.error(error, "record the files in the grid") from error
         finally:
             await run(self._notes.close)
         return root
 
     async def _is_kept(self) -> bool:
-        """Whether the grid has the root that was stored last; also if it is not known which that was."""
+        """Return whether the grid has the root that was stored last; True if that is unknown."""
         path = os.path.join(self._root, GRID_CAP)
         try:
             text = await self._mirror.run(read_file, path, MAX_NOTE_BYTES)
@@ -165,7 +167,7 @@ class GridStore:
         return [outcome.cap for outcome in outcomes]
 
     async def _directories(self, tree: dict[str, Any]) -> DirectoryCap:
-        """Store directories, the deepest first, all of a depth together; returns the root's cap."""
+        """Store directories, the deepest first, all of one depth together; returns the root's cap."""
         levels: list[list[tuple[dict[str, Any], str, dict[str, Any]]]] = []
         level = [({"": tree}, "", tree)]
         while level:
@@ -204,10 +206,10 @@ class GridStore:
 
 class Notes:
     """
-    Which cap each hash has, a line each, added as it is known; of the mirror's thread, but for ``find``.
+    The cap for each hash, one per line, appended as it is known. For the mirror's thread, except ``find``.
 
     Args:
-        grid_name: notes that are of another grid are forgotten.
+        grid_name: records for another grid are dropped.
     """
 
     def __init__(self, path: str, grid_name: str) -> None:
@@ -217,7 +219,7 @@ class Notes:
         self._fd = -1
 
     def open(self, anew: bool = False) -> None:
-        """Read what is there; a line that is damaged, as the last may be, says nothing."""
+        """Read the existing records; a damaged line, as the last may be, is skipped."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(self._path, flags, 0o600)
         with open(os.dup(self._fd), "rb") as file:
@@ -235,7 +237,7 @@ class Notes:
         os.write(self._fd, self._first)
 
     def find(self, digest: str) -> Cap | None:
-        """Return the cap of what has this hash."""
+        """Return the cap of the file with this hash, None if unknown."""
         text = self._caps.get(digest)
         if text is not None:
             with suppress(CapError):
@@ -243,7 +245,7 @@ class Notes:
         return None
 
     def add(self, caps: Iterable[tuple[str, Cap]]) -> None:
-        """Note the caps of some hashes; they are durable when this returns. OSError if they cannot be."""
+        """Record the caps of some hashes, durably. Raises OSError."""
         new = {digest: str(cap) for digest, cap in caps}
         self._caps.update(new)
         data = "".join(f"{digest} {cap}\n" for digest, cap in new.items()).encode("ascii")
@@ -252,7 +254,6 @@ class Notes:
         os.fsync(self._fd)
 
     def close(self) -> None:
-        """Let go of the file."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -265,12 +266,11 @@ def _hang(tree: dict[str, Any], path: str, cap: Cap) -> None:
     tree[name] = cap
 
 
-# A mirror brought back from a storage grid, from the one cap that ``gridstore`` gave.
+# Restoring a mirror from a storage grid, by the one cap of ``GridStore``.
 #
-# The list in the root says what there should be, with hashes; directories say only where a file is. Paths of
-# the list are checked like those of any index, and directories are looked into only on the way to one of
-# them, so whatever else stands in the tree is not seen. Indexes get their names when all else is there,
-# in the order of the list.
+# The list in the root has all files, with hashes; directories only give their caps. Paths in the list are
+# checked like those of any index, and only directories with one of them are read, so anything else in the
+# tree is ignored. Indexes are published when all other files exist, in the order of the list.
 
 FETCHED_AT_ONCE = 16
 MAX_LIST_BYTES = 256 << 20
@@ -280,8 +280,8 @@ _INDEXES = ("dists/", "repodata/")
 
 
 def is_index(path: str) -> bool:
-    """Return whether this is not to be seen before the files that it names."""
-    name = path.rpartition("/")[2]  # those of flat suites are anywhere
+    """Return whether clients may see this only after the files that it names."""
+    name = path.rpartition("/")[2]  # those of flat suites are in any directory
     return path.startswith(_INDEXES) or name in OWN or base_of(name) in ("Packages", "Sources")
 
 
@@ -303,10 +303,10 @@ def _check_bytes(cap: ChkCap | LitCap, most_bytes: int, what: str) -> None:
 
 class FileOfEntries:
     """
-    A list in a file, which may be read again and again, from its beginning; never all of it is in memory.
+    A list in a file, which can be read repeatedly; it is never in memory as a whole.
 
     Args:
-        file: in the form of ``lists``; nobody else reads it meanwhile.
+        file: in the format of ``list_format``; not read by others meanwhile.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -318,7 +318,7 @@ class FileOfEntries:
     def _lines(self) -> Iterator[bytes]:
         at = 0
         while True:
-            self._file.seek(at)  # others may have read it since
+            self._file.seek(at)  # other iterators may have read it since
             lines = list(islice(lines_of(self._file), LOOKED_AT_ONCE))
             at = self._file.tell()
             if not lines:
@@ -327,12 +327,12 @@ class FileOfEntries:
 
     def check(self) -> None:
         """
-        Look at all lines.
+        Check all lines.
 
         Raises:
-            BadEntry: one makes no sense, or names a path once more.
+            BadEntry: one is invalid, or repeats a path.
         """
-        # Eight bytes of each path, of which as many are compared at once as memory is to be had for.
+        # Eight bytes of each path's hash; as many are compared at once as fit into memory.
         keys = array("q", (hash(each.path) for each in self))
         parts = len(keys) // _CHECKED_AT_ONCE + 1
         for part in range(parts):
@@ -347,7 +347,7 @@ class FileOfEntries:
 
 
 class HasFiles(Protocol):
-    """What has files: a ``Grid``."""
+    """Reads files; ``Grid`` provides it."""
 
     def get(self, cap: Any, sink: Any) -> Deferred[Any]:
         """Write a file to a binary file object."""
@@ -361,9 +361,11 @@ FurtherNames = Callable[[Destination, Iterable[ArchiveFile]], Iterable[tuple[str
 
 class GridFetch:
     """
+    Restores a mirror from a grid.
+
     Args:
-        mirror: what is brought back; it needs no URL.
-        grid: where from.
+        mirror: what to restore; it needs no URL.
+        grid: where the files are.
         cap: of the root.
         further_names: returns paths of indexes and the further name of each; called in the thread.
 
@@ -391,17 +393,17 @@ class GridFetch:
         progress: Callable[[Report], None] | None = None,
     ) -> list[str]:
         """
-        Bring all of it back that is not there; returns what was removed, or would be.
+        Restore all missing files; returns the removed paths, or those that would be.
 
-        Files that could not be had are in ``report``, and then indexes stay as they were.
+        Missing files are in ``report``, and then indexes stay as they were.
 
         Args:
-            delete: remove what does not belong to it, if nothing failed.
-            progress: called with the report as files come.
+            delete: remove files that do not belong to the mirror, if nothing failed.
+            progress: called with the report as files arrive.
 
         Raises:
-            MirrorError: the cap is not a mirror's, or the disk takes no more.
-            BadEntry: its list names what may not be.
+            MirrorError: the cap is not a mirror's, or the disk is full.
+            BadEntry: its list has a refused entry.
         """
         top = await self._children(self._root)
         with TemporaryFile("w+b") as file:
@@ -447,18 +449,18 @@ class GridFetch:
         return others
 
     def _others(self, entries: Iterable[ArchiveFile]) -> list[tuple[str, str]]:
-        """Ask ``further_names`` for those of some files that are there now; in the thread."""
+        """Return the ``further_names`` of some existing files. In the thread."""
         names = self._further_names
         return [] if names is None else list(names(self._destination, entries))
 
     def _publish(self, entries: Iterable[ArchiveFile]) -> None:
-        """In the thread: show the indexes; by further names first."""
+        """Publish the indexes, by further names first. In the thread."""
         for path, other in self._others(entries):
             self._destination.link(path, other)
         indexes = [each.path for each in entries if is_index(each.path)]
         self._destination.release(indexes)
 
-    # What there should be, and what is there.
+    # Wanted files, and existing ones.
 
     async def _list(self, cap: Cap | None, file: BinaryIO) -> FileOfEntries:
         if not isinstance(cap, (ChkCap, LitCap)):
@@ -478,7 +480,7 @@ class GridFetch:
         return entries
 
     async def _missing(self, entries: Iterable[ArchiveFile]) -> AsyncIterator[list[ArchiveFile]]:
-        """Yield what is not there, by the piece."""
+        """Yield the missing files, in pieces."""
         report = self.report
         folds, is_right = self._destination.folds, self._destination.is_there
         ahead = kept_first(entries, folds, is_right)
@@ -501,13 +503,13 @@ class GridFetch:
             yield missing
 
     def _look(self, chunk: Sequence[ArchiveFile]) -> list[bool]:
-        """Return for each whether it is there; in the thread."""
+        """Return for each whether it exists. In the thread."""
         return [self._destination.is_there(each) for each in chunk]
 
     # Directories.
 
     async def _find(self, top: dict[str, Cap], missing: Iterable[ArchiveFile]) -> dict[str, Cap]:
-        """Return the caps of files by path, of those that the directories have."""
+        """Return the caps of files by path, as far as the directories have them."""
         tree: dict[str, Any] = {}
         for each in missing:
             *above, name = each.path.split("/")
@@ -537,9 +539,9 @@ class GridFetch:
         self, cap: Cap, places: Sequence[tuple[str, dict[str, Any]]]
     ) -> list[tuple[str, dict[str, Any], dict[str, Cap]]]:
         """
-        Read a directory once, in however many places it is, and keep of it what is wanted there.
+        Read a directory once, at however many paths it is, and keep its wanted entries.
 
-        A tree of strangers may have one long directory under a thousand names.
+        An untrusted tree may have one long directory under a thousand names.
         """
         children = await self._children(cap)
         return [
@@ -606,7 +608,7 @@ class GridFetch:
             progress(report)
 
     def _finish(self, each: ArchiveFile, file: BinaryIO, name: str, staged: bool) -> bool:
-        """In the thread: give it its name, if it is right."""
+        """Publish the file, if it is right. In the thread."""
         try:
             file.flush()
             if hash_file(file.fileno(), each.algorithm) != each.digest:
@@ -619,7 +621,7 @@ class GridFetch:
         return True
 
     def _let_go(self, file: BinaryIO, name: str) -> None:
-        """In the thread: nothing is left that has no name."""
+        """Remove a file without a name. In the thread."""
         file.close()
         self._destination.discard(name)
 

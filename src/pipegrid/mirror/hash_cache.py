@@ -1,13 +1,4 @@
-"""
-What is known to be good: a file that was hashed once need not be read again to know that it is right.
-
-The proof stands in an extended attribute of the file itself: hash, size and time of last change. Whoever
-writes to the file changes its time, whoever replaces it has another file. All three count: an attribute
-may reach the disk before the bytes do, and after a power cut 4,536 of 6,649 files had one that lied; size
-and time gave away each.
-
-Where a file system has no attributes a small database beside the files knows the same by path.
-"""
+"""Records of verified files, so that a file need not be hashed again while it is unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +9,7 @@ from stat import S_ISREG
 
 from pipegrid.mirror.archive_file import ArchiveFile
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     import sqlite3
 
@@ -30,26 +21,31 @@ _SIZE = 2**48
 _TIME = 2**64
 
 LIBREPO = "user.Librepo.checksum."
-"""What attributes begin with in which librepo, on which dnf stands, keeps the same."""
+"""The prefix of attributes in which librepo, which dnf is built on, records the same."""
 
 
 def proof(wanted: ArchiveFile, status: os.stat_result) -> bytes:
     """
-    Return what is written down of a file that was hashed and is right: 47 bytes with SHA-256.
+    Return the record of a verified file: 47 bytes with SHA-256.
 
-    So few, because ext4 has room for 48 beside that name in the inode itself, and takes a block of 4 KiB
-    for each file, and syncs it, where they are more.
+    The record is in an extended attribute of the file: hash, size and time of last change. Any write to the
+    file changes its time, and another file of that name has no such attribute. All three are needed: an
+    attribute may reach the disk before the bytes do. After a power cut 4,536 of 6,649 files had a wrong
+    one; size and time revealed each.
+
+    It is short because ext4 has space for 48 bytes with this name in the inode itself. For more it takes a
+    block of 4 KiB for each file, and syncs it.
     """
     return b"%s%s%s%s" % (
         _VERSION,
         (status.st_size % _SIZE).to_bytes(6, "big"),
         (status.st_mtime_ns % _TIME).to_bytes(8, "big"),
-        wanted.digest,  # its length tells the algorithm
+        wanted.digest,  # its length gives the algorithm
     )
 
 
 def note(fd: int, wanted: ArchiveFile) -> bool:
-    """Write down that the open file is right; returns False where there are no attributes."""
+    """Record that the open file is right; returns False without attributes."""
     try:
         os.setxattr(fd, ATTRIBUTE, proof(wanted, os.fstat(fd)))
     except (OSError, AttributeError):
@@ -58,7 +54,7 @@ def note(fd: int, wanted: ArchiveFile) -> bool:
 
 
 def is_noted(fd: int, wanted: ArchiveFile, status: os.stat_result) -> bool:
-    """Return whether an open file is known to be what is wanted, and has not changed since."""
+    """Return whether an open file is recorded as the wanted one, and has not changed since."""
     try:
         return os.getxattr(fd, ATTRIBUTE) == proof(wanted, status)
     except (OSError, AttributeError):
@@ -69,13 +65,13 @@ def is_noted_at(
     directory: int, name: str, wanted: ArchiveFile, seen: StatCache | None = None
 ) -> bool:
     """
-    Return the same of a file in an open directory, without opening it: half of what that costs.
+    Return the same for a file in an open directory, without opening it, at half the cost.
 
-    False says nothing: it is to be opened then. A symbolic link is not followed. If another file gets the
-    name between the two looks, size and time of the first do not stand in the attribute of the second.
+    False means that it must be opened. A symbolic link is not followed. If another file gets the name
+    between the two system calls, size and time of the first do not match the attribute of the second.
 
     Args:
-        seen: knows of some without a second look, and is told of the others.
+        seen: may know a file without its attribute, and records the others.
     """
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -95,9 +91,9 @@ def is_noted_at(
 
 def is_noted_by_librepo(fd: int, wanted: ArchiveFile, status: os.stat_result) -> bool:
     """
-    Return whether dnf has hashed an open file, found it to be what is wanted, and it has not changed since.
+    Return whether dnf has verified an open file as the wanted one, and it has not changed since.
 
-    The file's size, of which librepo notes nothing, must be that of the index already.
+    The caller must have compared the file's size, which librepo does not record.
     """
     try:
         if os.getxattr(fd, LIBREPO + "mtime") != b"%d" % status.st_mtime_ns:
@@ -122,16 +118,15 @@ def _removed(fd: int, name: str) -> bool:
 
 class Ledger:
     """
-    The same, by path, for file systems without attributes. One thread at a time; processes that fetch and
-    verify side by side share it.
+    The same records by path in a small database, for file systems without attributes.
 
-    It saves time, and no more, so whatever is wrong with it is no reason to fail. On a disk that is full, or
-    not to be written to, it takes no notes, and knows nothing. One that is damaged is moved away and begun
-    anew: what it knew is hashed again.
+    For one thread at a time; processes that fetch and verify at the same time share it. It only saves time,
+    so its errors are not reported. On a full or read-only disk it records nothing. A damaged one is
+    renamed, and a new one begun: its files are hashed again.
     """
 
     def __init__(self, path: str) -> None:
-        import sqlite3  # which few file systems need
+        import sqlite3  # few file systems need it
 
         self._path = path
         self._database: sqlite3.Connection | None = None
@@ -139,7 +134,7 @@ class Ledger:
             try:
                 self._database = self._open()
             except sqlite3.OperationalError:
-                raise  # what is there is good
+                raise  # the existing database is good
             except sqlite3.DatabaseError:
                 self.set_aside()
                 self._database = self._open()
@@ -160,7 +155,7 @@ class Ledger:
         return database
 
     def set_aside(self) -> None:
-        """Believe nothing of it; what belongs to it goes, too, or the next one would be made of that."""
+        """Rename the database and its other files, which would otherwise be applied to the next one."""
         self.close()
         for suffix in ("-journal", "-wal", "-shm"):
             with suppress(FileNotFoundError):
@@ -168,7 +163,7 @@ class Ledger:
         os.replace(self._path, self._path + ".damaged")
 
     def note(self, entries: Iterable[tuple[str, bytes]]) -> bool:
-        """Write down paths and their proofs, in one transaction; returns whether that is done."""
+        """Record paths and their proofs, in one transaction; returns whether that succeeded."""
         return self._change("INSERT OR REPLACE INTO verified VALUES (?, ?)", entries)
 
     def find(self, path: str) -> bytes | None:
@@ -190,7 +185,7 @@ class Ledger:
         return found[0] if found is not None and isinstance(found[0], bytes) else None
 
     def forget(self, paths: Iterable[str]) -> bool:
-        """Forget files, all of them in one transaction; returns whether that is done."""
+        """Remove the records of files, in one transaction; returns whether that succeeded."""
         return self._change("DELETE FROM verified WHERE path = ?", ((path,) for path in paths))
 
     def _change(self, statement: str, rows: Iterable[tuple[object, ...]]) -> bool:
@@ -207,7 +202,6 @@ class Ledger:
         return True
 
     def close(self) -> None:
-        """Let go of the file."""
         database, self._database = self._database, None
         if database is not None:
             database.close()
@@ -215,11 +209,11 @@ class Ledger:
 
 class HashCache:
     """
-    What is known of a mirror's files: noted at each, or in a ledger where the file system takes no notes.
+    The records of a mirror's files: in attributes, or in a ``Ledger`` on file systems without them.
 
     Args:
-        path: of the ledger, made with its first note.
-        seen: how they looked then.
+        path: of the ledger, which is made with the first record.
+        seen: records the file status as well.
     """
 
     def __init__(self, path: str, seen: StatCache) -> None:
@@ -229,7 +223,7 @@ class HashCache:
         self._parents: Ledger | None = None
 
     def is_known(self, fd: int, wanted: ArchiveFile, status: os.stat_result) -> bool:
-        """Return whether an open file was found to be right, and has not changed."""
+        """Return whether an open file is recorded as right, and has not changed."""
         if is_noted(fd, wanted, status) or self._is_in_ledger(wanted, status):
             self.seen.add(wanted.digest, status)
             return True
@@ -242,7 +236,7 @@ class HashCache:
         return self._ledger is not None and self._ledger.find(wanted.path) == proof(wanted, status)
 
     def note(self, fd: int, wanted: ArchiveFile) -> None:
-        """Write down that the open file is right."""
+        """Record that the open file is right."""
         if not note(fd, wanted):
             if self._ledger is None:
                 self._ledger = Ledger(self._path)
@@ -250,13 +244,14 @@ class HashCache:
 
     def withdraw(self, fd: int, wanted: ArchiveFile, status: os.stat_result) -> bool:
         """
-        An open file was hashed and is wrong: whatever says that it is right is believed no more.
+        Remove all records of an open file that was hashed and is wrong.
 
-        A disk that forgets changes no time. Who found that with ``paranoid`` would have the next look take
-        the file for right again. Where a disk does not let go of a note, the file gets another time.
+        A disk that loses data does not change times. Without this, the next run would take the file for
+        right again, after a ``paranoid`` one has found it wrong. If the attribute cannot be removed, the
+        file gets another time.
 
         Returns:
-            Whether that is done; False: the next look may believe what this one has found to be wrong.
+            Whether that succeeded; False: the next run may accept the wrong file.
         """
         if self._ledger is None and os.path.exists(self._path):
             self._ledger = Ledger(self._path)
@@ -269,23 +264,23 @@ class HashCache:
         done.append(self.seen.withdraw(wanted.digest, status))
         try:
             if not all(done):
-                os.utime(fd)  # all of them say of which time they are
+                os.utime(fd)  # every record has a time
         except OSError:
             return False
         return True
 
     def forget(self, path: str) -> None:
-        """Forget a file that is removed; a note at the file goes with it."""
+        """Remove the record of a file that is removed; an attribute goes with the file."""
         if self._ledger is not None:
             self._ledger.forget([path])
 
     def forked(self) -> None:
-        """This is another process now, which must not touch the ledger of the one that it comes from."""
-        self._parents, self._ledger = self._ledger, None  # to be closed by nobody here
+        """Adapt to a fork: this new process must not use its parent's ledger."""
+        self._parents, self._ledger = self._ledger, None  # not closed in this process
         self.seen.forked()
 
     def close(self) -> None:
-        """Write down what was seen, and close the ledger, if there is one."""
+        """Write the records, and close the ledger, if there is one."""
         self.seen.keep()
         if self._ledger is not None:
             self._ledger.close()

@@ -20,28 +20,29 @@ TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from pipegrid.mirror.scheduler import Failure, Tally
 
-# The scheduler knows files and mirrors. Here are the hosts and connections by which mirrors are asked: what
-# happens to them goes in, what a driver should do comes out. Drivers move bytes, and decide nothing.
+# The scheduler knows files and mirrors; this module knows the hosts and connections of mirrors. Drivers
+# report events and get decisions; they only move bytes.
 #
-# **Hosts.** A mirror may redirect to other hosts. Each is asked on connections of its own, in the name of the
-# mirror, of which alone the scheduler knows: a job that is redirected is in flight there all the time, and
-# waits in the queue of its host.
+# **Hosts.** A mirror may redirect to other hosts. Each has connections of its own, on behalf of the mirror.
+# The scheduler knows only the mirror: a redirected job stays in flight there, and waits in the queue of its
+# host.
 #
-# **How much is asked.** A mirror that is alone is asked for as much as its connections may carry: requests
-# wait in its socket at no cost, and no other mirror could have had them. Of several, each has a window for
-# each connection, which doubles whenever as much has come. A host that has not answered yet may redirect
-# everything, so it is asked for little. (Connections of ``http11`` have windows of their own.)
+# **Windows.** From a single mirror as much is requested as its connections may carry: requests wait in its
+# socket at no cost, since no other mirror could serve them. Of several mirrors, each connection has a
+# window, which doubles when that much has arrived. From a host that has not answered yet little is
+# requested, since it may redirect everything. (Connections of ``http11`` have windows of their own.)
 #
-# **Stalls.** A connection from which no byte has come for a second, though it owes some, loses what it was
-# asked for, if there is another mirror; if there is none, after a longer time. While our own disk delays
-# reading nobody stalls. If several requests were on it, the mirror is serial from then on: perhaps it answers
-# only the first of several, so if it is alone it is asked on at once.
+# **Stalls.** A connection with outstanding responses that has received nothing for a second loses its
+# requests, if there is another mirror; otherwise after a longer time. While the disk delays reading no
+# connection stalls. If several requests were on it, the mirror is serial from then on: perhaps it answers
+# only the first of several, so a single mirror is asked again at once.
 #
-# **The tail.** When nothing waits any more, a mirror that has finished takes over from the one that would
-# finish last as much as evens out their times. What it takes is requested twice; the first response counts.
+# **The end.** When no file is waiting, a mirror that has finished takes over requests from the one that
+# would finish last, as many as make both finish at the same time. They are requested twice; the first
+# response counts.
 #
-# **Rests.** A host that fails again and again is left alone for half a second, one, two..., and given up
-# after half a minute of tries. A driver that only handles what goes well leaves it to the other instead.
+# **Rests.** A host that fails repeatedly is not asked for half a second, then one, two..., and given up
+# after half a minute. A driver that handles only the usual case leaves it to the other driver instead.
 
 QUOTA = 1000
 """Requests on one connection: nginx closes it after that many."""
@@ -59,10 +60,10 @@ MAX_REFUSED = 64
 STALL_S = 1.0
 LONE_STALL_S = 15.0
 PIPELINED_STALL_S = 3.0
-"""Of a connection that has had several requests at a time, and may be silent because of that."""
+"""For a connection that has had several requests at a time, which may be the reason for its silence."""
 
 WORTH_STEALING_S = 0.5
-"""What would come within this time anyway is left where it is."""
+"""Requests that would be answered within this time are not taken over."""
 
 RATE_MEMORY_S = 2.0
 
@@ -73,25 +74,25 @@ MAX_HOSTS = 32
 """That one mirror redirects to."""
 
 MAX_QUEUED = 1024
-"""Jobs that wait for hosts, before the mirror is asked for more."""
+"""Jobs that wait for hosts, before more is requested from the mirror."""
 
 
 def has_stalled(
     idle_s: float, others: bool, pipelined: bool = False, lone_stall_s: float = LONE_STALL_S
 ) -> bool:
     """
-    Return whether a connection that owes something has been silent for too long.
+    Return whether a connection with outstanding responses was silent for too long.
 
     Args:
         others: whether another mirror can do its work.
-        pipelined: it has had several requests at a time.
-        lone_stall_s: how long is too long where neither holds.
+        pipelined: whether it has had several requests at a time.
+        lone_stall_s: the time limit if neither applies.
     """
     return idle_s > (STALL_S if others else PIPELINED_STALL_S if pipelined else lone_stall_s)
 
 
 class ReceiveRate:
-    """How fast one mirror gives, lately."""
+    """The recent speed of one mirror."""
 
     __slots__ = ("_at_s", "_received_bytes", "bytes_per_s")
 
@@ -101,7 +102,7 @@ class ReceiveRate:
         self._at_s: float | None = None
 
     def note(self, now_s: float, received_bytes: int, owes: bool) -> None:
-        """So many bytes have come in all. Time in which nothing was owed does not count."""
+        """Record the bytes received in total. Time without outstanding responses does not count."""
         if self._at_s is not None and now_s > self._at_s:
             elapsed_s = now_s - self._at_s
             rate = (received_bytes - self._received_bytes) / elapsed_s
@@ -113,13 +114,13 @@ class ReceiveRate:
 
 class MirrorStanding(Value):
     """
-    How one mirror stands.
+    The state of one mirror.
 
     Attributes:
         mirror: its number.
-        owed_bytes: asked and not come.
-        bytes_per_s: lately; 0.0 while unknown.
-        can_work: is neither resting nor given up.
+        owed_bytes: requested and outstanding.
+        bytes_per_s: recent speed; 0.0 if unknown.
+        can_work: neither resting nor given up.
     """
 
     __slots__ = ("bytes_per_s", "can_work", "mirror", "owed_bytes")
@@ -132,14 +133,14 @@ class MirrorStanding(Value):
 
     @property
     def left_s(self) -> float:
-        """When it would have finished."""
+        """The time until it would finish."""
         if not self.owed_bytes:
             return 0.0
         return self.owed_bytes / self.bytes_per_s if self.bytes_per_s else float("inf")
 
 
 class Theft(Value):
-    """A mirror takes over from another about that many bytes, from the end of what that was asked for."""
+    """A mirror takes over about that many bytes from the end of another mirror's requests."""
 
     __slots__ = ("size_bytes", "thief", "victim")
 
@@ -153,10 +154,10 @@ def choose_steal(
     standings: Sequence[MirrorStanding], reserve_bytes: int = 64 << 10
 ) -> Theft | None:
     """
-    Return who should take over from whom, now that nothing waits; None: nobody needs to.
+    Return which mirror should take over from which, once nothing waits; None if no one should.
 
     Args:
-        reserve_bytes: what is taken at least, so that a mirror that gives nothing is relieved of something.
+        reserve_bytes: the least to take over, so that a mirror that sends nothing is relieved.
     """
     able = [one for one in standings if one.can_work]
     idle = [one for one in able if not one.owed_bytes]
@@ -171,19 +172,19 @@ def choose_steal(
 
 class ScheduledConnection:
     """
-    One connection, as far as it matters for decisions; drivers add the bytes.
+    One connection, as far as decisions need it; drivers add the bytes.
 
     Args:
         count: files that were requested on it, and received, before.
 
     Attributes:
-        last_s: when something was received, or requested while nothing was outstanding.
-        count: how many files were requested on it; ``answered``: how many responses came.
-        pipelined: it has had two requests at a time.
-        excused: it ends for a reason that says nothing of the mirror.
-        is_owed: a response is outstanding; ``owed_bytes``: how much of them.
-        is_ready: it can be written to, or soon; ``is_open``: nothing has ended it yet.
-        is_spent: no more can be requested on it.
+        last_s: the time of the last received bytes, or of a request while nothing was outstanding.
+        count: how many files were requested on it; ``answered``: how many responses arrived.
+        pipelined: whether it has had two requests at a time.
+        excused: whether it ends for a reason that is not the mirror's fault.
+        is_owed: whether a response is outstanding; ``owed_bytes``: the bytes outstanding.
+        is_ready: whether it can be written to, or soon; ``is_open``: whether it has not ended.
+        is_spent: whether no more can be requested on it.
     """
 
     is_ready = is_open = True
@@ -205,7 +206,7 @@ class ScheduledConnection:
 
     @property
     def unanswered(self) -> list[FetchJob]:
-        """What was requested on it and has not wholly come, in that order."""
+        """Requests without a complete response, in order."""
         raise NotImplementedError
 
     @property
@@ -214,9 +215,7 @@ class ScheduledConnection:
 
 
 class Stalled(Value):
-    """
-    A driver should end this connection. Unless that is ``excused``, the host should rest, or be left.
-    """
+    """A driver must end this connection. Unless ``excused``, the host must rest, or be left."""
 
     __slots__ = ("connection", "excused", "reason")
 
@@ -227,7 +226,7 @@ class Stalled(Value):
 
 
 class Duplicate(Value):
-    """A driver should request a file on this connection as well; without one it should open one."""
+    """A driver must request a file on this connection as well; without one it must open one."""
 
     __slots__ = ("connection", "host", "job")
 
@@ -241,19 +240,19 @@ class Duplicate(Value):
 
 class FetchSchedule:
     """
-    All mirrors of one driver.
+    The decisions for all mirrors of one driver.
 
     Args:
         tallies: of the mirrors, in the same order.
-        connections: to each host at most; those on which nothing more is requested do not count.
-        lone_stall_s: silence after which a mirror has stalled that is alone.
+        connections: to each host at most; those without further requests do not count.
+        lone_stall_s: silence after which a single mirror has stalled.
 
     Attributes:
         mirrors: in the order of their numbers.
         hosts: those of the mirrors first, in the same order; then those that mirrors redirect to.
-        is_paused: nothing is read for now, so silence says nothing.
+        is_paused: nothing is read at present, so silence means nothing.
         added: called with each further host.
-        queued: called when something waits for a host that may have nothing else to do.
+        queued: called when a job waits for a host that may be idle.
     """
 
     def __init__(
@@ -279,7 +278,7 @@ class FetchSchedule:
 
     @property
     def waits(self) -> bool:
-        """Whether anything waits to be requested, of whichever host."""
+        """Whether any job waits for a request, from any host."""
         return self.plan.waits or any(mirror.queued for mirror in self.mirrors)
 
     @property
@@ -289,12 +288,12 @@ class FetchSchedule:
 
     @property
     def connections(self) -> Iterator[ScheduledConnection]:
-        """Those that were opened to any host and are not lost."""
+        """The connections to any host that are not lost."""
         for host in self.hosts:
             yield from host.connections
 
     def asks(self) -> Iterator[tuple[ScheduledConnection, FetchJob]]:
-        """Yield what to request and where, while windows allow; each is to be requested at once."""
+        """Yield what to request and where, while windows allow; send each request at once."""
         going = True
         hosts = self.hosts
         while going and self.waits:
@@ -306,12 +305,12 @@ class FetchSchedule:
                     going = True
 
     def was_away(self, now_s: float) -> None:
-        """Nothing was read until now: that was not the silence of mirrors."""
+        """Ignore the silence until now, in which nothing was read."""
         for connection in self.connections:
             connection.last_s = now_s
 
     def tick(self, now_s: float) -> list[Stalled]:
-        """Return what has stalled; to be called a few times a second."""
+        """Return the stalled connections; to be called a few times a second."""
         able = {mirror.number for mirror in self.mirrors if mirror.own.can_work}
         stalled = []
         for mirror in self.mirrors:
@@ -331,7 +330,7 @@ class FetchSchedule:
         return stalled
 
     def steals(self) -> list[Duplicate]:
-        """Return what who has finished takes over; to be called when nothing more is wanted."""
+        """Return what idle mirrors take over; to be called when no more files are wanted."""
         if self.is_paused or self.waits:
             return []
         steal = choose_steal([mirror.standing for mirror in self.mirrors])
@@ -359,20 +358,20 @@ class FetchSchedule:
         return moves
 
     def release(self) -> None:
-        """Put back all that waits for hosts."""
+        """Return all jobs that wait for hosts to the scheduler."""
         for mirror in self.mirrors:
             mirror.release()
 
 
 class MirrorSchedule:
     """
-    One mirror, and the hosts that are asked in its name: its own, and those that it redirects to.
+    One mirror, with its own host and those that it redirects to.
 
     Attributes:
-        bit: of it in the attributes of jobs.
+        bit: of the mirror in the attributes of jobs.
         hosts: its own first.
         queued: jobs that wait for them.
-        is_out: its driver requests nothing from it any more.
+        is_out: whether its driver requests nothing from it any more.
     """
 
     def __init__(
@@ -403,29 +402,29 @@ class MirrorSchedule:
 
     @property
     def connections(self) -> Iterator[ScheduledConnection]:
-        """Those of all its hosts."""
+        """The connections of all its hosts."""
         for host in self.hosts:
             yield from host.connections
 
     @property
     def in_flight(self) -> list[FetchJob]:
-        """What it was asked for and has not given, in the order in which it will."""
+        """Its outstanding requests, in the expected order of the responses."""
         jobs = [job for connection in self.connections for job in connection.unanswered]
         return jobs + [job for host in self.hosts for job in host.waiting]
 
     @property
     def standing(self) -> MirrorStanding:
-        """What decides who takes over from whom."""
+        """Its state, which decides which mirror takes over from which."""
         owed_bytes = sum(connection.owed_bytes for connection in self.connections)
         return MirrorStanding(self.number, owed_bytes, self._rate.bytes_per_s, self.own.can_work)
 
     @property
     def refuses_too_much(self) -> bool:
-        """Whether it lacks more than a mirror should."""
+        """Whether it lacks more files than a mirror should."""
         return self._refused > max(MAX_REFUSED, self.tally.files)
 
     def note(self, now_s: float) -> None:
-        """Measure how fast it is, and count the time in which something is outstanding."""
+        """Measure its speed, and count the time with outstanding responses."""
         owes = any(connection.is_owed for connection in self.connections)
         received_bytes = sum(host.received_bytes for host in self.hosts)
         self._rate.note(now_s, received_bytes, owes and not self.schedule.is_paused)
@@ -434,13 +433,13 @@ class MirrorSchedule:
         self._busy_since_s = now_s if owes else None
 
     def begins(self, now_s: float) -> None:
-        """A first request is outstanding since then: the time until ``note`` counts as busy."""
+        """A first response is outstanding since then: the time until ``note`` counts as busy."""
         if self._busy_since_s is None:
             self._busy_since_s = now_s
 
     @property
     def leads_to(self) -> HostSchedule:
-        """The host that is expected to have what the mirror has."""
+        """The host that is expected to have the mirror's files."""
         table = self.access.redirects
         if table is None:
             return self.own
@@ -462,12 +461,12 @@ class MirrorSchedule:
 
     def redirected(self, job: FetchJob, locations: Sequence[bytes]) -> None:
         """
-        A host redirects to where a file is: it waits there.
+        A host redirects a file: the job waits for the other host.
 
         Raises:
-            RedirectRefused: that is not followed.
+            RedirectRefused: that redirect is not followed.
         """
-        from pipegrid.mirror.redirects import table_of  # which few need
+        from pipegrid.mirror.redirects import table_of  # few runs need it
 
         table = table_of(self.access)
         here = self.routes.get(job)
@@ -483,7 +482,7 @@ class MirrorSchedule:
         host.put(job)
 
     def _host_of(self, route: FileRoute) -> HostSchedule | None:
-        """Return the host of a route; None: there are too many, or it is expected to give nothing."""
+        """Return the host of a route; None if there are too many, or the host has been given up."""
         if _key(route.address) == _key(self.address):  # other paths may have other credentials
             return self.own
         host = self._by_key.get(_key(route.address))
@@ -496,7 +495,7 @@ class MirrorSchedule:
         return None if route.rule is not None and host.given_up is not None else host
 
     def stored(self, job: FetchJob, size_bytes: int) -> bool:
-        """A file has come and is right; False: another mirror was quicker."""
+        """A file has arrived and is right; False if another mirror was faster."""
         self.tally.received_bytes += size_bytes
         table = self.access.redirects
         if table is not None:
@@ -510,7 +509,10 @@ class MirrorSchedule:
         return first
 
     def failed(self, job: FetchJob, kind: Failure, reason: str) -> bool:
-        """A file could not be had; what was learnt wrongly counts against nobody. As ``failed_at``."""
+        """
+        A file could not be fetched; if a learnt redirect was wrong, that counts against no mirror. As
+        ``failed_at``.
+        """
         if kind in ("broken", "busy"):
             self.tally.broken += 1
         route = self.routes.pop(job, None)
@@ -529,7 +531,7 @@ class MirrorSchedule:
         return believed
 
     def release(self) -> None:
-        """Put back all that waits for a host."""
+        """Return all jobs that wait for a host to the scheduler."""
         for host in self.hosts:
             for job in host.take_all():
                 self.routes.pop(job, None)
@@ -542,16 +544,16 @@ def _key(address: Address) -> tuple[str, bytes]:
 
 class HostSchedule:
     """
-    One host that is asked in the name of a mirror.
+    One host that serves a mirror's files.
 
     Attributes:
-        given_up: why nothing is requested from it any more; None: it may be.
-        is_resting: it is left alone for a while.
-        connecting: connections that are being made, and are none yet.
-        has_answered: to anything.
-        spent: how many requests a connection is good for.
+        given_up: why nothing is requested from it any more; None if it may be.
+        is_resting: whether it is not asked for a while.
+        connecting: how many connections are being made.
+        has_answered: whether any response has arrived.
+        spent: how many requests a connection accepts.
         window_bytes: how much may be outstanding on each.
-        received_bytes: in all, also of files that are not whole yet.
+        received_bytes: in all, including incomplete files.
     """
 
     def __init__(self, mirror: MirrorSchedule, address: Address) -> None:
@@ -581,12 +583,12 @@ class HostSchedule:
 
     @property
     def is_redirected(self) -> bool:
-        """Whether the host is expected to redirect whatever it is asked for."""
+        """Whether the host is expected to redirect all requests."""
         return self.mirror.leads_to is not self
 
     @property
     def is_serial(self) -> bool:
-        """Whether requests go out one at a time, on connections that never had two."""
+        """Whether requests are sent one at a time, on connections that never had two."""
         return self._plan.is_serial(self.mirror.number)
 
     @property
@@ -594,35 +596,35 @@ class HostSchedule:
         """Whether it may be asked for anything now."""
         return not (self.is_resting or self.mirror.is_out or self.given_up is not None)
 
-    # What waits for it.
+    # Its queue.
 
     @property
     def waiting(self) -> list[FetchJob]:
-        """What waits here, and is wanted still."""
+        """Jobs in its queue that are still wanted."""
         return [job for job in self._waiting if not job.is_over]
 
     @property
     def waits(self) -> bool:
-        """Whether there is anything to ask this host for."""
+        """Whether there is anything to request from this host."""
         if self._waiting:
             return True
         return self._plan.waits and self.mirror.leads_to is self
 
     def put(self, job: FetchJob) -> None:
-        """One more file is to be requested here."""
+        """Queue one more file for this host."""
         self._waiting.append(job)
         self.mirror.queued += 1
         self.mirror.schedule.queued()
 
     def take_all(self) -> list[FetchJob]:
-        """Return what waits here; it does no more."""
+        """Remove all jobs from its queue, and return them."""
         waiting = list(self._waiting)
         self._waiting.clear()
         self.mirror.queued -= len(waiting)
         return waiting
 
     def next(self) -> FetchJob | None:
-        """Return what to ask this host for now; None: nothing."""
+        """Return what to request from this host now; None for nothing."""
         mirror = self.mirror
         while self._waiting:
             job = self._waiting.popleft()
@@ -641,7 +643,7 @@ class HostSchedule:
         return None
 
     def put_back(self, job: FetchJob) -> None:
-        """The host never looked at the request."""
+        """Return a job whose request the host has not processed."""
         mirror = self.mirror
         if job in mirror.routes and not job.is_over and self.given_up is None:
             self._waiting.appendleft(job)
@@ -653,11 +655,11 @@ class HostSchedule:
     # Its connections.
 
     def may_ask(self, connection: ScheduledConnection) -> bool:
-        """Whether one more request may be on a connection, as far as pipelining goes."""
+        """Return whether pipelining allows one more request on a connection."""
         return not (connection.pipelined or connection.is_owed) or not self.is_serial
 
     def is_useless(self, connection: ScheduledConnection) -> bool:
-        """Whether nothing more is requested on a connection, and nothing comes."""
+        """Return whether nothing more is requested on a connection, and nothing outstanding."""
         return connection.pipelined and not connection.is_owed and self.is_serial
 
     @property
@@ -677,7 +679,7 @@ class HostSchedule:
         return self.can_work and self.waits and self.has_space
 
     def free_connection(self) -> ScheduledConnection | None:
-        """Return the connection that has least outstanding, if its window allows more."""
+        """Return the connection with the least outstanding, if its window allows more."""
         best, least_bytes = None, self.window_bytes
         most = self.spent if self.has_answered else min(self.spent, FIRST_REQUESTS)
         serial = self._plan.is_serial(self.mirror.number)
@@ -690,7 +692,7 @@ class HostSchedule:
         return best
 
     def widen(self) -> None:
-        """Double the window if as much has come."""
+        """Double the window if that much has arrived."""
         received = self.received_bytes
         if (
             self.window_bytes < MAX_WINDOW_BYTES
@@ -700,9 +702,9 @@ class HostSchedule:
             self.window_bytes *= 2
 
     def ask(self, connection: ScheduledConnection, job: FetchJob, now_s: float) -> bytes:
-        """Return the request for a file, which is to be sent on a connection."""
+        """Return the request for a file, to be sent on a connection."""
         mirror = self.mirror
-        # Of most connections this says it all, at the cost of an attribute.
+        # For most connections this is the whole check, at the cost of one attribute.
         if not connection.owed_bytes and not connection.is_owed:
             connection.last_s = max(connection.last_s, now_s)
             mirror.begins(now_s)
@@ -734,8 +736,8 @@ class HostSchedule:
         A connection has ended.
 
         Args:
-            unanswered: the first is the one whose response was due; about those after it nothing is known.
-            forgiven: that is not the host's failure.
+            unanswered: the first is the one whose response was due; nothing is known about the others.
+            forgiven: whether that is not the host's fault.
         """
         if connection in self.connections:
             self.connections.remove(connection)
@@ -749,7 +751,7 @@ class HostSchedule:
     # Rests.
 
     def rest(self, least_s: float = 0.0) -> float | None:
-        """Leave it alone; return for how many seconds, longer each time. None: it has to be given up."""
+        """Let it rest; return for how many seconds, longer each time. None: it must be given up."""
         self._rests += 1
         if self._rests > MAX_RESTS:
             return None
@@ -759,17 +761,16 @@ class HostSchedule:
         return max(least_s, REST_S * 2.0 ** (self._rests - 1))
 
     def rested(self) -> None:
-        """It may be asked again."""
         self.is_resting = False
         if self.is_own:
             self._plan.rests(self.mirror.number, False)
 
     def works(self) -> None:
-        """It gives what it should: the next rest is short."""
+        """It serves files: the next rest is short."""
         self._rests = 0
 
     def give_up(self, reason: str) -> None:
-        """Request nothing from it any more; what was requested must have been lost already."""
+        """Request nothing from it any more; its connections must have ended already."""
         self.given_up = reason
         mirror = self.mirror
         table = mirror.access.redirects
@@ -784,9 +785,9 @@ class HostSchedule:
 
 class SmallRoutes:
     """
-    Where one mirror's small files are asked for.
+    Where one mirror's small files are requested.
 
-    Files that belong together go one way, even if the mirror redirects each to another host.
+    Files that belong together use one route, even if the mirror redirects each to another host.
     """
 
     def __init__(self, address: Address) -> None:
@@ -794,7 +795,7 @@ class SmallRoutes:
         self._access = address.access
 
     def first(self, path: str) -> FileRoute:
-        """Return where a file is asked for first."""
+        """Return the first route for a file."""
         own = own_route(self._address, path)
         table = self._access.redirects
         learnt = None if table is None else table.route_of(own.url)
@@ -802,12 +803,12 @@ class SmallRoutes:
 
     def redirected(self, route: FileRoute, locations: Sequence[bytes]) -> FileRoute:
         """
-        Return where a file is asked for that was redirected.
+        Return the route for a redirected file.
 
         Raises:
-            RedirectRefused: nowhere.
+            RedirectRefused: the redirect is not followed.
         """
-        from pipegrid.mirror.redirects import table_of  # which few need
+        from pipegrid.mirror.redirects import table_of  # few runs need it
 
         table = table_of(self._access)
         learnt = None if route.hops else table.route_of(route.url)
@@ -815,7 +816,7 @@ class SmallRoutes:
         return found if learnt is None else learnt.replaced(hops=1)
 
     def refused(self, path: str, route: FileRoute) -> FileRoute | None:
-        """Return where else a file is asked for that a host does not have; None: nowhere."""
+        """Return another route for a file that a host does not have; None if there is none."""
         table = self._access.redirects
         if table is None or route.rule is None:
             return None
@@ -823,7 +824,7 @@ class SmallRoutes:
         return own_route(self._address, path)
 
     def served(self, route: FileRoute) -> None:
-        """A file has come by a route: where it was asked for, its host serves it itself."""
+        """A host has served a file itself."""
         table = self._access.redirects
         if table is not None and route.rule is None:
             table.served(route.url)

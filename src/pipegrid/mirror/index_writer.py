@@ -1,10 +1,10 @@
 """
-Indexes of a Debian archive rebuilt: they name what was fetched and nothing else, and are signed here.
+Rebuilt indexes of a Debian archive: they name only the fetched files, and are signed here.
 
-The indexes of the archive are read where they are staged. Of each a new one is written, in the forms that the
-release file names, with those paragraphs whose files exist and that the filters of any run select. The
-release file keeps its fields and dates, and names the new indexes and the other files that are kept. The
-archive's own indexes are kept aside, so that the next run does not fetch them again.
+The archive's staged indexes are read. For each a new one is written, in the forms that the release file
+names, with the paragraphs whose files exist and that the filters of any run select. The release file keeps
+its fields and dates, and names the new indexes and the other kept files. The archive's own indexes are kept
+in ``UPSTREAM``, so that the next run does not fetch them again.
 
 Synchronous, for the thread that has the destination.
 """
@@ -50,18 +50,18 @@ RECORD = "reindexed"
 
 MAX_RECORD_BYTES = 1 << 20
 XZ_PRESET = 3
-"""A quarter of the memory of the usual one, for indexes that are a twentieth larger."""
+"""A quarter of the memory of the default, for indexes that are a twentieth larger."""
 
 _FIELDS = {"sha256": "SHA256", "sha512": "SHA512"}
 _DROPPED = frozenset(("md5sum", "sha1", "sha256", "sha384", "sha512", "signed-by"))
-"""Hashes of what is not published; and by whom the archive says that its release file is signed."""
+"""Hashes of indexes that are not published; and the keys that the archive says it is signed by."""
 
 
 def prepare(
     destination: Destination, indexes: Sequence[Index], apart: Sequence[Index]
 ) -> list[Index]:
     """
-    Take what was kept aside for indexes that are about to be fetched; one form of each is enough.
+    Stage the indexes in ``UPSTREAM`` that are about to be fetched; one form of each suffices.
 
     Returns:
         those of other runs, as they are rebuilt: without patches, which would be for other indexes.
@@ -88,13 +88,13 @@ def rebuilt(
     key: GpgKey,
 ) -> list[Suite]:
     """
-    Stage new indexes in place of the archive's; returns the suites with their new release files.
+    Stage new indexes instead of the archive's; returns the suites with their new release files.
 
     Args:
-        indexes: of all the suites; each is changed to the new one.
+        indexes: of all the suites; each is replaced by the new one.
 
     Raises:
-        MirrorError, SigningFailed: the disk takes no more, or gpg makes no signature.
+        MirrorError, SigningFailed: the disk is full, or gpg made no signature.
         BadEntry: an index cannot be read.
     """
     own = OwnNames(suites, (form for index in indexes for form in index.forms))
@@ -104,7 +104,7 @@ def rebuilt(
         for number, index in enumerate(indexes)
         if index.kind
     }
-    # All are read, so new ones may take their places.
+    # All have been read, so new ones may replace them.
     aside = {index.forms[0].path for index in indexes if index.kind}
     keep_aside(destination, aside, *(suite.place("") for suite in suites))
     for outputs in made.values():
@@ -118,10 +118,10 @@ def rebuilt(
 
 def keep_aside(destination: Destination, paths: Collection[str], *above: str) -> None:
     """
-    Keep staged indexes of the archive where the next run takes them from.
+    Move staged indexes of the archive to ``UPSTREAM``, for the next run.
 
     Args:
-        above: beginnings of paths; what was kept below them before, and is another one, goes.
+        above: prefixes of paths; other indexes that were kept below them are removed.
     """
     for path in paths:
         destination.move(f"{STAGED}/{path}", f"{UPSTREAM}/{path}")
@@ -132,7 +132,7 @@ def keep_aside(destination: Destination, paths: Collection[str], *above: str) ->
 
 
 def take_back(destination: Destination, paths: Iterable[str]) -> None:
-    """Stage indexes that were kept aside, as far as there are any."""
+    """Stage the indexes that ``UPSTREAM`` has."""
     for path in paths:
         destination.move(f"{UPSTREAM}/{path}", f"{STAGED}/{path}")
 
@@ -147,7 +147,7 @@ def _algorithms(suite: Suite) -> tuple[str, ...]:
 
 
 class _Plain:
-    """Leaves bytes as they are, with the methods of a compressor."""
+    """A compressor that does not compress."""
 
     def compress(self, data: bytes) -> bytes:
         return data
@@ -177,12 +177,12 @@ class PackedIndex:
 
     Args:
         path: without the ending.
-        ending: says how it is packed.
-        name: in ``incoming``; None: its hashes alone are wanted.
+        ending: decides the compression.
+        name: in ``incoming``; None: only its hashes are wanted.
         algorithms: of its hashes.
 
     Attributes:
-        size: in bytes, packed, of what was written.
+        size: of the written bytes, compressed.
     """
 
     def __init__(
@@ -204,11 +204,11 @@ class PackedIndex:
             self._fd = destination.open_own(name)
 
     def write(self, data: bytes) -> None:
-        """Add bytes of the index, which may stay in the compressor until ``finish``."""
+        """Write bytes of the index, which may stay in the compressor until ``finish``."""
         self._add(self._packer.compress(data))
 
     def finish(self, destination: Destination) -> None:
-        """That was all: it is whole, and known to be right."""
+        """Complete the file and record it as right."""
         self._add(self._packer.flush())
         if self._fd >= 0:
             os.fsync(self._fd)
@@ -216,7 +216,6 @@ class PackedIndex:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -231,18 +230,18 @@ class PackedIndex:
         self.size += len(data)
 
     def digests(self) -> Iterator[tuple[str, bytes]]:
-        """Yield each hash of what was written, after its algorithm."""
+        """Yield each hash of the written bytes, after its algorithm."""
         for algorithm, hasher in self._hashers.items():
             yield algorithm, hasher.digest()
 
     @property
     def file(self) -> ArchiveFile:
-        """What was written, by its first hash."""
+        """The written file, by its first hash."""
         algorithm, digest = next(self.digests())
         return ArchiveFile(self.path, self.size, algorithm, digest)
 
     def stage(self, destination: Destination) -> None:
-        """Bring it to where it can be read, unless that is what exists."""
+        """Stage it, unless the existing file is the same."""
         if self.name is None:
             return
         destination.delete(f"{STAGED}/{self.path}")
@@ -286,7 +285,7 @@ def _written(
 
 
 def _paragraphs(destination: Destination, index: Index, own: OwnNames) -> Iterator[bytes]:
-    """Yield those paragraphs of an index that are wanted, and whose files are all there."""
+    """Yield the paragraphs of an index that are wanted, and whose files all exist."""
     for entry in selected_by(destination, index, index.stays or (ALL,)):
         if entry.is_whole and all(
             own.refusal(each, index.path) is None and destination.is_there(each)
@@ -313,7 +312,7 @@ def _signed(
     algorithms: Sequence[str],
     key: GpgKey,
 ) -> Suite:
-    """Return a suite with a release file of what is kept, signed; and tell its indexes of it."""
+    """Return a suite with a signed release file of the kept files; and update its indexes."""
     mine = [(number, each) for number, each in enumerate(indexes) if each.suite is suite]
     lines: list[_Line] = []
     for number, index in mine:
@@ -339,7 +338,7 @@ def _signed(
 
 
 def _release_text(suite: Suite, lines: Sequence[_Line], algorithms: Sequence[str]) -> bytes:
-    """Return the fields of a release file, and in place of what it names these lines."""
+    """Return the fields of a release file, and these lines instead of its list of files."""
     kept: list[str] = []
     is_kept = False
     content = upstream_text(suite).decode("utf-8", "surrogateescape")
@@ -363,7 +362,7 @@ def _release_text(suite: Suite, lines: Sequence[_Line], algorithms: Sequence[str
 def _signatures(
     destination: Destination, suite: Suite, text: bytes, key: GpgKey
 ) -> dict[str, bytes]:
-    """Return release files, those that exist if they are right."""
+    """Return release files with signatures; existing ones if they are right."""
     known = {name: destination.read(suite.place(name), MAX_RELEASE_BYTES) for name in OWN}
     files = {"Release": text}
     inline, detached = known["InRelease"], known["Release.gpg"]
@@ -375,20 +374,20 @@ def _signatures(
 
 
 def upstream_text(suite: Suite) -> bytes:
-    """Return what the release file of the archive says."""
+    """Return the content of the archive's release file."""
     return unsigned_part(suite.files.get("InRelease") or suite.files["Release"])
 
 
-# What they were made of.
+# The record of their origin.
 
 
 def record_of(suites: Iterable[Suite]) -> dict[str, str]:
-    """Return what says of which release files indexes are made: a hash by directory."""
+    """Return the record of the release files that indexes are made of: a hash by directory."""
     return {suite.directory: sha256(upstream_text(suite)).hexdigest() for suite in suites}
 
 
 def read_record(destination: Destination) -> dict[str, str]:
-    """Return what was recorded when indexes were rebuilt last."""
+    """Return the record of the last rebuilt indexes."""
     data = destination.read(f"{HIDDEN}/{RECORD}", MAX_RECORD_BYTES) or b""
     lines = data.decode("utf-8", "replace").splitlines()
     return {path: digest for digest, _, path in (line.partition(" ") for line in lines)}
@@ -396,7 +395,7 @@ def read_record(destination: Destination) -> dict[str, str]:
 
 def write_record(destination: Destination, new: Mapping[str, str]) -> None:
     """
-    Record of which release files the indexes were made.
+    Record the release files that the indexes were made of.
 
     Raises:
         MirrorError: it cannot be written.

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Indexes, as they are in the archive, to where they can be read, and nobody sees them.
+# Staging indexes as the archive has them, where no client sees them.
 
 
 class Obtained:
     """
-    What has become of indexes that were asked for.
+    The outcome of a request for indexes.
 
     Attributes:
         size_bytes: fetched.
-        lacking: what no mirror gave, and why, by path.
+        lacking: the reason for each index that no mirror gave, by path.
     """
 
     def __init__(self) -> None:
@@ -43,15 +43,15 @@ class Obtained:
 
 
 class SmallFileFetcher(Protocol):
-    """What an archive uses of a fetcher of small files."""
+    """The part of a fetcher of small files that an archive uses."""
 
     def fetch_all(self, asked: Sequence[tuple[str, int]], /) -> Awaitable[SmallAnswers]:
-        """Fetch files by path, each of at most that many bytes."""
+        """Fetch files by path, each with its limit in bytes."""
 
 
 class ArchiveMirror(Protocol):
     """
-    What an archive uses of its mirrors: ``mirror.Mirror``, or ``BlockingMirror`` without a reactor.
+    The part of a mirror that an archive uses: ``mirror.Mirror``, or ``BlockingMirror`` without a reactor.
 
     Attributes:
         destination: the directory that files are stored in.
@@ -74,7 +74,7 @@ class ArchiveMirror(Protocol):
         """Return a fetcher from one mirror, for files whose hash is not known."""
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
-        """Call a function where the destination may be used."""
+        """Call a function in the thread of the destination."""
 
     def sync(
         self, files: Iterable[MirrorEntry], *, staged: bool = False, always: bool = False
@@ -89,9 +89,10 @@ async def stage_indexes(
     mirror: ArchiveMirror, files: Sequence[ArchiveFile], staged: bool = True
 ) -> Obtained:
     """
-    Fetch files to where nobody sees them.
+    Fetch files and stage them.
 
-    They are asked for by hash, if they may be; mirrors that have less than the archive may not have them so.
+    They are fetched by hash if the release file allows it, with their paths as a second attempt: incomplete
+    mirrors may not have them by hash.
     """
     done = Obtained()
     if not files:
@@ -120,11 +121,11 @@ def _note_lacking(
             done.lacking[file.path] = reasons.get(file.path, "no mirror has it")
 
 
-# Indexes kept compressed here, by zstandard: a fifth of the room, and quick to read and to patch.
+# Indexes that are kept compressed by zstandard: a fifth of the space, and fast to read and to patch.
 #
-# No release file names these bytes, so what proves them is written down when they are made of an index that
-# was proven: its hash, beside that of the compressed file. The note lies with the mirror's own things;
-# without it, or if the file has changed, the index is made anew.
+# No release file has the hashes of these bytes. So when one is made of a verified index, the hash of the
+# index is recorded, with the hash of the compressed file, in the mirror's ``HIDDEN``. Without a record, or
+# if the file has changed, the index is made again.
 
 ENDING = ".zst"
 LEVEL = 6
@@ -136,10 +137,10 @@ _NOTE = re.compile(r"([0-9a-f]{64,128}) ([0-9a-f]{64}) ([0-9]{1,15}) (.+)")
 
 def find(destination: Destination, index: ArchiveFile, staged: bool = True) -> ArchiveFile | None:
     """
-    Return what an index is kept as, if it is there and right; None: it is not.
+    Return the compressed file of an index, if it exists and is right; else None.
 
     Args:
-        staged: it may also be staged, and what is staged there and is another one goes.
+        staged: it may also be staged; another one that is staged there is removed.
     """
     for line in _notes(destination):
         match = _NOTE.fullmatch(line)
@@ -163,10 +164,10 @@ def _notes(destination: Destination) -> list[str]:
 
 def compress(destination: Destination, index: ArchiveFile) -> ArchiveFile:
     """
-    Make the compressed form of an index that is staged, and keep it staged instead.
+    Compress a staged index, and stage the result instead.
 
     Raises:
-        MirrorError: the disk takes no more.
+        MirrorError: the disk is full.
     """
     import zstandard
 
@@ -200,7 +201,7 @@ def _write(fd: int, data: bytes, at: int, hasher: object) -> int:
 
 
 def _note(destination: Destination, index: ArchiveFile, kept: ArchiveFile) -> None:
-    """Keep two lines an index: that of the one that is still to be seen counts until the next is."""
+    """Keep two lines for each index: that of the published one counts until the next one is published."""
     lines = _notes(destination)
     others = [line for line in lines if not line.endswith(f" {index.path}")]
     last = [line for line in lines if line.endswith(f" {index.path}")][-1:]
@@ -216,29 +217,29 @@ def _note(destination: Destination, index: ArchiveFile, kept: ArchiveFile) -> No
     os.replace(path + ".new", path)
 
 
-# Indexes, staged: as the archive packs them, or unpacked, brought up to date by patches.
+# Staged indexes: as the archive packs them, or unpacked, brought up to date by patches.
 #
-# **Why two forms.** A release file tells the hash of each packed form, and packing anew gives other bytes.
-# So whoever publishes an index packed has to fetch it packed, and patches save him nothing. What the release
-# file also tells is the hash of the index unpacked: kept like this, patches are enough, and the index that
-# was published last is what they are for, so that nothing is kept besides. The same index compressed here
-# (``compressed``) takes less room, for programs that read it; no release file names it, so apt does not.
+# **Why two forms.** A release file has the hash of each packed form, and compressing again gives other
+# bytes. So packed indexes must be fetched packed, and patches save nothing. The release file also has the
+# hash of the unpacked index: if that is kept, patches suffice; they apply to the published index, so no
+# other copy is needed. The same index compressed here takes less space, for programs that read it; no
+# release file names it, so apt does not.
 #
-# **What proves it.** Each patch is proven by its hash before it is unpacked, and what comes out by the hash
+# **Verification.** Each patch is verified by its hash before it is decompressed, and the result by the hash
 # in the release file, which proves index, patches, and their order. If there is no chain of patches, if it
-# costs more bytes than the packed index, or if anything of it is wrong, the packed index is fetched.
+# has more bytes than the packed index, or if anything is wrong, the packed index is fetched.
 
 
 class Unpacked(NamedTuple):
     """
-    An index that is to be there unpacked.
+    An index that is wanted unpacked.
 
     Attributes:
-        target: what is wanted.
-        packed: in which forms it can be fetched, the best first.
+        target: the unpacked file.
+        packed: the forms in which it can be fetched, the best first.
         patches: the ``Index`` of its patches, if it has any.
-        have: where an older one is, below the destination, and what is in it, unpacked.
-        compressed: it is kept compressed; see ``compressed``.
+        have: where an older one is, below the destination, and the unpacked file in it.
+        compressed: whether it is kept compressed.
     """
 
     target: ArchiveFile
@@ -250,7 +251,7 @@ class Unpacked(NamedTuple):
 
 class Updated:
     """
-    What has become of them.
+    The outcome of ``update``.
 
     Attributes:
         fetched_bytes: of patches, their lists, and packed indexes.
@@ -265,7 +266,7 @@ _BY_HASH = {"sha256": "SHA256", "sha512": "SHA512"}
 
 
 def by_hash(path: str, algorithm: str, digest: bytes) -> str | None:
-    """Return where archives that have indexes by hash have this one, by this hash."""
+    """Return the path of an index by this hash, in archives that have such paths."""
     kind = _BY_HASH.get(algorithm)
     return None if kind is None else join(dirname(path), "by-hash", kind, digest.hex())
 
@@ -274,13 +275,13 @@ async def update(
     mirror: ArchiveMirror, wants: Sequence[Unpacked], patches_are_kept: bool = False
 ) -> Updated:
     """
-    Have these unpacked, where nobody sees them.
+    Stage these indexes unpacked.
 
     Args:
-        patches_are_kept: patches may be seen as soon as they are there.
+        patches_are_kept: whether patches are published, as soon as they arrive.
 
     Raises:
-        MirrorError: one can be had in no way.
+        MirrorError: one cannot be fetched in any form.
     """
     done = Updated()
     missing = await mirror.run(_missing, mirror, wants)
@@ -312,7 +313,9 @@ def _missing(mirror: ArchiveMirror, wants: Sequence[Unpacked]) -> list[Unpacked]
 
 
 def kept_as(mirror: ArchiveMirror, want: Unpacked) -> ArchiveFile | None:
-    """In the thread: return the file that an index is kept as, staged or seen; None: it is not there."""
+    """
+    Return the file that an index is kept as, staged or published; None if it does not exist. In the thread.
+    """
     destination = mirror.destination
     if want.compressed:
         return find(destination, want.target)
@@ -328,7 +331,7 @@ Chain = tuple[Unpacked, tuple[PatchStep, ...]]
 
 
 async def _chains(mirror: ArchiveMirror, wants: Sequence[Unpacked], done: Updated) -> list[Chain]:
-    """Fetch the lists of patches, all at once; return what can be patched, and by which."""
+    """Fetch the lists of patches, all at once; return the indexes that can be patched, with their patches."""
     able = [want for want in wants if _may_pay(want)]
     lists = [want.patches for want in able if want.patches is not None]
     got = await stage_indexes(mirror, lists)
@@ -341,7 +344,7 @@ def _full_bytes(want: Unpacked) -> int:
 
 
 def _may_pay(want: Unpacked) -> bool:
-    """Whether it is worth it to look at the list of patches, before anything is known of them."""
+    """Return whether the list of patches may be worth fetching."""
     patches = want.patches
     if want.have is None or patches is None or patches.size is None:
         return False
@@ -371,7 +374,7 @@ def _choose(mirror: ArchiveMirror, wants: Sequence[Unpacked]) -> list[Chain]:
 
 
 def _apply(mirror: ArchiveMirror, want: Unpacked, chain: Sequence[PatchStep]) -> bool:
-    """In the thread: patch one index; returns whether that gave what is wanted."""
+    """Patch one index; returns whether the result is right. In the thread."""
     assert want.have is not None
     destination = mirror.destination
     index = f"{destination.path}/{want.have[0]}"
@@ -391,7 +394,7 @@ def _apply(mirror: ArchiveMirror, want: Unpacked, chain: Sequence[PatchStep]) ->
 
 
 def _unpack(mirror: ArchiveMirror, want: Unpacked, form: ArchiveFile) -> None:
-    """In the thread: unpack what was fetched, unless it is the unpacked index itself."""
+    """Decompress the fetched form, unless it is the unpacked index itself. In the thread."""
     if form.path != want.target.path:
         packed = mirror.destination.staged_path(form.path)
         mirror.destination.make(

@@ -1,4 +1,4 @@
-"""Format of ``mirror list``: what is wanted, a line a file."""
+"""The format of ``mirror list``: one wanted file per line."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
     import re
     from typing import IO
 
-#     hash in hex, blanks, size in bytes, blanks, path
+#     hash in hex, spaces, size in bytes, spaces, path
 #
-# The path is last, relative to each URL and to the destination, and may hold blanks. Empty lines, and lines
-# that begin with ``#``, say nothing. The hash is SHA-256, or by its length SHA-384 or SHA-512.
+# The path is last, relative to each URL and to the destination, and may have spaces. Empty lines, and lines
+# that begin with ``#``, are skipped. The hash is SHA-256, or by its length SHA-384 or SHA-512.
 
 MAX_LINE_BYTES = 4096
 _PLAIN_LINE = (
     rb"([0-9A-Fa-f]{64})[ \t]+([0-9]{1,12})[ \t]+"
     rb"((?:[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*/){0,30}[A-Za-z0-9_+~][A-Za-z0-9._+~:=-]*)\r?\n?"
 )
-"""What nearly all lines are; their paths need no closer look, unless they are long."""
+"""Nearly all lines match this; their paths need no further checks except for their length."""
 
 _LINE = r"([0-9A-Fa-f]{64,128})[ \t]+([0-9]{1,16})[ \t]+(\S.*)"
 
 
 def read_list(lines: Iterable[bytes], name: str) -> Iterator[ArchiveFile]:
     """
-    Yield what the lines of a list name.
+    Yield the files in a list.
 
     Args:
         lines: each at most ``MAX_LINE_BYTES`` long, with or without its end.
         name: of the list, for errors.
 
     Raises:
-        BadEntry: a line is none of those above, or names a path that is refused.
+        BadEntry: a line is invalid, or has a refused path.
     """
     plain_line, any_line = _patterns()
     for number, line in enumerate(lines, 1):
@@ -72,7 +72,7 @@ def read_list(lines: Iterable[bytes], name: str) -> Iterator[ArchiveFile]:
 
 @lru_cache(maxsize=1)
 def _patterns() -> tuple[re.Pattern[bytes], re.Pattern[str]]:
-    import re  # which takes four milliseconds with these, and not all who look need it
+    import re  # which takes four milliseconds with these, and is not always needed
 
     return re.compile(_PLAIN_LINE), re.compile(_LINE)
 
@@ -87,11 +87,11 @@ def list_line(entry: ArchiveFile) -> bytes:
 
 
 def lines_of(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of an open file; one that is too long comes in parts that are."""
+    """Yield the lines of an open file; a line that is too long comes in parts that are too long."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         yield line
 
 
 def lines_in(text: bytes) -> list[bytes]:
-    """Return the lines of some text, each with its end, but for a last one that has none."""
-    return BytesIO(text).readlines()  # splitlines would take a carriage return for an end, too
+    """Return the lines of a text, each with its end, except a last one without an end."""
+    return BytesIO(text).readlines()  # splitlines would also split at a carriage return

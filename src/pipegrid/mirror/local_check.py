@@ -1,5 +1,5 @@
 """
-What is there already: known to be right, hashed now, or left by a run that was killed.
+Finds files that already exist: recorded as right, hashed now, or left by an interrupted run.
 
 Synchronous, for the thread that has the destination.
 """
@@ -21,25 +21,25 @@ from pipegrid.mirror.archive_file import (
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.scheduler import Report
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from random import Random
 
 _NOT_GIVEN_BACK = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
-"""How disks and file systems say that what was written is lost."""
+"""Errors by which disks and file systems report that written data is lost."""
 
 MirrorEntry = ArchiveFile | tuple[str, int | None, Mapping[str, bytes | str]]
-"""A file that the mirror is to hold: path, size in bytes, hashes by name."""
+"""A file that the mirror should have: path, size in bytes, hashes by name."""
 
 
 class VerifyPolicy:
     """
-    What is hashed again though it is known to be right.
+    Decides which files are hashed again although they are recorded as right.
 
     Args:
-        paranoid: all of it.
-        sample: such a share, 0.0 to 1.0.
-        drawn: draws it; None: by chance.
+        paranoid: all of them.
+        sample: this share of them, 0.0 to 1.0.
+        drawn: draws the sample; None: at random.
     """
 
     def __init__(
@@ -48,18 +48,18 @@ class VerifyPolicy:
         self._paranoid = paranoid
         self._sample = sample
         if sample > 0 and drawn is None:
-            from random import Random  # which few need here
+            from random import Random  # few callers need it
 
             drawn = Random()
         self._drawn = drawn
 
     @property
     def is_none(self) -> bool:
-        """Whether all that is known to be right is left as it is."""
+        """Whether no recorded file is hashed again."""
         return not self._paranoid and self._drawn is None
 
     def next(self) -> bool:
-        """Return whether the next file is doubted."""
+        """Return whether to hash the next file."""
         if self._paranoid or self._drawn is None:
             return self._paranoid
         return self._drawn.random() < self._sample
@@ -70,8 +70,8 @@ def checked(files: Iterable[MirrorEntry]) -> Iterator[ArchiveFile]:
     Yield each entry once.
 
     Raises:
-        BadEntry: one makes no sense, or names a path once more with another hash.
-        UsageError: one is none.
+        BadEntry: one is invalid, or repeats a path with another hash.
+        UsageError: one is of the wrong kind.
     """
     seen: dict[str, bytes] = {}
     for entry in files:
@@ -87,13 +87,13 @@ def checked(files: Iterable[MirrorEntry]) -> Iterator[ArchiveFile]:
 
 
 def _given(entry: tuple[str, int | None, Mapping[str, bytes | str]]) -> ArchiveFile:
-    """Return what a caller's own list names."""
+    """Return an entry of a caller's own list, checked."""
     if isinstance(entry, (tuple, list)) and len(entry) == 3:
         path, size, hashes = entry
         sized = size is None or (isinstance(size, int) and not isinstance(size, bool))
         if isinstance(path, str) and sized and isinstance(hashes, Mapping):
             return wanted(path, size, hashes)
-    from pipegrid.arguments import shown  # with ``typing``
+    from pipegrid.arguments import shown  # which loads ``typing``
 
     raise UsageError(
         "a file of a mirror is a path as text, a size in bytes and a dict of hashes by name, "
@@ -103,10 +103,10 @@ def _given(entry: tuple[str, int | None, Mapping[str, bytes | str]]) -> ArchiveF
 
 class LocalCheck:
     """
-    Finds what is missing, and counts.
+    Finds the missing files, and counts.
 
     Args:
-        takes_up: what an earlier run left gets its name if it is whole; else it is only looked at.
+        takes_up: whether complete files of an interrupted run are published; else they are only counted.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class LocalCheck:
         self._leftovers = destination.leftovers()
 
     def missing(self, chunk: list[ArchiveFile]) -> list[ArchiveFile]:
-        """Return what is not there, or not right, and can be kept."""
+        """Return the files that do not exist, or are wrong, and can be kept."""
         doubt, leftovers = self._doubt, self._leftovers
         report = self._report
         missing = []
@@ -150,7 +150,7 @@ class LocalCheck:
                 report.present_bytes += size
             else:
                 missing.append(each)
-        # As of what is fetched, before indexes that name it are seen.
+        # Like fetched files, before indexes that name them are published.
         self._destination.sync_names(named)
         return missing
 
@@ -160,7 +160,7 @@ class LocalCheck:
         except MirrorError as error:
             why = error.__cause__
             if isinstance(why, OSError) and why.errno in _NOT_GIVEN_BACK:
-                return False  # what is fetched takes its place
+                return False  # the fetched file replaces it
             raise
 
     def _take_up(self, name: str, each: ArchiveFile) -> bool:
@@ -177,7 +177,7 @@ class LocalCheck:
             raise destination.error(error, "hold the files") from error
 
     def drop_leftovers(self) -> None:
-        """Remove the files that an earlier run left and that were not taken up."""
+        """Remove the files of an interrupted run that were not used."""
         for name in self._leftovers.values():
             self._destination.discard(name)
         self._leftovers.clear()

@@ -1,6 +1,4 @@
-"""
-What a mirror should hold: all that its last complete run wanted.
-"""
+"""The manifest of a mirror: the files that its last complete run wanted."""
 
 from __future__ import annotations
 
@@ -12,19 +10,19 @@ from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.list_format import MAX_LINE_BYTES, lines_of, list_line, read_list
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import BinaryIO
 
 WORTHWHILE_BYTES = 64 << 10
-"""Of a manifest, some 500 files: to look at fewer takes no longer than to begin a process."""
+"""Of a manifest, some 500 files: to check fewer takes no longer than to start a process."""
 
 PIECE_BYTES = 32 << 10
 """Some 250 files."""
 
 
 def write_manifest(destination: Destination, entries: Iterable[ArchiveFile]) -> None:
-    """Note what the last complete run wanted, in the form of ``lists``; whole, or as it was."""
+    """Record the files of a complete run, in the format of ``list_format``; atomically."""
     for _ in noting(destination, entries):
         pass
     keep_manifest(destination)
@@ -34,10 +32,10 @@ def noting(
     destination: Destination, entries: Iterable[ArchiveFile], further: Iterable[ArchiveFile] = ()
 ) -> Iterator[ArchiveFile]:
     """
-    Yield entries, and write down on the way what ``keep_manifest`` makes the manifest.
+    Yield entries, and write the manifest meanwhile, which takes effect with ``keep_manifest``.
 
     Args:
-        further: is written down, too, and not yielded.
+        further: is written as well, and not yielded.
     """
     try:
         with open(_new(destination), "wb", opener=_open_own) as file:
@@ -46,30 +44,30 @@ def noting(
                 file.write(list_line(each))
                 yield each
     except OSError as error:
-        raise destination.error(error, "record what it holds") from error
+        raise destination.error(error, "record its files") from error
 
 
 def add_to_manifest(destination: Destination, entries: Iterable[ArchiveFile]) -> None:
-    """Write down more of what ``keep_manifest`` makes the manifest."""
+    """Add entries to the manifest of the current run."""
     try:
         with open(_new(destination), "ab", opener=_open_own) as file:
             file.writelines(list_line(each) for each in entries)
     except OSError as error:
-        raise destination.error(error, "record what it holds") from error
+        raise destination.error(error, "record its files") from error
 
 
 def begin_manifest(destination: Destination) -> None:
-    """Note that a run has begun that will give files their names, whatever they will be."""
+    """Record that a run has begun to publish files."""
     try:
         with open(_new(destination), "ab", opener=_open_own):
             pass
     except OSError as error:
-        raise destination.error(error, "record what it holds") from error
+        raise destination.error(error, "record its files") from error
 
 
 def check_complete(path: str) -> None:
     """
-    Look without leaving anything behind.
+    Check the manifest of a mirror without changing anything.
 
     Raises:
         MirrorError: no run to this directory was complete.
@@ -82,10 +80,10 @@ def keep_manifest(
     destination: Destination, replaced: Mapping[str, ArchiveFile] | None = None
 ) -> None:
     """
-    What was noted is what the last complete run wanted.
+    Make the new manifest that of the last complete run.
 
     Args:
-        replaced: by path, what is there in place of what was noted.
+        replaced: by path, the existing file if it differs from the manifest.
     """
     try:
         if replaced:
@@ -94,7 +92,7 @@ def keep_manifest(
             os.fsync(file.fileno())
         os.replace(_new(destination), destination.manifest)
     except OSError as error:
-        raise destination.error(error, "record what it holds") from error
+        raise destination.error(error, "record its files") from error
 
 
 def _replace(path: str, replaced: Mapping[str, ArchiveFile]) -> None:
@@ -105,12 +103,12 @@ def _replace(path: str, replaced: Mapping[str, ArchiveFile]) -> None:
 
 
 ManifestPart = tuple[int, int]
-"""From which byte of the manifest, and up to which; both where lines begin."""
+"""The first byte of a part of the manifest, and the end; both at the beginning of a line."""
 
 
 def parts_of_manifest(destination: Destination, count: int) -> list[ManifestPart]:
     """
-    Return at most so many parts of the manifest, each worth a process, of about as many bytes.
+    Return at most ``count`` parts of the manifest, of about equal size and each worth a process.
 
     Raises:
         MirrorError: there is none.
@@ -121,14 +119,14 @@ def parts_of_manifest(destination: Destination, count: int) -> list[ManifestPart
         bounds = [0]
         for number in range(1, count):
             file.seek(size * number // count)
-            file.readline(MAX_LINE_BYTES + 1)  # a longer one is refused by whoever reads it
+            file.readline(MAX_LINE_BYTES + 1)  # the reader of the part refuses a longer one
             bounds.append(min(file.tell(), size))
     return list(zip(bounds, [*bounds[1:], size], strict=True))
 
 
 def read_manifest(destination: Destination) -> Iterator[ArchiveFile]:
     """
-    Yield what the last complete run wanted.
+    Yield the files that the last complete run wanted.
 
     Raises:
         MirrorError: there was none.
@@ -138,7 +136,7 @@ def read_manifest(destination: Destination) -> Iterator[ArchiveFile]:
 
 
 def read_pieces(destination: Destination, part: ManifestPart) -> Iterator[bytes]:
-    """Yield a part of the manifest, some hundred whole lines at once; one that is too long may be cut."""
+    """Yield a part of the manifest, some hundred whole lines at a time; one that is too long may be split."""
     with _open(destination) as file:
         file.seek(part[0])
         while (left := part[1] - file.tell()) > 0:
@@ -160,9 +158,9 @@ def _new(destination: Destination) -> str:
 
 
 def _open_own(path: str, flags: int) -> int:
-    """Open a file of the mirror's own; a link in its place leads nowhere."""
+    """Open a file of the mirror's own without following links."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _incomplete(path: str) -> MirrorError:
-    return MirrorError(f"{path} does not say what it should hold: no run to it was complete yet")
+    return MirrorError(f"{path} has no list of its files: no run to it was complete yet")

@@ -52,19 +52,19 @@ from pipegrid.mirror.verify import verify
 from pipegrid.reactor.deferreds import gather, start_cancellable
 from pipegrid.reactor.workers import CpuWorkers, Workers
 
-# Small files whose hash nobody knows beforehand: the release files with which everything begins.
+# Small files with unknown hashes: the release files with which a run begins.
 
 TIMEOUT_S = 20.0
 MOST_S = 300.0
-"""For all that is asked for at once, however it comes: who drips is left for the next mirror."""
+"""The time limit for all files of a request: a mirror that sends slowly is left for the next one."""
 
 PAUSES_S = (1.0, 5.0)
-"""After which a mirror is asked again that has too much to do, if it does not ask for more."""
+"""The pauses before an overloaded mirror is asked again, unless it demands longer ones."""
 
 
 class SmallFiles:
     """
-    Asks one mirror; to be closed.
+    Fetches small files from one mirror; to be closed.
 
     Args:
         serial: one request after the other.
@@ -85,7 +85,7 @@ class SmallFiles:
         self._pools: dict[str, HostPool] = {}
 
     def _pool(self, address: Address) -> HostPool:
-        """Return the one for a host: the mirror's own, or one that it redirects to."""
+        """Return the pool for a host: the mirror's own, or one that it redirects to."""
         pool = self._pools.get(address.origin)
         if pool is None:
             pool = self._pools[address.origin] = HostPool(
@@ -99,10 +99,10 @@ class SmallFiles:
 
     async def fetch(self, path: str, most_bytes: int) -> bytes | str:
         """
-        Return a file, or in words what the mirror answers in its place.
+        Return a file, or a sentence about the mirror's other response.
 
         Raises:
-            MirrorError: it cannot be asked, or the file is longer than that.
+            MirrorError: the mirror does not respond, or the file is too long.
         """
         route = self._routes.first(path)
         while True:
@@ -143,12 +143,10 @@ class SmallFiles:
 
     async def fetch_all(self, asked: Sequence[tuple[str, int]]) -> SmallAnswers:
         """
-        Return of some files, each with the most bytes that it may have, those that the mirror gives.
+        Return those of some files that the mirror gives; each with its limit in bytes.
 
-        What else it answers is told as well: many refuse what they do not have with another status than 404,
-        and not all that is asked for has to be there.
-
-        All are asked for at once, and the connection is ended then.
+        Refusals are in the result too: many mirrors refuse missing files with a status other than 404, and
+        some files may be missing. All are requested at once, and then the connection is closed.
 
         Raises:
             MirrorError: as ``fetch``.
@@ -171,13 +169,13 @@ class SmallFiles:
             else:
                 found[path] = data
         if not self._serial and not all(may_be(path, data) for path, data in found.items()):
-            # No hash tells whether pipelined answers were mixed up.
+            # No hash would reveal confused pipelined responses.
             again = SmallFiles(self._clock, self._address, self._connector, serial=True)
             return await again.fetch_all(asked)
         return found
 
     async def close(self) -> None:
-        """Close the connections to the mirror, and wait until they are gone."""
+        """Close the connections to the mirror, and wait until they are closed."""
         for pool in self._pools.values():
             await pool.close()
 
@@ -190,7 +188,7 @@ class TlsPolicy:
         self._tls = tls
 
     def creatorForNetloc(self, hostname: bytes, port: int) -> Any:
-        """Return what makes connections to a host; see ``IPolicyForHTTPS``."""
+        """Return the TLS options for a host; see ``IPolicyForHTTPS``."""
         host = hostname.decode("ascii")
         tls = self._tls
         options: dict[str, Any] = {}
@@ -213,9 +211,9 @@ def _certificates(data: bytes) -> list[Certificate]:
 
 # ``Mirror``: brings a directory up to date from several mirrors at once.
 #
-# The way of a file: list or index -> ``ArchiveFile`` -> is it there already? (a thread) -> ``Scheduler`` -> a
-# ``Source``'s connection -> ``Sink`` (hash, disk, name; the same thread). What happens is told to the plan,
-# and the sources ask it what to do next.
+# The path of a file: list or index -> ``ArchiveFile`` -> does it exist already? (in a thread) ->
+# ``Scheduler`` -> a connection of a ``MirrorSource`` -> ``ArchiveSink`` (hash, disk, name; in the same
+# thread). Events are reported to the scheduler, which decides the next requests.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -227,22 +225,23 @@ class Mirror:
 
     Args:
         urls: of the mirrors; files are below them.
-        destination: a path, made if it is not there; locked until ``close``. One that is open is closed then.
-        durability: as of storage servers (``disk.commit``).
+        destination: a path, made if it does not exist; locked until ``close``. An open one is closed then.
+        durability: as for storage servers (``disk.commit``).
         connections: to each mirror at most.
         endpoints: how to connect; None: TCP, and TLS with the platform's authorities.
-        paranoid: hash what is there, whatever is known of it.
-        sample: hash this share of what is there, drawn at random; 0.0 to 1.0.
+        paranoid: hash existing files even if they are recorded as right.
+        sample: hash this share of the existing files, drawn at random; 0.0 to 1.0.
         limit_bytes_per_s: from all mirrors together; None: no limit.
-        progress: called a few times a second with the report as it stands; what it raises ends the run.
+        progress: called a few times a second with the current report; an exception that it raises ends the
+            run.
         dry_run: count what would be fetched, fetch nothing, and change nothing.
-        seed: of what is drawn for the sample.
+        seed: for drawing the sample.
         workers: where the disk is written, one job after the other; None: a thread of its own.
         environment: names proxies (``http11.proxy_settings``); None: there are none.
-        access: how hosts are asked, and with which credentials, in place of ``environment``.
+        access: how hosts are asked, and with which credentials; replaces ``environment``.
 
     Raises:
-        UsageError: a URL or a number makes no sense.
+        UsageError: a URL or a number is invalid.
         MirrorError: the destination cannot be used, or another process mirrors to it.
     """
 
@@ -284,14 +283,14 @@ class Mirror:
         self._limit = limit_bytes_per_s
         self._progress = progress
         self._dry_run = dry_run
-        # What is asked otherwise than plainly, needs the reactor from the beginning.
+        # Options that only the reactor supports.
         self._sprints = endpoints is None and self._limit is None and can_sprint(self._addresses)
         self._running: TwistedDriver | None = None
         self._under_way: set[Deferred[Report]] = set()
         self._closed = False
 
     def is_stopped(self) -> bool:
-        """Return whether it is closed, in whichever thread."""
+        """Return whether it is closed; from any thread."""
         return self._closed
 
     @property
@@ -300,11 +299,11 @@ class Mirror:
         return len(self._addresses)
 
     def url(self, number: int) -> str:
-        """Return that of a mirror."""
+        """Return the URL of a mirror."""
         return self._addresses[number].url
 
     def small_files(self, number: int) -> SmallFiles:
-        """Return what asks one mirror for files whose hash is not known; to be closed."""
+        """Return a fetcher from one mirror, for files with unknown hashes; to be closed."""
         return SmallFiles(self._reactor, self._addresses[number], self._connector)
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
@@ -317,20 +316,20 @@ class Mirror:
         self, files: Iterable[MirrorEntry], *, staged: bool = False, always: bool = False
     ) -> Deferred[Report]:
         """
-        Fetch what is not there, or not right; fires when all is there or has failed.
+        Fetch files that do not exist or are wrong; fires when all are present or have failed.
 
         Args:
             files: read while the first of them are being fetched, in the reactor's thread or that of the
                 destination.
-            staged: they are not to be seen before ``release``; for indexes, which come last.
+            staged: keep them unpublished until ``release``; for indexes, which come last.
             always: even if this is a dry run.
 
-        Cancelling it ends all connections; what has come is kept for the next run.
+        Cancelling it closes all connections; received files are kept for the next run.
 
         Raises (through the Deferred):
-            BadEntry: an entry is not one that a mirror can hold; nothing of it or behind it is fetched.
-            MirrorError: the destination can take nothing any more.
-            UsageError: it is going on already, or the mirror is closed, or these are no files.
+            BadEntry: an entry is refused; it and the following ones are not fetched.
+            MirrorError: the destination accepts nothing any more.
+            UsageError: a run is in progress, the mirror is closed, or these are not files.
         """
         dry_run = self._dry_run and not always
         work = MirrorRun(
@@ -344,7 +343,7 @@ class Mirror:
         return self._start(self._sync(work, files, dry_run))
 
     def finish(self, work: MirrorRun) -> Deferred[Report]:
-        """Bring to its end what a sprint has begun, and did not finish; as ``sync``."""
+        """Complete a run that the epoll driver has begun; as ``sync``."""
         return self._start(self._sync(work, (), False))
 
     def _start(self, work: Coroutine[Any, Any, Report]) -> Deferred[Report]:
@@ -360,7 +359,7 @@ class Mirror:
     async def _sync(self, work: MirrorRun, files: Iterable[MirrorEntry], dry_run: bool) -> Report:
         if self._closed:
             raise _closed()
-        check_kind(files, Iterable, "what a mirror holds", "a list of paths, sizes and hashes")
+        check_kind(files, Iterable, "files", "a list of paths, sizes and hashes")
         if self._running is not None:
             raise UsageError("this mirror is being brought up to date already; wait for that")
         if not self._addresses:
@@ -380,10 +379,10 @@ class Mirror:
 
     def verify(self) -> Deferred[Report]:
         """
-        Look whether all that the last complete run wanted is there and right; asks nobody.
+        Check that all files of the last complete run exist and are right; makes no request.
 
-        Files that are known to be good cost a look each, unless the mirror is ``paranoid`` or draws them as a
-        ``sample``. The report's ``failed`` names what is missing or wrong.
+        Files that are recorded as right take little time, unless the mirror is ``paranoid`` or draws them
+        as a ``sample``. The report's ``failed`` names the missing and wrong files.
 
         Raises (through the Deferred):
             MirrorError: no run to this destination was complete.
@@ -404,21 +403,21 @@ class Mirror:
         )
 
     def complete(self, entries: Iterable[ArchiveFile]) -> Deferred[None]:
-        """Note that this is what the destination holds; see ``verify`` and ``delete_others``."""
+        """Record that these are the files of the destination; see ``verify`` and ``delete_others``."""
         return self.run(write_manifest, self._destination, entries)
 
     def delete_others(self, paths: Iterable[str], dry_run: bool = False) -> Deferred[list[str]]:
         """
-        Remove all files but those of these paths; fires with what was removed.
+        Remove all files but these paths; fires with the removed paths.
 
         Args:
-            dry_run: only tell.
+            dry_run: only report.
         """
         return self.run(self._destination.delete_others, paths, dry_run)
 
     @property
     def destination(self) -> Destination:
-        """Where it is kept; to be used in its thread only, see ``run``."""
+        """The destination; only for its thread, see ``run``."""
         return self._destination
 
     def _connector(self, address: Address) -> Callable[[], Any]:
@@ -443,7 +442,7 @@ class Mirror:
         )
 
     def close(self) -> Deferred[None]:
-        """Cancel what is under way, and let go of the destination; fires when nothing is written any more."""
+        """Cancel the current run, and close the destination; fires when nothing is written any more."""
         self._closed = True
         for running in list(self._under_way):
             running.cancel()
@@ -465,16 +464,16 @@ def _check(
     sample: object,
     limit_bytes_per_s: object,
 ) -> None:
-    """Raise UsageError unless a mirror can be made so."""
+    """Raise UsageError for invalid arguments of a mirror."""
     if not isinstance(urls, Sequence) or isinstance(urls, (str, bytes)):
         raise UsageError(f"mirrors are named by a list of URLs, not {shown(urls)}")
     for url in urls:
         check_kind(url, str, "the URL of a mirror", "text")
-    check_kind(destination, (str, os.PathLike, Destination), "where a mirror is kept", "a path")
+    check_kind(destination, (str, os.PathLike, Destination), "destination", "a path")
     if durability not in get_args(Policy):
         known = ", ".join(map(repr, get_args(Policy)))
         raise UsageError(f"durability is one of {known}, not {shown(durability)}")
-    check_whole(connections, "the number of connections")
+    check_whole(connections, "connections")
     if not 1 <= connections <= 64:
         raise UsageError(f"{connections} connections are not possible; give 1 to 64")
     check_kind(sample, (int, float), "a sample", "a share from 0 to 1")
@@ -483,7 +482,9 @@ def _check(
     if limit_bytes_per_s is not None:
         check_kind(limit_bytes_per_s, (int, float), "a limit", "a number of bytes a second")
         if not limit_bytes_per_s > 0:  # type: ignore[operator]
-            raise UsageError(f"a limit of {limit_bytes_per_s} bytes a second lets nothing pass")
+            raise UsageError(
+                f"a limit of {limit_bytes_per_s} bytes per second is not possible; give more than 0"
+            )
 
 
 def _closed() -> UsageError:

@@ -1,4 +1,4 @@
-"""Where a mirror is, and where and how each of its files is requested (pure)."""
+"""The addresses of mirrors, and where and how each file is requested (pure)."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _SAFE = "/~+:@!$&'()*,;="
 if TYPE_CHECKING:
 
     class LearntRedirects(Protocol):
-        """What was learnt from the redirects of a run; see ``redirects.RedirectTable``."""
+        """What the redirects of a run have shown; see ``redirects.RedirectTable``."""
 
         def follow(self, route: FileRoute, locations: Sequence[bytes]) -> FileRoute:
-            """Return where a redirect leads to. Raises: RedirectRefused: it is not followed."""
+            """Return where a redirect leads. Raises: RedirectRefused: it is not followed."""
 
         def route_of(self, url: str) -> FileRoute | None:
-            """Return where a URL is expected; None: nothing was learnt."""
+            """Return where a URL is expected; None if nothing is known."""
 
         def served(self, url: str) -> None:
-            """A host has served this itself."""
+            """A host has served this URL itself."""
 
         def forget(self, rule: str) -> None:
-            """A rule was wrong; neither it nor one that says more is made again."""
+            """A rule was wrong: drop it, and do not make it or a more general one again."""
 
         def forget_host(self, address: Address) -> None:
-            """A host gives nothing: what was learnt leads there no more."""
+            """A host is given up: drop the rules that lead there."""
 
 
 _PORTS = {"http": 80, "https": 443}
@@ -49,15 +49,15 @@ _PORTS = {"http": 80, "https": 443}
 
 class HostAccess:
     """
-    How hosts are asked, those of the mirrors and those that they redirect to.
+    How hosts are asked: those of the mirrors, and those that they redirect to.
 
     Args:
         environment: names proxies.
-        credentials: returns the header line for a URL, or b""; None: nobody has any.
-        tls: authorities, and the certificate that is shown; None: the system's, and none.
+        credentials: returns the header line for a URL, or b""; None: there are none.
+        tls: authorities, and the client's certificate; None: the system's, and none.
 
     Attributes:
-        redirects: what was learnt from redirects; None: there was none.
+        redirects: what redirects have shown; None if there was none.
     """
 
     def __init__(
@@ -74,9 +74,10 @@ class HostAccess:
 
     def header_for(self, url: str) -> bytes:
         """
-        Return the header line with what is known for a URL, with its end; b"": nothing is.
+        Return the header line with the credentials for a URL, with its end; b"" without any.
 
-        The user of a mirror's URL is for all paths of its host, as with curl; entries of files may say more.
+        The user in a mirror's URL is for all paths of its host, as in curl; credential files may have more
+        specific ones.
         """
         if self._users:
             header = self._users.get(parse_url(url.partition("?")[0]).origin, b"")
@@ -86,24 +87,24 @@ class HostAccess:
 
     def address(self, url: str, asked: str | None = None) -> Address:
         """
-        Return where a URL is, and how it is asked, with the user of the URL or what is known of the host.
+        Return the address of a URL, with the user in the URL or the credentials of the host.
 
         Args:
-            asked: the URL for which credentials are looked up, if it is another than this one.
+            asked: the URL for which to look up credentials, if it differs.
 
         Raises:
             UsageError: as ``parse_url`` and ``through``.
         """
         header = b""
         if "@" in url:
-            from pipegrid.mirror.credentials import user_of  # which few need
+            from pipegrid.mirror.credentials import user_of  # few runs need it
 
             url, header = user_of(url)
             origin = parse_url(url).origin
             same = self._users.get(origin, header) == header
             self._users[origin] = (
                 header if same else b""
-            )  # with several users none is for all paths
+            )  # if there are several users, none is for all paths
         header = header or self.header_for(asked or url)
         address = through(parse_url(url), self._environment)
         return address.replaced(access=self, headers=address.headers + header)
@@ -111,13 +112,13 @@ class HostAccess:
 
 class Address(Value):
     """
-    Where a mirror is.
+    The address of a mirror.
 
     Attributes:
         prefix: of every request's target, ending in ``/``.
-        proxy: who is asked in its place.
-        headers: further lines of every request, each with its end. Not shown.
-        access: what all hosts of a run have in common.
+        proxy: which is asked instead.
+        headers: further lines of every request, each with its end. Not in ``repr``.
+        access: shared by all hosts of a run.
     """
 
     __slots__ = ("access", "headers", "host", "netloc", "port", "prefix", "proxy", "scheme", "url")
@@ -159,14 +160,14 @@ class Address(Value):
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port, in the simplest form: equal if the same connections serve."""
+        """Scheme, host and port, in the simplest form: equal if the same connections can be used."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
         return f"{self.scheme}://{host}{port}"
 
     @property
     def base_url(self) -> str:
-        """What stands before each path."""
+        """The part of the URL before each path."""
         path = self.prefix.decode("ascii")
         if path.startswith("http://"):
             path = path[path.index("/", len("http://")) :]
@@ -174,16 +175,18 @@ class Address(Value):
 
     @property
     def place(self) -> tuple[bytes, int]:
-        """Host and port, as they are looked up; text would be looked at for IDNA, with tables for that."""
+        """
+        Host and port for the lookup; as bytes, since text would be checked for IDNA, which loads tables.
+        """
         return self.host.encode("ascii"), self.port
 
 
 def parse_url(url: str) -> Address:
     """
-    Take a mirror's URL apart.
+    Parse a mirror's URL.
 
     Raises:
-        UsageError: it is none of http or https, has no host, or a user, a query, or a fragment.
+        UsageError: it is neither http nor https, has no host, or has a user, a query, or a fragment.
     """
     plain = plain_url(url)
     if plain is not None:
@@ -198,7 +201,7 @@ def _look_closely(url: str) -> Address:
     from urllib.parse import (
         quote,
         urlsplit,
-    )  # a millisecond and a half, which plain ones need not spend
+    )  # a millisecond and a half, which simple URLs do not need
 
     try:
         parts = urlsplit(url)
@@ -227,17 +230,16 @@ def _look_closely(url: str) -> Address:
 
 def through(address: Address, environment: Mapping[str, str]) -> Address:
     """
-    Return how a mirror is asked: by the proxy of the environment, if there is one for it.
+    Return the address through the environment's proxy, if there is one for it.
 
-    Of a mirror over http a proxy is asked for the whole URL; to one over https it makes a way, and sees
-    nothing.
+    For http the proxy gets the whole URL; for https it makes a tunnel, and sees nothing else.
 
     Raises:
-        UsageError: the environment names something else than a proxy.
+        UsageError: the environment names something other than a proxy.
     """
     if not any(name.lower().endswith("_proxy") for name in environment):
         return address
-    from pipegrid.http11.proxy_settings import proxy_for  # which few need
+    from pipegrid.http11.proxy_settings import proxy_for  # few runs need it
 
     proxy = proxy_for(address.scheme, address.host, address.port, environment)
     if proxy is None or address.scheme == "https":
@@ -248,9 +250,9 @@ def through(address: Address, environment: Mapping[str, str]) -> Address:
 
 def target_of(address: Address, path: str) -> bytes:
     """
-    Return what stands in a request for a path below a mirror.
+    Return the request target for a path below a mirror.
 
-    A plus sign is escaped, as apt and dnf do it: stores such as S3 take one that is not for a blank.
+    A plus sign is escaped, as in apt and dnf: stores such as S3 read an unescaped one as a space.
     """
     if _PLAIN_PATH.fullmatch(path) is None:
         from urllib.parse import quote
@@ -267,15 +269,15 @@ class RedirectRefused(Exception):
 
 class FileRoute(Value):
     """
-    Where one file is asked for.
+    Where one file is requested.
 
     Attributes:
         address: of the host.
-        target: what stands in the request line.
-        url: the whole of it.
+        target: in the request line.
+        url: the whole URL.
         hops: how many redirects led here.
-        rule: the prefix that was learnt and led here without a request; None: the host said so, or this is
-            the mirror's own URL.
+        rule: the learnt prefix that led here without a request; None if a redirect did, or if this is the
+            mirror's own URL.
     """
 
     __slots__ = ("address", "hops", "rule", "target", "url")
@@ -298,7 +300,7 @@ def own_route(address: Address, path: str) -> FileRoute:
 
 
 def small_request(address: Address, target: bytes) -> bytes:
-    """Return a request for a small file that everything begins with, and that no cache is to answer."""
+    """Return a request for a small file that a run begins with; caches must not answer it."""
     return (
         b"GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\nCache-Control: max-age=0\r\n%s\r\n"
         % (
@@ -311,7 +313,7 @@ def small_request(address: Address, target: bytes) -> bytes:
 
 
 def head_tail(address: Address) -> bytes:
-    """Return what stands behind the target in every request, with the empty line at its end."""
+    """Return the part of every request after the target, with the empty line at its end."""
     return (
         b" HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\nAccept-Encoding: identity\r\n%s\r\n"
         % (address.netloc, __version__.encode("ascii"), address.headers)

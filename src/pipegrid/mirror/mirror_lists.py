@@ -1,4 +1,4 @@
-"""Lists of mirrors: metalinks, mirror lists of dnf and apt; which mirrors are taken of them."""
+"""Lists of mirrors: metalinks, mirror lists of dnf and apt; and which of their mirrors are used."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from pipegrid.mirror.credentials import TlsFiles
 
-# A list is small, and comes before anything else: it is fetched by the standard library, at once, with the
-# proxies of the environment. What it says is checked here; each mirror of it is used like one of ``--from``.
+# A list is small, and precedes everything else: the standard library fetches it, with the environment's
+# proxies. Its content is checked here; each of its mirrors is used like one of ``--from``.
 
 MAX_LIST_BYTES = 4 << 20
 MAX_LINES = 10_000
@@ -41,10 +41,10 @@ _LOWEST = 1 << 30
 
 class Metalink(NamedTuple):
     """
-    What a metalink says of one repository.
+    A metalink's data about one repository.
 
     Attributes:
-        urls: of the mirrors that are taken, the best first; what ``repodata`` is below.
+        urls: of the selected mirrors, the best first; they are the parents of ``repodata``.
         versions: of ``repomd.xml``, the newest first; each by its hashes (lower-case hex) by algorithm.
     """
 
@@ -52,7 +52,7 @@ class Metalink(NamedTuple):
     versions: list[dict[str, str]]
 
     def names(self, data: bytes) -> bool:
-        """Whether this is one of the versions: all its hashes fit."""
+        """Return whether all hashes of one of the versions match this."""
         return any(
             all(new_hash(name, data).hexdigest() == digest for name, digest in version.items())
             for version in self.versions
@@ -61,10 +61,10 @@ class Metalink(NamedTuple):
 
 def read_metalink(data: bytes, name: str) -> Metalink:
     """
-    Read a metalink (version 3, as MirrorManager writes it).
+    Parse a metalink (version 3, as MirrorManager writes it).
 
     Raises:
-        BadEntry: it is none, or names no mirror or no hash that can be used.
+        BadEntry: it is not one, or has no usable mirror or hash.
     """
     reader = _MetalinkReader()
     parser = XmlParser(reader, name)
@@ -120,13 +120,13 @@ class _MetalinkReader:
 
 def read_mirror_list(data: bytes, name: str) -> list[str]:
     """
-    Return the mirrors that are taken of a list, the best first.
+    Return the selected mirrors of a list, the best first.
 
-    A line has a URL, and behind a tab perhaps what apt reads there, of which ``priority:N`` counts: the lower
-    the better. Empty lines and those that begin with ``#`` say nothing.
+    A line has a URL, and optionally a tab and apt's fields, of which ``priority:N`` is used: the lower the
+    better. Empty lines and those that begin with ``#`` are skipped.
 
     Raises:
-        BadEntry: it names no mirror that can be used.
+        BadEntry: it has no usable mirror.
     """
     lines = data.decode("utf-8", "replace").splitlines()
     if len(lines) > MAX_LINES:
@@ -146,7 +146,7 @@ def read_mirror_list(data: bytes, name: str) -> list[str]:
 
 
 def _selected(ranked: list[tuple[int, str]], name: str) -> list[str]:
-    """Return the best that can be used: by rank, https before http, each once."""
+    """Return the best usable ones: by rank, https before http, each once."""
     ranked = sorted(ranked, key=lambda each: (each[0], not each[1].lower().startswith("https:")))
     found: dict[str, None] = {}
     for _, url in ranked:
@@ -166,7 +166,7 @@ def expanded(url: str, tls: TlsFiles | None = None) -> list[str]:
     Return the mirrors of a URL of ``--from``: itself, or those of a list, which apt calls ``mirror+file:``.
 
     Raises:
-        MirrorError: the list cannot be read. BadEntry: it names no mirror that can be used.
+        MirrorError: the list cannot be read. BadEntry: it has no usable mirror.
     """
     scheme, _, rest = url.partition(":")
     if scheme == "mirror+file":
@@ -188,10 +188,10 @@ def fetched_list(url: str, tls: TlsFiles | None = None) -> bytes:
     Fetch a metalink or a list of mirrors.
 
     Args:
-        tls: authorities, and the certificate that the host of the URL may see, and no other.
+        tls: authorities, and the client's certificate, for the host of the URL only.
 
     Raises:
-        UsageError: it is no URL of http or https. MirrorError: it cannot be had.
+        UsageError: it is not an http or https URL. MirrorError: it cannot be fetched.
     """
     import urllib.request
 
@@ -219,7 +219,7 @@ def fetched_list(url: str, tls: TlsFiles | None = None) -> bytes:
         raise MirrorError(
             f"{name}: the list of mirrors cannot be fetched ({code or reason})"
         ) from error
-    except Exception as error:  # what http.client makes of a server that speaks something else
+    except Exception as error:  # errors of http.client about a server of another protocol
         if isinstance(error, MirrorError):
             raise
         raise MirrorError(
@@ -229,7 +229,7 @@ def fetched_list(url: str, tls: TlsFiles | None = None) -> bytes:
 
 
 def _handlers(name: str, tls: TlsFiles | None) -> list[type[BaseHandler]]:
-    """Return what follows redirects of a list, and what makes its connections."""
+    """Return the handlers for redirects of a list, and for its connections."""
     import urllib.request
     from http.client import HTTPResponse, HTTPSConnection
     from urllib.parse import urlsplit

@@ -1,4 +1,4 @@
-"""State of one run; worker processes."""
+"""The state of one run, and its worker processes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from pipegrid.mirror.mirror_sockets import SocketCache
 
 
-# One bringing up to date, as far as it has come: what is wanted, what waits, what there is to tell.
+# The state of one run: what is wanted, what waits, and the report.
 #
-# It is begun by a sprint, where that can be, and brought to its end by ``mirror.Mirror``, if anything is
-# left.
+# The epoll driver begins it, where possible, and ``mirror.Mirror`` completes it, if anything remains.
 
 
 LOOKED_AT_ONCE = 256
@@ -39,12 +38,14 @@ LOOKED_AT_ONCE = 256
 
 class MirrorRun:
     """
+    One run of a mirror.
+
     Args:
-        staged, takes_up: as of ``local_check.LocalCheck``.
+        staged, takes_up: as in ``local_check.LocalCheck``.
 
     Attributes:
-        would_files, would_bytes: what would be fetched, if anything were; ``would_paths``: the first of it.
-        all_read: nothing more is wanted.
+        would_files, would_bytes: what would be fetched in a dry run; ``would_paths``: the first of it.
+        all_read: whether no more files are wanted.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class MirrorRun:
 
     @property
     def look(self) -> LocalCheck:
-        """What finds out what is missing. In the destination's thread."""
+        """The check for missing files. In the destination's thread."""
         if self._look is None:
             self._look = LocalCheck(
                 self.destination, self.report, self._doubt, self.staged, self._takes_up
@@ -92,11 +93,12 @@ class MirrorRun:
         ahead: SocketCache | None = None,
     ) -> bool:
         """
-        Fetch what can be fetched without ado, in this thread, which has the destination meanwhile.
+        Fetch what the epoll driver can fetch, in this thread, which has the destination meanwhile.
 
         Args:
-            jobs: processes that share it; for a process without other threads. All is read before they begin.
-            ahead: has begun to connect to some of the mirrors.
+            jobs: processes that share the work; for a process without other threads. The list is read to
+                its end before they start.
+            ahead: may have opened connections in advance.
 
         Returns:
             Whether that was all.
@@ -124,7 +126,7 @@ class MirrorRun:
                 tallies,
                 self._context(policy, max(1, connections // processes)),
                 stops,
-                told if own else lambda: None,  # other processes show nothing
+                told if own else lambda: None,  # other processes show no progress
                 ahead if own else None,
             ).run(entries)
 
@@ -152,8 +154,8 @@ class MirrorRun:
         run: Callable[..., None],
         stopped: Callable[[], bool],
     ) -> None:
-        """Read all, and have several processes fetch it, of which this is one."""
-        # which few need
+        """Read the whole list, and let several processes fetch it, of which this is one."""
+        # few runs need it
 
         missing: list[ArchiveFile] = []
         entries = self._entries(files)
@@ -176,8 +178,8 @@ class MirrorRun:
             helpers.stop()
 
     def finish(self) -> None:
-        """All is there, or has failed. In the destination's thread."""
-        if self._takes_up and not self.staged:  # what indexes name comes later
+        """Complete the run: every file is present or has failed. In the destination's thread."""
+        if self._takes_up and not self.staged:  # files of the indexes come later
             self.look.drop_leftovers()
 
     def sum_up(self) -> Report:
@@ -199,33 +201,35 @@ class MirrorRun:
         return report
 
 
-# One sprint by several processes, where one processor limits.
+# One run by several processes, if one processor is the limit.
 #
-# Each has a part of the files, of about as many bytes and files as the others', connections of its own, and
-# the same directory. They are forked when it is known what is missing, before there are threads; each tells
-# through a pipe what it has done, and what it left waits in the plan of the process that began them, as if it
-# had left that itself. A process that ends without a word has its part looked at, and fetched again.
+# Each has a part of the files, with about as many bytes and files as the others, connections of its own,
+# and the same directory. They are forked when the missing files are known, before there are threads. Each
+# reports its result through a pipe; what it left waits in the scheduler of the parent, as if the parent had
+# left it. If a process ends without a result, its part is checked and fetched again.
 #
-# Whoever is forked ends when its parent has: it looks each time that it would look for signals.
+# A forked process ends when its parent has ended: it checks this whenever it checks for signals.
 
 FILE_BYTES = 32 << 10
-"""What a file costs whatever its size, in bytes that could be fetched meanwhile."""
+"""The cost of a file of any size, in bytes that could be fetched meanwhile."""
 
 WORTHWHILE_FILES = 64
-"""A process more for fewer costs more than it saves."""
+"""One more process for fewer files costs more than it saves."""
 
 LOOK_S = 0.1
-"""How often it is looked, while waiting for others, whether all is to end."""
+"""How often to check, while waiting for others, whether the run must end."""
 
 END_S = 5.0
-"""How long others have to end when they are told to; they look whenever bytes come, or none do."""
+"""How long others have to end; they check whenever bytes arrive, or none do."""
 
 Sprinting = Callable[[Scheduler, Sequence[Tally], Callable[[], bool]], None]
-"""Fetches what waits in a plan, as far as all goes well, until it is told to stop."""
+"""Fetches the jobs of a scheduler, as far as all goes well, until it must stop."""
 
 
 def parts_of(files: Sequence[ArchiveFile], jobs: int) -> list[list[ArchiveFile]]:
-    """Deal files to so many processes, or fewer if they are not worth it; each part takes as long."""
+    """
+    Divide files among at most ``jobs`` processes, as many as are worth it; each part takes equally long.
+    """
     count = max(1, min(jobs, len(files) // WORTHWHILE_FILES))
     parts: list[list[ArchiveFile]] = [[] for _ in range(count)]
     loads = [0] * count
@@ -238,12 +242,12 @@ def parts_of(files: Sequence[ArchiveFile], jobs: int) -> list[list[ArchiveFile]]
 
 class WorkerProcesses:
     """
-    Processes that fetch parts of what is wanted.
+    Processes that fetch parts of the wanted files.
 
     Args:
-        report: has the tallies of the mirrors, in the order of the plan.
-        sprint: what each process does.
-        stopped: whether all of it is to end.
+        report: has the tallies of the mirrors, in the order of the scheduler.
+        ``sprint``: the work of each process.
+        stopped: whether the run must end.
     """
 
     def __init__(
@@ -260,7 +264,7 @@ class WorkerProcesses:
         self._running: list[tuple[int, int, list[ArchiveFile]]] = []
 
     def start(self, files: list[ArchiveFile]) -> None:
-        """Have one more process fetch these. Raises: MirrorError: there can be no more processes."""
+        """Start one more process for these files. Raises: MirrorError: no more processes are possible."""
         ours, theirs = os.pipe()
         parent = os.getpid()
         try:
@@ -278,7 +282,7 @@ class WorkerProcesses:
         self._running.append((child, ours, files))
 
     def _work(self, files: list[ArchiveFile], told: int, stopped: Callable[[], bool]) -> NoReturn:
-        """In the process: fetch, tell, and end without any of the parent's ceremony."""
+        """Fetch, report, and end without the parent's cleanup. In the process."""
         status = 1
         try:
             self._destination.forked()
@@ -292,7 +296,7 @@ class WorkerProcesses:
                 result = _result(plan, tallies, files)
             except PipegridError as error:
                 result = {"error": str(error)}
-            import json  # which one process does not need
+            import json  # one process alone does not need it
 
             with open(told, "w", encoding="ascii") as pipe:
                 json.dump(result, pipe)
@@ -302,14 +306,14 @@ class WorkerProcesses:
 
     def join(self, plan: Scheduler) -> None:
         """
-        Wait until all have ended, and put into a plan what they have done and what they have left.
+        Wait until all have ended, and put into a scheduler what they have done and what they have left.
 
-        If all of it is to end meanwhile, they are told.
+        If the run must end meanwhile, they are stopped.
 
         Raises:
-            MirrorError: one could not go on: the destination can take nothing any more.
+            MirrorError: one could not continue: the destination accepts nothing any more.
         """
-        import json  # which one process does not need
+        import json  # one process alone does not need it
 
         failed = None
         self._destination.has_changed()
@@ -330,7 +334,7 @@ class WorkerProcesses:
             raise MirrorError(failed)
 
     def _wait(self) -> None:
-        """Until the first has something to tell: it tells all of it at once, in the end."""
+        """Wait until the first one reports, which it does once, at its end."""
         looks = 0
         while not select.select([self._running[0][1]], [], [], LOOK_S)[0]:
             if self._stopped():
@@ -343,7 +347,7 @@ class WorkerProcesses:
             os.kill(child, number)
 
     def _look(self, plan: Scheduler, files: list[ArchiveFile]) -> None:
-        """A process ended in the middle: what it has done is done."""
+        """A process ended without a report: check which files it has fetched."""
         for each in files:
             if self._destination.is_there(each):
                 plan.add_done(1, each.size or 0, 0, [each.path])
@@ -365,7 +369,7 @@ class WorkerProcesses:
             plan.add_failed(files[number], refused_by, {int(key): reasons[key] for key in reasons})
 
     def stop(self) -> None:
-        """Have those that still run end at once."""
+        """Stop the processes that still run."""
         for child, ours, _ in self._running:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
@@ -375,7 +379,7 @@ class WorkerProcesses:
 
 
 def _result(plan: Scheduler, tallies: Sequence[Tally], files: list[ArchiveFile]) -> dict[str, Any]:
-    """Return what a process has to tell; its files are named by where they stand in its part."""
+    """Return the report of a process; its files are named by their index in its part."""
     numbers = {each.path: number for number, each in enumerate(files)}
     return {
         "files": plan.done_files,

@@ -1,4 +1,7 @@
-"""Sockets of the epoll driver: opened in advance, secured, kept for later; pages that they are read into."""
+"""
+Sockets of the epoll driver: opened in advance, with TLS, kept for later; and the pages that they are read
+into.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# Beginning to connect, which nobody waits for: a mirror is a round trip away, or ten imports.
+# Connecting in advance: a mirror is a round trip away, or ten imports.
 #
-# The first connections to each mirror are begun before the modules are loaded that will use them, and for
-# most command lines by ``preconnect_mirrors`` already. What cannot be begun here is begun again by the driver
-# that needs it, which reports the error.
+# The first connections to each mirror are begun before the modules that use them are loaded, and for most
+# command lines already by ``preconnect_mirrors``. What fails here is begun again by the driver that needs
+# it, which reports the error.
 
 
 def can_sprint(addresses: Sequence[Address]) -> bool:
-    """Return whether there is a point in trying: no proxies, and a system with what it takes."""
+    """Return whether the epoll driver can be tried: no proxies, and a system that supports it."""
     return (
         hasattr(select, "epoll")
         and hasattr(os, "eventfd")
@@ -35,8 +38,8 @@ def can_sprint(addresses: Sequence[Address]) -> bool:
 
 
 def securing(address: Address) -> Callable[[Any], Any]:
-    """Return what makes TLS of a socket that is connected, and has not shaken hands yet."""
-    import ssl  # which few need here
+    """Return a function that starts TLS on a connected socket."""
+    import ssl  # few runs need it
 
     if address.access.tls is not None:
         context = address.access.tls.context(address.host, address.port)
@@ -52,18 +55,20 @@ def securing(address: Address) -> Callable[[Any], Any]:
     return secure
 
 
-# Memory that sockets are read into, and from which answers are cut out.
+# Memory that sockets are read into, and from which responses are cut out.
 
 PAGE_BYTES = 256 << 10
-"""Received at a time. What is hashed, and written, right after that is still in the processor's cache."""
+"""
+The size of one read. Bytes that are hashed and written right after it are still in the processor's cache.
+"""
 
 
 class Page:
     """
-    Memory that is read into.
+    A page of memory to read into.
 
     Attributes:
-        users: jobs of the thread that still need what is in it, and one more while it is being parsed.
+        users: jobs of the thread that still need the page, and one more while it is being parsed.
     """
 
     __slots__ = ("data", "users", "view")
@@ -76,10 +81,10 @@ class Page:
 
 class SocketCache:
     """
-    Connections to mirrors, begun already, or left by who has no use for them any more; to be closed.
+    Connections to mirrors that are being made, or that other code left unused; to be closed.
 
     Args:
-        addresses: each asked directly, without a proxy.
+        addresses: each connected directly, without a proxy.
         each: how many to each of them.
         head_start: has begun some of these, and gives them here.
     """
@@ -98,7 +103,7 @@ class SocketCache:
                     begun.append((begin(place), 0))
 
     def take(self, address: Address) -> tuple[socket, int] | None:
-        """Return one to a mirror, and how many files were asked for on it, if there is one more."""
+        """Return a connection to a mirror, and how many files were requested on it; None without one."""
         begun = self._begun.get(address.origin)
         while begun:
             sock, count = begun.pop(0)
@@ -108,18 +113,19 @@ class SocketCache:
         return None
 
     def give(self, address: Address, sock: socket, count: int) -> None:
-        """Leave one for others, on which so many files were asked for, and came."""
+        """Keep a connection for others, on which that many files were requested and received."""
         self._begun.setdefault(address.origin, []).append((sock, count))
 
     def close(self) -> None:
-        """Let go of what nobody took."""
         for begun in self._begun.values():
             while begun:
                 begun.pop()[0].close()
 
 
 def _has_something(sock: socket) -> bool:
-    """Whether a server said something unasked: nearly always that it has ended the connection."""
+    """
+    Return whether a server has sent something without a request: nearly always the end of the connection.
+    """
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))

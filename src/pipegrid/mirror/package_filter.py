@@ -23,20 +23,19 @@ FILTERS = "filters"
 
 MAX_RECORD_BYTES = 1 << 20
 MAX_RECORDED = 64
-"""Filters of one index; runs that share it are few."""
+"""Filters of one index, which few runs share."""
 
 MAX_NEWEST = 1000
 
 
 class Description(NamedTuple):
     """
-    What an index says of a package.
+    A package as an index describes it.
 
     Attributes:
-        section, priority: "" where there is none.
-        source: name and version of the source that it is built from, in Debian archives; else the name of
-            its file.
-        is_modular: belongs to a stream of a module, of which all versions are kept.
+        section, priority: "" without one.
+        source: name and version of its source package in Debian archives; else the name of its file.
+        is_modular: whether it belongs to a stream of a module, of which all versions are kept.
     """
 
     name: str
@@ -50,16 +49,16 @@ class Description(NamedTuple):
 
 class PackageFilter(NamedTuple):
     """
-    A package is selected if each of these that is not empty accepts it.
+    Selects a package if each of these that is not empty accepts it.
 
     Attributes:
         include, exclude: patterns of names.
         sections: patterns; ``contrib/net`` is matched as ``net`` as well.
         priorities: such as ``required``.
         architectures: of RPM packages.
-        sources: of source indexes, those of the packages selected; else those that the filter selects. Of RPM
-            packages, those of the sources of the packages selected as well.
-        newest: as many versions of each name and architecture, the highest; 0: all.
+        sources: of source indexes, only those of the selected packages; else those that the filter selects.
+            Of RPM packages, also those of the selected packages' sources.
+        newest: how many versions of each name and architecture, the highest; 0: all.
     """
 
     include: tuple[str, ...] = ()
@@ -72,18 +71,18 @@ class PackageFilter(NamedTuple):
 
     @property
     def identity(self) -> PackageFilter:
-        """What tells the filters of different runs apart: the same run may keep more versions, or fewer."""
+        """The filter without ``newest``, which the same run may change."""
         return self._replace(newest=0)
 
     def reasons(self, each: Description) -> Iterator[tuple[str, str]]:
-        """Yield option and pattern of all that matches a package."""
+        """Yield option and pattern of everything that matches a package."""
         for option, patterns, texts in self._tests(each):
             for pattern in patterns:
                 if any(fnmatchcase(text, pattern) for text in texts):
                     yield option, pattern
 
     def selects(self, each: Description) -> bool:
-        """Return whether a package passes; how many versions of it are kept is for ``select``."""
+        """Return whether a package passes; ``select`` decides how many versions of it are kept."""
         for option, patterns, texts in self._tests(each):
             if patterns:
                 found = any(fnmatchcase(text, pattern) for pattern in patterns for text in texts)
@@ -102,7 +101,7 @@ class PackageFilter(NamedTuple):
             yield "--arch", self.architectures, (each.architecture,)
 
     def patterns(self) -> Iterator[tuple[str, str]]:
-        """Yield option and pattern of all that should match something."""
+        """Yield option and pattern of everything that should match a package."""
         for option, given in (
             ("--include", self.include),
             ("--exclude", self.exclude),
@@ -130,14 +129,14 @@ class SourcesOf(NamedTuple):
 
 
 class SourceRpmsOf(NamedTuple):
-    """Selects the packages of sources that RPM packages are built from, by the names of their files."""
+    """Selects the source packages that RPM packages are built from, by the names of their files."""
 
     built_from: frozenset[str]
     architectures: tuple[str, ...]
     newest: int = 0
 
     def selects(self, each: Description) -> bool:
-        """Return whether it is one of these packages of sources."""
+        """Return whether it is one of these source packages."""
         return each.architecture in self.architectures and each.source[0] in self.built_from
 
 
@@ -150,7 +149,7 @@ PackageEntry = tuple[Description, T]
 
 class Matches:
     """
-    What the filter of one run has met.
+    What the filter of one run has matched.
 
     Attributes:
         selected: packages.
@@ -164,25 +163,27 @@ class Matches:
         self._unmatched = set(wanted.patterns())
 
     def note(self, each: Description) -> None:
-        """An index names a package."""
+        """Count a package of an index."""
         self.named += 1
         if self._unmatched:
             self._unmatched.difference_update(self.wanted.reasons(each))
 
     def noting(self, entries: Iterable[PackageEntry[T]]) -> Iterator[PackageEntry[T]]:
-        """Yield the packages of an index, and note each."""
+        """Yield the packages of an index, and count each."""
         for each in entries:
             self.note(each[0])
             yield each
 
     def unmatched(self) -> list[tuple[str, str]]:
-        """Return options and patterns that have matched nothing, in their order."""
+        """Return the options and patterns that have matched nothing, in their order."""
         return [each for each in self.wanted.patterns() if each in self._unmatched]
 
     def check(self) -> None:
         """
+        Check that the filter selects something.
+
         Raises:
-            MirrorError: packages are named, and none is selected.
+            MirrorError: there are packages, and none is selected.
         """
         if self.named and not self.selected:
             raise MirrorError(
@@ -252,7 +253,7 @@ class _Newest:
 
 # Debian's order of versions.
 #
-# Source: deb-version(7): epoch, upstream version, revision; each by turns of other characters and digits;
+# Source: deb-version(7): epoch, upstream version, revision; each as alternating non-digits and digits;
 # ``~`` is before everything, even the end, and letters are before all other characters.
 
 _RUN = re.compile(r"([^0-9]*)([0-9]*)")
@@ -260,7 +261,7 @@ MAX_VERSION_CHARS = 512
 
 
 def compare_debian(one: str, other: str) -> int:
-    """Return -1, 0 or 1: one version of a Debian package is older, as good, or newer than another."""
+    """Return -1, 0 or 1: one version of a Debian package is older than, equal to, or newer than another."""
     if one == other:
         return 0
     for mine, yours in zip(_debian_parts(one), _debian_parts(other), strict=True):
@@ -301,18 +302,18 @@ def _order(char: str) -> int:
     return ord(char) if char.isalpha() else ord(char) + 0x110000
 
 
-# FilterRecords.
+# Records of filters.
 
 FilterRecords = dict[str, list[PackageFilter]]
-"""The filters of the runs that keep an index, by its path without what says how it is packed."""
+"""The filters of the runs that keep an index, by its path without the ending."""
 
 
 def read_records(destination: Destination) -> FilterRecords:
-    """Return what was recorded; what cannot be read counts as nothing."""
+    """Return the recorded filters; unreadable ones count as none."""
     data = destination.read(f"{HIDDEN}/{FILTERS}", MAX_RECORD_BYTES)
     if data is None:
         return {}
-    import json  # which few need
+    import json  # few runs need it
 
     try:
         found = json.loads(data)
@@ -342,9 +343,10 @@ def others_of(recorded: Sequence[PackageFilter], own: PackageFilter) -> list[Pac
 
 def write_first(destination: Destination, records: FilterRecords) -> None:
     """
-    Record filters before what they select is published: those of ``records``, and all that are recorded.
+    Record filters before their packages are published: those of ``records``, in addition to the recorded
+    ones.
 
-    Whatever ends the run then, no other run takes what it has fetched for files that no filter selects.
+    If the run is then interrupted, no other run removes its files as unselected.
 
     Raises:
         MirrorError: they cannot be written, or are too many for one index.
@@ -363,14 +365,14 @@ def write_first(destination: Destination, records: FilterRecords) -> None:
 
 def write_records(destination: Destination, records: FilterRecords) -> None:
     """
-    Record filters, if that is another record than the one that exists.
+    Record filters, if the record changes.
 
     Raises:
         MirrorError: they cannot be written.
     """
     if not records and destination.read(f"{HIDDEN}/{FILTERS}", 0) is None:
         return
-    import json  # which few need
+    import json  # few runs need it
 
     plain = {path: [_fields(each) for each in filters] for path, filters in records.items()}
     data = json.dumps(plain, sort_keys=True).encode("utf-8")
@@ -389,7 +391,7 @@ def _fields(each: PackageFilter) -> dict[str, Any]:
 
 
 def unmatched_text(option: str, pattern: str) -> str:
-    """Return what is said of a pattern that matches nothing."""
+    """Return the message for a pattern that matches nothing."""
     what = {"--section": "section of a package", "--priority": "priority of a package"}
     what["--arch"] = "architecture of a package"
     return f"{option} {quoted(pattern)} matches no {what.get(option, 'package')}"

@@ -17,38 +17,40 @@ from pipegrid.mirror.archive_file import quoted
 from pipegrid.mirror.decompress import CHUNK_BYTES, PatchError, Unpacking, unpacked
 from pipegrid.reactor.process_settings import start_thread
 
-# Patches of indexes: ed scripts, read, checked and merged, without a file or a clock.
+# Patches of indexes: ed scripts, parsed, checked and merged, without a file or a clock.
 #
-# Archives publish what has changed in an index as ``diff --ed`` writes it: commands from the last line to
-# the first,
+# Archives publish the changes of an index as ``diff --ed`` writes them: commands from the last line to the
+# first,
 #
-#     LINE[,LINE]d            these lines go
-#     LINE[,LINE]c, text, .   these become the text
-#     LINEa, text, .          the text comes behind this line
-#     s/.//, a                behind a text that ends in "..": the line is ".", and the text goes on
+#     LINE[,LINE]d            delete these lines
+#     LINE[,LINE]c, text, .   replace these lines with the text
+#     LINEa, text, .          insert the text after this line
+#     s/.//, a                after a text that ends in "..": the line is ".", and the text continues
 #
-# A patch is for the result of the one before it. ``merge`` works them out on paper: what is left is one
-# list of pieces, each a range of lines of the first index or lines of a patch, in the order in which they
-# are written. So any number of patches costs one pass over the index, and the hash of the result proves all
-# of it: index, patches and order.
+# A patch is for the result of the one before it. ``merge`` combines them without the index: the result is
+# one list of pieces, each a range of lines of the first index or lines of a patch, in the order of the
+# output. So any number of patches takes one reading of the index, and the hash of the result proves index,
+# patches and order.
 #
 # Sources: POSIX ed; the ``Index`` files of Debian's archive.
 
 END = 1 << 62
-"""Stands for the end of the index, whose length nobody knows before it is read."""
+"""The end of the index, whose length is unknown before it is read."""
 
 MAX_EDITS = 1_000_000
 """Of all patches of an index: each takes 150 bytes."""
 
 MAX_STEPS = 20_000_000
-"""Pieces that merging goes over, for each patch all of them: ten seconds, as long as fetching the index."""
+"""
+How many pieces merging may process; each patch processes all: ten seconds, as long as fetching the index.
+"""
 
 _COMMAND = re.compile(rb"([0-9]{1,13})(?:,([0-9]{1,13}))?([acd])")
 
 
 class LineEdit(NamedTuple):
     """
-    One change: the lines from ``first`` up to and without ``last`` (from 0) become ``text``.
+    One change: the lines from ``first`` up to ``last``, exclusive (from 0), become ``text``.
 
     Attributes:
         text: whole lines, each with its end.
@@ -60,7 +62,7 @@ class LineEdit(NamedTuple):
 
 
 Piece = tuple[int, int] | list[bytes]
-"""Lines of the index from the first up to and without the second (from 0), or lines as they are."""
+"""Lines of the index from the first up to the second, exclusive (from 0), or the lines themselves."""
 
 
 _NONE: list[bytes] = []
@@ -68,7 +70,7 @@ _NONE: list[bytes] = []
 
 def parse(patch: bytes, name: str, most: int = MAX_EDITS) -> list[LineEdit]:
     """
-    Read an ed script.
+    Parse an ed script.
 
     Args:
         name: of the patch, for errors.
@@ -78,10 +80,10 @@ def parse(patch: bytes, name: str, most: int = MAX_EDITS) -> list[LineEdit]:
         The edits, from the first line to the last, none overlapping.
 
     Raises:
-        PatchError: it is not one, is incomplete, has too many commands, or has them not in descending order.
+        PatchError: it is invalid, incomplete, has too many commands, or has them not in descending order.
     """
     edits: list[LineEdit] = []
-    lines = BytesIO(patch).readlines()  # splitlines would take a carriage return for an end, too
+    lines = BytesIO(patch).readlines()  # splitlines would also split at a carriage return
     if lines and not lines[-1].endswith(b"\n"):
         raise PatchError(f"the patch {name} is incomplete: its last line has no end")
     at, count = 0, len(lines)
@@ -118,7 +120,7 @@ def parse(patch: bytes, name: str, most: int = MAX_EDITS) -> list[LineEdit]:
 
 
 def _read_text(lines: Sequence[bytes], at: int, text: list[bytes], name: str) -> int:
-    """Append the lines up to the one that is a dot; returns where the next command stands."""
+    """Append the lines up to one with a dot; returns where the next command is."""
     count = len(lines)
     while True:
         while at < count and lines[at] != b".\n":
@@ -127,7 +129,7 @@ def _read_text(lines: Sequence[bytes], at: int, text: list[bytes], name: str) ->
         if at >= count:
             raise PatchError(f"the patch {name} is incomplete: a text in it has no end")
         at += 1
-        # A line that is a dot was written as two; the first is taken away again, and the text goes on.
+        # A line with a dot is written as two dots; the command removes the first, and the text continues.
         if not (at < count and lines[at] == b"s/.//\n"):
             return at
         if not text or text[-1][:1] != b".":
@@ -141,13 +143,14 @@ def _read_text(lines: Sequence[bytes], at: int, text: list[bytes], name: str) ->
 
 def merge(patches: Sequence[Sequence[LineEdit]]) -> list[Piece]:
     """
-    Return what the result of all the patches, one behind the other, consists of.
+    Return the pieces of the result of all the patches, applied in order.
 
     Args:
         patches: the edits of each, as ``parse`` returns them; the first is for the index.
 
     Returns:
-        Pieces; the ranges rise, and the last one ends at ``END`` unless everything behind was replaced.
+        Pieces in order of their ranges; the last one ends at ``END`` unless everything after it was
+        replaced.
 
     Raises:
         PatchError: that would take more than ``MAX_STEPS``.
@@ -174,7 +177,7 @@ def _apply(pieces: list[Piece], edits: Sequence[LineEdit]) -> list[Piece]:
         if edit.text:
             _add(out, edit.text)
         at = edit.last
-    rest.take(2 * END, out)  # lines of patches stand before those of the index, too
+    rest.take(2 * END, out)  # more than END, since lines of patches count as well
     return out
 
 
@@ -184,15 +187,17 @@ class _PdiffLines:
     def __init__(self, pieces: list[Piece]) -> None:
         self._pieces = iter(pieces)
         self._piece: Piece | None = next(self._pieces, None)
-        self._taken = 0  # of its lines, if it is a list: what is left of a long one is not copied
+        self._taken = (
+            0  # of the first piece's lines, if it is a list: the rest of a long one is not copied
+        )
 
     def take(self, count: int, out: list[Piece]) -> None:
-        """Move so many lines to ``out``, or all that there are."""
+        """Move ``count`` lines to ``out``, or all that are left."""
         for piece in self._next(count):
             _add(out, piece)
 
     def skip(self, count: int) -> None:
-        """Leave out the next ``count`` lines."""
+        """Skip the next ``count`` lines."""
         for _ in self._next(count):
             pass
 
@@ -228,41 +233,42 @@ def _add(out: list[Piece], piece: Piece) -> None:
         out.append(piece)
 
 
-# One pass over an index, from its pieces to the new one: read, count lines, hash, write.
+# Writing the new index from its pieces, reading the old one once: read, count lines, hash, write.
 #
-# The reader counts line ends a page at a time, in blocks, so that a piece's beginning is found among a few
-# kilobytes; a thread beside it hashes and writes. ``PAGES`` megabytes go round between the two, whatever
-# the size of the index: memory that is touched for the first time would cost as much as reading and
-# writing do.
+# The reader counts line ends a page at a time, in blocks, so that a piece's beginning is searched in a few
+# kilobytes; a second thread hashes and writes. ``PAGES`` megabytes circulate between the two, whatever the
+# size of the index: to touch new memory would cost as much as to read and write.
 #
-# **Speed.** Counting: ``bytearray.count`` takes 0.2 s for 430 MB in lines of 70 bytes, numpy half of
-# that, and a tenth of a second to be loaded, so that small indexes go without; but it lets the other
-# thread work.
+# **Speed.** For 430 MB in lines of 70 bytes ``bytearray.count`` takes 0.2 s. numpy takes half of that, and
+# a tenth of a second to load, so small indexes do without; but it lets the other thread run.
 
 BLOCK_BYTES = 16 << 10
 PAGES = 6
 """Of ``CHUNK_BYTES`` each."""
 
 WORTH_NUMPY_BYTES = 64 << 20
-"""Of an index, packed or not."""
+"""Size of an index, packed or not, above which numpy is used."""
 
 MOST_PIECES = 500
-"""Of one write; systems take 1024 at least."""
+"""Of one write; systems support at least 1024."""
 
 MAX_PATCH_BYTES = 128 << 20
-"""Of one patch, unpacked. Those of the largest indexes have a few megabytes."""
+"""Of one decompressed patch. Those of the largest indexes have a few megabytes."""
 
 MAX_PATCHES = 1000
 MAX_ALL_PATCHES_BYTES = 256 << 20
-"""Of all patches of an index, unpacked: they are merged in memory."""
+"""Of all decompressed patches of an index, which are merged in memory."""
 
 MAX_PATCH_LINES = 4_000_000
-"""Of the same: each takes 50 bytes more than it has. The patches of two weeks of sid have a million."""
+"""
+Of all patches: each line takes 50 bytes more than its length. The patches of two weeks of sid have a
+million.
+"""
 
 
 class Patched(NamedTuple):
     """
-    What came out.
+    The patched index.
 
     Attributes:
         size_bytes: of the result.
@@ -277,13 +283,13 @@ def apply_patches(
     index: str, patches: Sequence[str], fd: int, most_bytes: int | None = None
 ) -> Patched:
     """
-    Write what the patches, one behind the other, make of an index.
+    Write an index with patches applied in order.
 
     Args:
-        index: its path; packed ones are unpacked on the way.
-        patches: their paths, oldest first; packed or not. Without any the index is unpacked.
-        fd: what the result is written to, from where it stands.
-        most_bytes: of the result; beyond that it is an error.
+        index: its path; packed ones are decompressed meanwhile.
+        patches: their paths, oldest first; packed or not. Without any the index is only decompressed.
+        fd: the result is written here, from its current position.
+        most_bytes: limit of the result.
 
     Raises:
         PatchError: a patch is damaged, too large, or not for this index.
@@ -295,7 +301,7 @@ def apply_patches(
 
 
 def _parsed(patches: Sequence[str]) -> list[list[LineEdit]]:
-    """Return the edits of each. Raises PatchError if all together have too much of anything."""
+    """Return the edits of each. Raises PatchError if they exceed a limit together."""
     parsed: list[list[LineEdit]] = []
     size = lines = edits = 0
     for path in patches:
@@ -317,7 +323,7 @@ def _parsed(patches: Sequence[str]) -> list[list[LineEdit]]:
 
 def read_patch(path: str) -> bytes:
     """
-    Return a patch, unpacked.
+    Return a decompressed patch.
 
     Raises:
         PatchError: it is damaged, or larger than ``MAX_PATCH_BYTES``.
@@ -336,13 +342,13 @@ def write_pieces(
     index: str, pieces: Sequence[Piece], fd: int, most_bytes: int | None = None
 ) -> Patched:
     """
-    Write an index's pieces, in one pass over it.
+    Write an index's pieces, reading it once.
 
     Raises:
-        PatchError: the index has fewer lines than the pieces speak of, is damaged, or becomes too large.
+        PatchError: the index has fewer lines than the pieces need, is damaged, or becomes too large.
         OSError: it cannot be read, or the result not written.
     """
-    # In this order: a thread that nobody stops would keep the whole process from its end.
+    # In this order: a thread that is not stopped would keep the process from ending.
     with closing(Unpacking(index)) as unpacking, closing(_Writer(fd, most_bytes, index)) as writer:
         source = _Lines(unpacking, os.path.getsize(index), writer)
         line = 0
@@ -373,13 +379,16 @@ class _Page:
         self._view = memoryview(data)
         self._counts: list[int] | None = None
         self._block = 0
-        self._passed = 0  # line ends of the block that are behind us
+        self._passed = 0  # line ends of the block that were consumed
         self._left = 0
 
     def take(self, lines: int) -> tuple[memoryview, int]:
-        """Return the bytes of the next so many lines, or all that are left; and how many ends they have."""
+        """
+        Return the bytes of the next ``lines`` lines, or all that are left; and how many line ends they
+        have.
+        """
         start = self.at
-        if lines >= END >> 1:  # all of it, so nobody counts
+        if lines >= END >> 1:  # all of it, so counting is not needed
             self.at = self.size_bytes
             return self._view[start : self.at], 0
         if self._counts is None:
@@ -400,17 +409,17 @@ class _Page:
 
 
 class _Ends:
-    """Where the lines of the page end that was counted last."""
+    """The line ends of the page that was counted last."""
 
     def count(self, data: bytearray, size_bytes: int) -> list[int]:
-        """How many lines end in each block."""
+        """Return how many lines end in each block."""
         return [
             data.count(b"\n", start, min(start + BLOCK_BYTES, size_bytes))
             for start in range(0, size_bytes, BLOCK_BYTES)
         ]
 
     def behind(self, data: bytearray, start: int, number: int) -> int:
-        """Return what follows the so-manyeth end of the block that starts there."""
+        """Return the position after line end ``number`` of the block that begins at ``start``."""
         at = start
         for _ in range(number):
             at = data.index(b"\n", at) + 1
@@ -418,7 +427,7 @@ class _Ends:
 
 
 class _NumpyEnds(_Ends):
-    """The same, quicker, and without keeping the other thread waiting."""
+    """The same with numpy: faster, and the other thread can run meanwhile."""
 
     def __init__(self, numpy: Any) -> None:
         self._numpy = numpy
@@ -427,7 +436,7 @@ class _NumpyEnds(_Ends):
     def count(self, data: bytearray, size_bytes: int) -> list[int]:
         numpy, is_end = self._numpy, self._is_end
         numpy.equal(numpy.frombuffer(data, numpy.uint8), 10, out=is_end)
-        is_end[size_bytes:] = False  # what the page had before
+        is_end[size_bytes:] = False  # bytes of the page before
         return [
             int(numpy.count_nonzero(is_end[start : start + BLOCK_BYTES]))
             for start in range(0, size_bytes, BLOCK_BYTES)
@@ -439,7 +448,7 @@ class _NumpyEnds(_Ends):
 
 
 class _Lines:
-    """The lines of an index, passed over once; what is kept of them goes to a writer."""
+    """The lines of an index, read once; kept ones go to a writer."""
 
     def __init__(self, source: Unpacking, size_bytes: int, writer: _Writer) -> None:
         self._writer = writer
@@ -450,7 +459,7 @@ class _Lines:
         self._unended = False
 
     def advance(self, lines: int, kept: bool) -> int:
-        """Go on by so many lines, and keep them, or not; returns how many are missing at the end."""
+        """Advance by ``lines`` lines, and keep or drop them; returns how many are missing at the end."""
         while lines > 0:
             page = self._page
             if page.at == page.size_bytes:
@@ -469,21 +478,24 @@ class _Lines:
         return 0
 
     def _turn(self) -> bool:
-        """Give the page to the writer, to be used again, and read another; returns whether there was more."""
+        """
+        Give the page to the writer, which returns it later, and read another; returns whether there was
+        more.
+        """
         data = self._writer.other_page(self._page.data)
         self._page = _Page(data, self._source.read_into(data), self._ends)
         return self._page.size_bytes > 0
 
 
 class _Work(NamedTuple):
-    """What the writer's thread is given: what to write, and the page that nobody needs then."""
+    """Work for the writer's thread: what to write, and the page that is free afterwards."""
 
     pieces: list[bytes | memoryview]
     page: bytearray | None
 
 
 class _Writer:
-    """Hashes and writes in a thread if there is one, in order; what is read goes through ``PAGES`` pages."""
+    """Hashes and writes, in a thread if there is one, in order; input goes through ``PAGES`` pages."""
 
     def __init__(self, fd: int, most_bytes: int | None, index: str) -> None:
         self._fd = fd
@@ -492,7 +504,7 @@ class _Writer:
         self._hash = sha256()
         self._size = 0
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
-        self._room = BoundedSemaphore(PAGES)  # texts of patches come without pages
+        self._room = BoundedSemaphore(PAGES)  # texts of patches have no page
         self._free: SimpleQueue[bytearray] = SimpleQueue()
         self._pages = 0
         self._gathered: list[bytes | memoryview] = []
@@ -503,14 +515,14 @@ class _Writer:
         self._has_none = self._thread is None
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write some more; it must not change until its page comes back."""
+        """Write bytes, which must not change until their page is returned."""
         self._gathered.append(data)
         self._gathered_bytes += len(data)
         if self._gathered_bytes >= CHUNK_BYTES or len(self._gathered) >= MOST_PIECES:
             self._hand_over(None)
 
     def other_page(self, used: bytearray) -> bytearray:
-        """Take back a page of which all was written that is to be, and return one to read into."""
+        """Release a page after its last write, and return one to read into."""
         self._hand_over(used if used else None)
         if self._pages < PAGES:
             self._pages += 1
@@ -526,7 +538,7 @@ class _Writer:
         return Patched(self._size, self._hash.digest())
 
     def close(self) -> None:
-        """End the thread, behind all that it was given; a second call does nothing."""
+        """End the thread after its queued work; a second call does nothing."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._queue.put(None)
@@ -550,7 +562,7 @@ class _Writer:
                 self._queue.put(work)
 
     def _work(self) -> None:
-        """Hash and write what is queued, until None comes; in the thread."""
+        """Hash and write what is queued, until None arrives. In the thread."""
         while (work := self._queue.get()) is not None:
             self._do(work)
 
@@ -567,7 +579,7 @@ class _Writer:
             for piece in pieces:
                 self._hash.update(piece)
             self._write_all(pieces)
-        except BaseException as error:  # for whoever waits in ``finish``
+        except BaseException as error:  # for the caller of ``finish``
             self._error = error
 
     def _write_all(self, pieces: Sequence[bytes | memoryview]) -> None:
@@ -580,7 +592,7 @@ class _Writer:
 
 @lru_cache(maxsize=1)
 def _numpy() -> Any:
-    # Its linear algebra would start a thread for each processor, which takes as long again as all the rest.
+    # Its linear algebra would start a thread for each processor, which takes as long as all the rest.
     variable = "OPENBLAS_NUM_THREADS"
     before = os.environ.get(variable)
     os.environ.setdefault(variable, "1")

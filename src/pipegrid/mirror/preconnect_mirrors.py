@@ -1,22 +1,21 @@
 """
-A head start: connections to mirrors that are begun before anything else is loaded.
+Connections to mirrors, opened in advance, before anything else is loaded.
 
-Python needs some twenty milliseconds until it can run a line of ours, and as much again for the modules
-that will talk to mirrors; a mirror is as far away. So of a command line that is plainly right the mirrors
-are taken at once, by a module that imports next to nothing, and what it begins here is taken up by
-``mirror_sockets.SocketCache``. A URL that is not plain, or a host that nobody knows, is left to those who
-know what to say of it.
+Python needs some twenty milliseconds until it runs the first line of the program, and as long again for the
+modules that use mirrors; a round trip takes as long. So if a command line is simple, this module, which
+imports almost nothing, connects to its mirrors at once, and ``mirror_sockets.SocketCache`` uses the
+connections. An unusual URL or an unknown host is skipped here, and reported later.
 """
 
 from __future__ import annotations
 
-import _socket  # ``socket`` has names for people around it, which take three milliseconds
+import _socket  # ``socket`` has names for people, which take three milliseconds
 import errno
 import os
 
 from pipegrid.mirror import HIDDEN
 
-TYPE_CHECKING = False  # as ``typing`` has it, which would take longer than all of this
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
@@ -27,9 +26,9 @@ LONG_LIST_BYTES = 32 << 10
 
 def connections_for(file: str, dest: str, most: int) -> int:
     """
-    Return how many connections a list of files is worth before anybody has looked what is missing.
+    Return how many connections a list of files is worth before it is known what is missing.
 
-    To a mirror that is begun there is as much to ask for as connections carry; if there is a list at all.
+    A new mirror needs as many files as connections can carry, if there is a list at all.
     """
     try:
         is_long = os.stat(file).st_size >= LONG_LIST_BYTES
@@ -40,10 +39,10 @@ def connections_for(file: str, dest: str, most: int) -> int:
 
 def place_of(host: bytes, port: int) -> tuple[int, Any]:
     """
-    Look up where a host is: family of addresses, and address.
+    Look up a host: family of addresses, and address.
 
     Raises:
-        OSError: nobody knows.
+        OSError: it is unknown.
     """
     found = _socket.getaddrinfo(host, port, 0, _socket.SOCK_STREAM)[0]
     return found[0], found[4]
@@ -54,7 +53,7 @@ def begin(place: tuple[int, Any]) -> _socket.socket:
     Return a socket that connects, and does not block.
 
     Raises:
-        OSError: that cannot be begun.
+        OSError: it cannot connect.
     """
     sock = _socket.socket(place[0], _socket.SOCK_STREAM)
     try:
@@ -70,7 +69,7 @@ def begin(place: tuple[int, Any]) -> _socket.socket:
 
 
 def plain_url(url: str) -> tuple[str, str, int, str] | None:
-    """Return scheme, host, port and path of a URL of letters, digits and dots; None: look more closely."""
+    """Return scheme, host, port and path of a URL of letters, digits and dots; None for any other URL."""
     scheme, _, rest = url.partition("://")
     netloc, _, path = rest.partition("/")
     host, colon, port = netloc.partition(":")
@@ -92,7 +91,7 @@ class EarlySockets:
     Connections that are being made to mirrors; to be closed.
 
     Args:
-        urls: of the mirrors, as they were given.
+        urls: of the mirrors, as given.
         each: how many to each of them.
     """
 
@@ -108,15 +107,14 @@ class EarlySockets:
                     place = place_of(plain[1].encode("ascii"), plain[2])
                 while len(begun) < each:
                     begun.append(begin(place))
-            except OSError:  # whoever needs it tries again, and knows what to make of the error
+            except OSError:  # a later attempt reports the error
                 pass
 
     def take(self, url: str) -> list[_socket.socket]:
-        """Return those to a mirror, none if that could not be begun; they are the caller's then."""
+        """Return the connections to a mirror, perhaps none; the caller must close them."""
         return self._begun.pop(url, [])
 
     def close(self) -> None:
-        """Let go of what nobody took."""
         while self._begun:
             for sock in self._begun.popitem()[1]:
                 sock.close()

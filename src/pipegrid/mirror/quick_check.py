@@ -1,4 +1,4 @@
-"""Unchanged files by stat alone."""
+"""Finds unchanged files of a mirror by their status alone."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from struct import error as StructError
 from pipegrid.disk.safe_open import is_directory, open_locked, read_file
 from pipegrid.mirror import HIDDEN, MANIFEST
 
-# How files looked when they were last known to be right, so that a look alone tells that they still are.
+# Records of the status of verified files, so that the status alone shows whether they are unchanged.
 #
-# Of a file that was proven (``verified``) a row is kept: its hash, number, size, and the times of the last
-# change of its content and of itself. Whatever happens to it then (another content, another file of that
-# name, another attribute) changes at least the last of these, which nobody can set. So a row never says
-# more than the file's attribute would; and what does not look like any row is asked for its attribute, as
-# without.
+# For a verified file (``hash_cache``) a row has its hash, inode number, size, and the times of the last
+# change of its content and of its inode. Any change (other content, another file of that name, another
+# attribute) changes at least the last of these, which no program can set. So a row is as reliable as the
+# file's attribute; for a file without a matching row the attribute is read.
 #
-# Rows stand one behind the other, in no order. A damaged one is like no file; nothing is lost with it but
-# time. Synchronous, for the thread that has the destination.
+# Rows are in no order. A damaged one matches no file, which costs only time. Synchronous, for the thread
+# that has the destination.
 
 ROW = Struct("=32sQqqq")
-"""The first 32 bytes of the hash; number, size in bytes, and both times in nanoseconds."""
+"""The first 32 bytes of the hash; inode number, size in bytes, and both times in nanoseconds."""
 
 MAX_ROWS = 500_000
-"""Some 70 MB in memory. Of a larger mirror the others are asked for their attributes."""
+"""Some 70 MB in memory. For the other files of a larger mirror the attributes are read."""
 
 SPARE_BYTES = 64 << 10
-"""Of rows, beyond as many bytes as the manifest has: more would mostly be of files that are gone."""
+"""How many more bytes of rows than of the manifest there may be: more would mostly be of deleted files."""
 
 MAX_SEARCHES = 4
-"""Of all rows for one, before an index of them is made."""
+"""Searches for one row in all of them, before an index is built."""
 
 GATHERED = 4096
 """New rows that are written together."""
@@ -40,10 +39,10 @@ GATHERED = 4096
 
 class Rows:
     """
-    Those that were read.
+    The rows of a file.
 
     Attributes:
-        data: one behind the other. Most are asked for in that order, and found without an index.
+        data: one after the other. Most are searched for in that order, and found without an index.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -58,7 +57,7 @@ class Rows:
         return row in self._places
 
     def find(self, row: bytes) -> int:
-        """Return where a row begins in ``data``; -1: it is none of these."""
+        """Return where a row begins in ``data``; -1 if it is not there."""
         if self._index is None and self._searches < MAX_SEARCHES:
             self._searches += 1
             at = self.data.find(row)
@@ -74,7 +73,7 @@ class Rows:
         return self._index
 
     def discard(self, row: bytes) -> None:
-        """Forget one; none is found in its place."""
+        """Remove a row; the search does not find it any more."""
         at = self._places.pop(row, -1)
         if at >= 0:
             self.data = self.data[:at] + bytes(ROW.size) + self.data[at + ROW.size :]
@@ -85,8 +84,8 @@ class StatCache:
     The rows of one mirror.
 
     Args:
-        path: of the file that holds them, made with the first.
-        manifest: path of what the last complete run wanted, whose size bounds this.
+        path: of the file with the rows, made with the first.
+        manifest: path of the list of the last complete run, whose size limits the rows.
     """
 
     def __init__(self, path: str, manifest: str) -> None:
@@ -98,7 +97,7 @@ class StatCache:
 
     @property
     def rows(self) -> Rows:
-        """As ``row_of`` makes them; read when they are first asked for."""
+        """The rows, as ``row_of`` makes them; read on first use."""
         if self._rows is None:
             self._rows = Rows(self._read())
             self._room -= len(self._rows)
@@ -111,19 +110,19 @@ class StatCache:
                 return data
             self._begin_anew()
         except OSError:
-            pass  # there is none yet, or it cannot be read: then it helps nobody
+            pass  # there is no file yet, or it cannot be read, and then there are no rows
         return b""
 
     def holds(self, digest: bytes, status: os.stat_result) -> bool:
-        """Return whether a file that looks so was known to have this hash."""
+        """Return whether a file with this status is recorded with this hash."""
         return row_of(digest, status) in self.rows
 
     def add(self, digest: bytes, status: os.stat_result) -> None:
         """
-        A file is known to have this hash.
+        Record that a file has this hash.
 
         Args:
-            status: from before that was found out: if it changed meanwhile, it looks otherwise now.
+            status: from before it was hashed: if the file changed meanwhile, its status differs now.
         """
         row = row_of(digest, status)
         if row is None or row in self.rows or self._room <= 0:
@@ -135,9 +134,9 @@ class StatCache:
 
     def withdraw(self, digest: bytes, status: os.stat_result) -> bool:
         """
-        A file that looks so does not have this hash, whatever its row says; returns whether none says so now.
+        Remove the row of a file that does not have this hash; returns whether no row says so now.
 
-        All rows go, since other processes may be adding theirs: what is right is looked at more closely once.
+        All rows are removed, since other processes may be adding rows: right files are hashed once more.
         """
         row = row_of(digest, status)
         if row is None or row not in self.rows:
@@ -146,7 +145,7 @@ class StatCache:
         self._new = [each for each in self._new if each != row]
         try:
             self._begin_anew()
-        except FileNotFoundError:  # another process was quicker
+        except FileNotFoundError:  # another process was faster
             return True
         except OSError:
             return False
@@ -156,7 +155,7 @@ class StatCache:
         os.unlink(self._path)
 
     def keep(self) -> None:
-        """Write down what is new; where that cannot be, files are looked at more closely next time."""
+        """Write new rows; if that fails, the attributes are read next time."""
         new, self._new = self._new, []
         if not new:
             return
@@ -167,27 +166,27 @@ class StatCache:
                 | os.O_CREAT
                 | os.O_APPEND
                 | os.O_NOFOLLOW
-                | os.O_NONBLOCK  # a named pipe in its place is none
+                | os.O_NONBLOCK  # a named pipe of that name is not used
                 | os.O_CLOEXEC,
                 0o644,
             )
         except OSError:
             return
         try:
-            os.write(fd, b"".join(new))  # at once: other processes write theirs
+            os.write(fd, b"".join(new))  # in one write, since other processes write theirs
         except OSError:
             pass
         finally:
             os.close(fd)
 
     def forked(self) -> None:
-        """This is another process now: what was new is written by the one that it comes from."""
+        """Adapt to a fork: the parent writes the new rows."""
         self._new = []
 
 
 def read_rows(path: str, manifest_bytes: int) -> bytes | None:
     """
-    Return the rows that a file holds; None: half a row, or too many that are old.
+    Return the rows of a file; None if they are incomplete, or too many.
 
     Raises:
         OSError: there are none yet, or they cannot be read.
@@ -198,7 +197,7 @@ def read_rows(path: str, manifest_bytes: int) -> bytes | None:
 
 
 def row_of(digest: bytes, status: os.stat_result) -> bytes | None:
-    """Return what a row says of a file; None: times as no clock shows them."""
+    """Return the row of a file; None if its times are impossible."""
     try:
         return ROW.pack(
             digest, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
@@ -207,20 +206,20 @@ def row_of(digest: bytes, status: os.stat_result) -> bytes | None:
         return None
 
 
-# A glance at what is there: which lines of the manifest name files that look as they did when they were
-# right.
+# The quick check: which lines of the manifest name files with the status that they had when they were
+# verified.
 #
-# It opens no file and reads none. What does not look so is for others to look at more closely: nothing is
-# wrong because a glance did not know it.
+# It opens and reads no file. All other files need a closer check: an unknown status does not mean that a
+# file is wrong.
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 
 
 MAX_NAMES = 100_000
-"""Of directories, some 10 MB; beyond these each is asked for by itself."""
+"""Of directories, some 10 MB; each further one is checked by itself."""
 
 _LEAD_OUT = "/."
-"""What a path does not begin with that stays in a mirror, and out of ``HIDDEN``."""
+"""No path that stays in a mirror, and out of ``HIDDEN``, begins with one of these."""
 
 MAX_OPEN = 256
 """Of directories."""
@@ -228,21 +227,22 @@ MAX_OPEN = 256
 _NOWHERE = -1, 0
 
 _MAX_PATH = 1000
-"""Of a directory's path. A longer one is refused by whoever looks more closely."""
+"""Of a directory's path. The closer check refuses longer ones."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class QuickCheck:
     """
-    Looks at the files of one mirror, once.
+    Checks the files of one mirror, once.
 
-    A file is looked at over its directory, which takes less than to open that. What is opened are directories
-    of directories: each tells of hundreds at once that they are no symbolic links.
+    A file's status is read relative to its parent's parent, which takes less time than opening the parent.
+    Only directories with subdirectories are opened: each shows for hundreds at once that they are not
+    symbolic links.
 
     Args:
         root: descriptor of the mirror's directory.
-        rows: all of regular files.
+        rows: of all regular files.
     """
 
     def __init__(self, root: int, rows: Rows) -> None:
@@ -254,27 +254,26 @@ class QuickCheck:
         self._at = 0
 
     def close(self) -> None:
-        """Let go of what it opened."""
         self._known.clear()
         while self._opened:
             os.close(self._opened.pop())
 
     def look(self, text: bytes) -> tuple[int, int, list[bytes]]:
         """
-        Look at the files that some lines name.
+        Check the files in some lines.
 
         Args:
-            text: whole lines, in the form of ``lists``.
+            text: whole lines, in the format of ``list_format``.
 
         Returns:
-            How many files are as they were, and their bytes; and the other lines, in order.
+            How many files are unchanged, and their bytes; and the other lines, in order.
         """
         files = size_bytes = 0
         others: list[bytes] = []
         try:
             *lines, rest = text.decode("utf-8").split("\n")
         except UnicodeDecodeError:
-            from pipegrid.mirror.list_format import lines_in  # which few need here
+            from pipegrid.mirror.list_format import lines_in  # few runs need it
 
             return 0, 0, lines_in(text)
         last, start, cut = None, -1, 0
@@ -297,7 +296,7 @@ class QuickCheck:
                         status.st_mtime_ns,
                         status.st_ctime_ns,
                     )
-                    if not known.startswith(row, at):  # most stand in the order of the manifest
+                    if not known.startswith(row, at):  # most are in the order of the manifest
                         at = rows.find(row)
                     if at >= 0 and found == int(size):
                         at += ROW.size
@@ -315,12 +314,13 @@ class QuickCheck:
 
     def _start(self, path: str) -> tuple[int, int]:
         """
-        Return from where a directory's files are looked at, and how many letters of its path lead there.
+        Return the descriptor from which a directory's files are checked, and how many characters of its
+        path it covers.
 
-        It is nowhere if the path leads not only over directories, as none does with ``..`` or an empty part.
+        There is none if the path leads through anything but directories, or has ``..`` or an empty part.
 
         Raises:
-            OSError: the path leads nowhere at all.
+            OSError: the path does not exist.
         """
         if not path:
             return self._root, 0
@@ -340,7 +340,7 @@ class QuickCheck:
         return (start, cut) if name in names else _NOWHERE
 
     def _list(self, path: str, start: int, cut: int) -> tuple[int, int, set[str]]:
-        """Return from where to look at what is in a directory, and the names of the directories in it."""
+        """Return the descriptor for checking a directory's files, and the names of its subdirectories."""
         fd = os.open(path[cut:] or ".", _DIRECTORY, dir_fd=start)
         try:
             with os.scandir(fd) as entries:
@@ -355,39 +355,39 @@ class QuickCheck:
         return start, cut, names
 
 
-# Whether a mirror is just as it was when all of it was found to be right; for who has time for nothing else.
+# The quick check as a whole, for ``mirror verify``: whether a mirror is as it was when it was verified.
 #
-# What ``verify`` loads takes longer than a look at some thousand files. So what can be found at a glance is
-# found by this, which loads next to nothing. What it does not know is for ``verify`` to find out, which is
-# told what was found, or begins anew. It changes nothing, and gives up what it opened.
+# The modules of ``verify`` take longer to load than a quick check of some thousand files. So this check
+# runs first, and loads almost nothing. ``verify`` checks the remaining files, with the result of this check
+# or from the beginning. It changes nothing, and closes what it opened.
 
-# as ``typing`` has it, which is not to be waited for
+# as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     _Found = tuple[int, int, list[bytes]]
 
 MAX_BYTES = 4 << 20
-"""Of a manifest, some 30,000 files. To begin anew with more would cost more than is won."""
+"""Of a manifest, some 30,000 files. For a larger one, starting again would cost more than this saves."""
 
 MAX_OTHERS = 2000
-"""Files of a part that are not as they were. More are shared among processes."""
+"""Changed files of a part. More are shared among processes."""
 
 SHARED_BYTES = 128 << 10
-"""From so many on a second process is worth to be begun."""
+"""From this size on a second process is worth its start."""
 
 PIECE_BYTES = 64 << 10
-"""Between two looks at whether there is something else."""
+"""Between two checks of whether to end."""
 
 
 class QuickCheckResult:
     """
-    What was found at a glance.
+    The result of the quick check.
 
     Attributes:
         text: the manifest.
-        files, size_bytes: of what looks as it did when it was right.
-        others: lines of what does not, in order.
+        files, size_bytes: of the unchanged files.
+        others: the other lines, in order.
     """
 
     __slots__ = ("files", "others", "size_bytes", "text")
@@ -401,13 +401,13 @@ class QuickCheckResult:
 
 def glimpse(dest: str, shares: bool) -> QuickCheckResult | None:
     """
-    Return which files of a mirror look as they did when they were right.
+    Return which files of a mirror are unchanged by their status.
 
     Args:
-        shares: a process forked for that looks at half of them; only where this one has no other threads.
+        shares: whether a forked process checks half of them; only if this one has no other threads.
 
     Returns:
-        None: more is to be found out than that, be it only that another process mirrors to it.
+        None if this check does not suffice, for example because another process mirrors to it.
     """
     opened: list[int] = []
     try:
@@ -457,7 +457,7 @@ def _look(glance: QuickCheck, text: bytes, shares: bool) -> _Found | None:
 
 
 class _Helper:
-    """A process that looks at the end of a manifest; raises ``OSError`` if there can be none."""
+    """A process that checks the end of a manifest; raises ``OSError`` if none can be started."""
 
     def __init__(self, glance: QuickCheck, text: bytes, begin: int) -> None:
         self._is_done = False
@@ -479,21 +479,21 @@ class _Helper:
             os.close(told)
 
     def join(self) -> _Found | None:
-        """Return what it has found; None: nothing, or it says nothing."""
+        """Return its result; None if it has none."""
         with open(self._told, "rb", closefd=False) as pipe:
             data = pipe.read()
         try:
-            found: _Found | None = marshal.loads(data)  # written by a copy of this very process
+            found: _Found | None = marshal.loads(data)  # written by a copy of this process
         except (EOFError, TypeError, ValueError):
             return None
         self._is_done = True
         return found
 
     def stop(self) -> None:
-        """Have it end, if it has not."""
+        """End it, if it still runs."""
         os.close(self._told)
         if not self._is_done:
-            from signal import SIGKILL  # which takes as long to load as all else here
+            from signal import SIGKILL  # which takes as long to load as everything else here
 
             os.kill(self._pid, SIGKILL)
         os.waitpid(self._pid, 0)

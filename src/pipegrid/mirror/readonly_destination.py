@@ -1,12 +1,11 @@
 """
-A mirror's directory in which nothing is changed: that of a dry run, and of who may only read.
+A mirror's directory that is not changed: for a dry run, or a user who may only read.
 
-Nothing is made there, not even the directory, and nothing is noted: no attribute, no row, no lock of its own.
-The lock of those who write is shared, if it is there and can be opened: so nobody writes during a look, and
-many may look. Without it a look still harms nobody.
+Nothing is made in it, not even the directory, and nothing is recorded. The lock of writers is shared, if it
+exists and can be opened, so that no process writes meanwhile, and several may read.
 
-What a dry run has to fetch, to read it, lies in a directory for temporary files, in the place of ``HIDDEN``.
-It is locked as long as the run lasts; so the next one removes what one that was killed has left.
+A dry run fetches into a directory for temporary files, which replaces ``HIDDEN``. It is locked while the
+run lasts, so that the next run can remove that of an interrupted one.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ if TYPE_CHECKING:
     from pipegrid.mirror.archive_file import ArchiveFile
 
 _SCRATCH = "pipegrid-mirror-"
-"""What directories for temporary files begin with."""
+"""The prefix of directories for temporary files."""
 
 _LEFT_S = 3600.0
-"""So old is one that nobody has locked before it goes: just after it was made it is not locked yet."""
+"""The age at which an unlocked one is removed: a new one is not locked yet."""
 
 _COPIED = ("compressed", "filters", "checked", "reindexed")
-"""Of ``HIDDEN``: they are read, and some are added to."""
+"""Files in ``HIDDEN`` that are read; some get new entries."""
 
 
 class ReadOnlyDestination(Destination):
     """
-    As ``Destination``, but there need be none.
+    Like ``Destination``, but it need not exist.
 
     Attributes:
-        unnoted_files: of so many files it was found by hashing what could have been noted.
+        unnoted_files: how many files were hashed and could have been recorded.
     """
 
     def _open(self, hidden: str) -> None:
@@ -61,23 +60,23 @@ class ReadOnlyDestination(Destination):
         try:
             self._lock = disk.open_locked(lock, os.O_RDONLY, shared=True)
         except OSError:
-            return True  # nobody mirrors to it yet, or it is not for everybody to open
+            return True  # there is no mirror yet, or this user may not open its lock
         return self._lock is not None
 
     @property
     def unnoted_files(self) -> int:  # type: ignore[override]
-        """Counted by all who would have noted something."""
+        """Counted where a writer would record a file."""
         return self._unnoted.files
 
     @cached_property
     def _hidden(self) -> int:  # type: ignore[override]
-        from shutil import copyfile  # which a look does not need
+        from shutil import copyfile  # which a check does not need
         from tempfile import gettempdir, mkdtemp
 
         remove_left(gettempdir())
         self._scratch = mkdtemp(prefix=_SCRATCH)
         fd = os.open(self._scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with suppress(OSError):  # without locks none is ever taken for left
+        with suppress(OSError):  # without locks none is taken for unused
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self.device = os.fstat(fd).st_dev
         for name in _COPIED:
@@ -90,7 +89,7 @@ class ReadOnlyDestination(Destination):
         return make_directory(self._hidden, "incoming")
 
     def close(self) -> None:
-        """Let go of everything; what was fetched to be read goes."""
+        """Close all files, and remove the fetched ones."""
         super().close()
         scratch, self._scratch = self._scratch, None
         if scratch is not None:
@@ -104,12 +103,12 @@ class ReadOnlyDestination(Destination):
         return super().where(path)
 
     def leftovers(self) -> dict[bytes, str]:
-        """See ``Destination``; what an earlier run left is for the next one that fetches."""
+        """See ``Destination``; files of an interrupted run are left for the next one that fetches."""
         return {}
 
 
 def remove_left(directory: str) -> None:
-    """Remove what dry runs of this user have left in a directory for temporary files, and nobody uses."""
+    """Remove the unused temporary directories of this user's dry runs."""
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             if entry.name.startswith(_SCRATCH):
@@ -132,7 +131,9 @@ def _remove_if_left(path: str) -> None:
 
 
 class _Directories(Directories):
-    """Those below one, none of which is made but in ``scratch``, which is in the place of ``HIDDEN``."""
+    """
+    The directories below a root, none of which is made except in ``scratch``, which replaces ``HIDDEN``.
+    """
 
     def __init__(self, path: str, hidden: Callable[[], int], scratch: Callable[[], str]) -> None:
         super().__init__(path, make=False)
@@ -140,7 +141,7 @@ class _Directories(Directories):
         self._scratch = scratch
 
     def full(self, what: str) -> MirrorError:
-        """See ``Directories``; only in the directory for temporary files there can be no room."""
+        """See ``Directories``; only the directory for temporary files can be full."""
         return MirrorError(
             f"{self._scratch()} cannot {what}: the disk is full; free some space, or name another directory "
             "with "
@@ -164,7 +165,7 @@ class _Seen(StatCache):
 
 
 class _Verified(HashCache):
-    """What is known, and stays so."""
+    """Records that are only read."""
 
     files = 0
 
@@ -176,4 +177,4 @@ class _Verified(HashCache):
         return self.seen.withdraw(wanted.digest, status)
 
     def forget(self, path: str) -> None:
-        """Nothing was noted here, so there is nothing to forget."""
+        """Do nothing: no file was recorded."""

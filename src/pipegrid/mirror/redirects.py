@@ -14,15 +14,15 @@ TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from pipegrid.mirror.mirror_address import LearntRedirects
 
-# A mirror may answer with the URL of another host. What comes from there is checked by the same hash, so a
-# redirect decides only who is asked, never what is accepted. It is followed ``MAX_REDIRECTS`` times for each
-# file, and never from https to http.
+# A mirror may redirect to another host. Its responses are checked by the same hash, so a redirect decides
+# only which host is asked, never what is accepted. ``MAX_REDIRECTS`` are followed for each file, and none
+# from https to http.
 #
-# **Prefixes.** If a URL and the one it redirects to end in the same path, what stands before that is a rule:
-# all that begins with the one is expected below the other, and is asked for there at once. The most general
-# prefix is taken of which no file was seen that the first host serves itself. If the second host refuses a
-# file, or has it wrong, the rule is dropped, no rule is made for that prefix again, and the first host is
-# asked as if there had been none.
+# **Prefixes.** If a URL and its redirect end in the same path, the parts before that path make a rule:
+# every URL below the first is expected below the second, and requested there at once. The most general
+# prefix is used below which the first host has served no file itself. If the second host refuses a file, or
+# has a wrong one, the rule is dropped, no rule is made for that prefix again, and the first host is asked
+# as if there had been none.
 
 MAX_REDIRECTS = 5
 """For each file."""
@@ -30,7 +30,7 @@ MAX_REDIRECTS = 5
 MAX_LOCATION_BYTES = 4096
 MAX_RULES = 1024
 MAX_UNLEARNT = 4096
-"""Prefixes of which it is known that they are not redirected as a whole; with more, none is learnt."""
+"""Prefixes that are known not to be redirected as a whole; if there are more, none is learnt."""
 
 MAX_HOSTS = 512
 """That all mirrors of a run redirect to."""
@@ -53,11 +53,11 @@ def located(url: str, locations: Sequence[bytes]) -> str:
     Return the URL that a redirect leads to, in its simplest form, without a fragment.
 
     Args:
-        url: that was asked for.
-        locations: the values of the answer's ``Location`` fields.
+        url: the requested URL.
+        locations: the values of the response's ``Location`` fields.
 
     Raises:
-        RedirectRefused: there is none, or more than one; or it is not one that is followed.
+        RedirectRefused: there is none, more than one, or one that is not followed.
     """
     if len(set(locations)) > 1:
         raise RedirectRefused("it redirects to several URLs at once")
@@ -96,7 +96,7 @@ def located(url: str, locations: Sequence[bytes]) -> str:
 
 
 def shown_url(url: str) -> str:
-    """Return a URL as it may stand in a sentence: without user, password and query, quoted and bounded."""
+    """Return a URL for a message: without user, password and query, quoted and cut to a limit."""
     plain = url.partition("?")[0]
     scheme, mark, rest = plain.partition("://")
     authority, slash, path = rest.partition("/")
@@ -107,7 +107,7 @@ def shown_url(url: str) -> str:
 
 class RedirectTable:
     """
-    What was learnt from the redirects of one run.
+    What the redirects of one run have shown.
 
     Args:
         access: makes addresses of URLs.
@@ -121,7 +121,7 @@ class RedirectTable:
 
     def follow(self, route: FileRoute, locations: Sequence[bytes]) -> FileRoute:
         """
-        Return where a redirect leads to, and learn from it.
+        Return where a redirect leads, and learn from it.
 
         Raises:
             RedirectRefused: it is not followed.
@@ -134,7 +134,7 @@ class RedirectTable:
         return found
 
     def route_of(self, url: str) -> FileRoute | None:
-        """Return where a URL is expected, by what was learnt; None: nothing was."""
+        """Return where a URL is expected by the rules; None without one."""
         first = None
         at = url
         for _ in range(MAX_REDIRECTS):
@@ -144,24 +144,24 @@ class RedirectTable:
             first = first or rule
             at = self._rules[rule] + at[len(rule) :]
         else:
-            return None  # they lead in a circle
+            return None  # the rules lead in a circle
         return None if first is None else self._route(at, 0, first)
 
     def served(self, url: str) -> None:
-        """A host has served this itself: what stands above it is not redirected as a whole."""
+        """Record that a host has served a URL itself: none of its prefixes is redirected as a whole."""
         for prefix in _prefixes(url):
             if prefix in self._unlearnt or len(self._unlearnt) >= MAX_UNLEARNT:
-                break  # what is above is in it, too
+                break  # the shorter ones are in it, too
             self._unlearnt.add(prefix)
             self._rules.pop(prefix, None)
 
     def forget(self, rule: str) -> None:
-        """A rule was wrong; neither it nor one that says more is made again."""
+        """Drop a rule that was wrong; it or a more general one is not made again."""
         self._rules.pop(rule, None)
         self.served(rule)
 
     def forget_host(self, address: Address) -> None:
-        """A host gives nothing: what was learnt leads there no more."""
+        """Drop the rules that lead to a host that was given up."""
         for rule, target in list(self._rules.items()):
             if _origin_of(target) == address.origin:
                 self.forget(rule)
@@ -173,14 +173,14 @@ class RedirectTable:
             return
         known = self._rule_of(url)
         learnt = None
-        for prefix in _prefixes(url):  # the narrowest first
+        for prefix in _prefixes(url):  # the longest first
             rest = url[len(prefix) :]
             if not target.endswith("/" + rest) or prefix in self._unlearnt:
                 break
             above = target[: len(target) - len(rest)]
             if above.count("/") < 3:  # it ends within the scheme or the host
                 break
-            if not above.startswith(prefix):  # else it would apply to where it leads
+            if not above.startswith(prefix):  # else it would apply to its own result
                 learnt = prefix, above
         if learnt is not None and known is None:
             self._rules[learnt[0]] = learnt[1]
@@ -198,14 +198,14 @@ class RedirectTable:
             try:
                 address = self._access.address(origin + "/", url)
             except UsageError as error:
-                raise RedirectRefused(f"it redirects to where nothing is asked: {error}") from None
+                raise RedirectRefused(f"it redirects to a URL that is refused: {error}") from None
             self._addresses[known] = address
         target = address.prefix + url[len(origin) + 1 :].encode("ascii")
         return FileRoute(address, target, url, hops, rule)
 
 
 def table_of(access: HostAccess) -> LearntRedirects:
-    """Return what was learnt from the redirects of a run; made when there is the first."""
+    """Return what the redirects of a run have shown; made on first use."""
     if access.redirects is None:
         access.redirects = RedirectTable(access)
     return access.redirects
@@ -216,7 +216,7 @@ def _origin_of(url: str) -> str:
 
 
 def _prefixes(url: str) -> Iterator[str]:
-    """Yield what stands above a URL: its directory, the one above, and so on up to the host."""
+    """Yield the prefixes of a URL: its directory, the parent, and so on up to the host."""
     first = url.index("/", url.index("//") + 2)
     at = url.rfind("/")
     while at >= first:

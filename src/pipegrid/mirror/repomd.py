@@ -19,23 +19,23 @@ from pipegrid.mirror.archive_file import (
     wanted,
 )
 
-# XML of strangers, read by the piece: elements, attributes, texts; and nothing that could grow. Pure.
+# Untrusted XML, parsed in pieces: elements, attributes, texts, all of them limited. Pure.
 #
-# Refused are document types, and with them all entities but the five of XML itself; other encodings than
-# UTF-8; elements within elements beyond ``MAX_DEPTH``; a tag, comment or other piece of markup of more than
-# ``MAX_MARKUP_BYTES``; a text of more than ``MAX_TEXT_CHARS``; more than ``MAX_NAMES`` different names, since
-# each is kept as long as the document is read.
+# Refused are document types, and with them all entities except the five of XML itself; encodings other than
+# UTF-8; elements nested deeper than ``MAX_DEPTH``; a tag, comment or other piece of markup of more than
+# ``MAX_MARKUP_BYTES``; a text of more than ``MAX_TEXT_CHARS``; more than ``MAX_NAMES`` different names,
+# since each is kept while the document is parsed.
 
 MAX_DEPTH = 32
 MAX_MARKUP_BYTES = 1 << 20
 MAX_TEXT_CHARS = 64 << 10
 MAX_NAMES = 4096
 FED_BYTES = 64 << 10
-"""At once: so much may be read behind what is refused."""
+"""The bytes of one step: at most that many are parsed after the refused place."""
 
 
 class ElementReader(Protocol):
-    """What is told of a document."""
+    """Gets the elements of a document."""
 
     def opened(self, depth: int, name: str, attributes: Mapping[str, str]) -> bool:
         """
@@ -43,7 +43,7 @@ class ElementReader(Protocol):
 
         Args:
             depth: 1 for the outermost.
-            name: as it is written, with its prefix.
+            name: as written, with its prefix.
 
         Returns:
             whether its text is wanted.
@@ -54,16 +54,16 @@ class ElementReader(Protocol):
         An element ends.
 
         Args:
-            text: what stood in it, outside of other elements; "" if that was not wanted.
+            text: its text, without that of other elements; "" if it was not wanted.
         """
 
 
 class XmlParser:
     """
-    One document.
+    The parser of one document.
 
     Args:
-        reader: is told what is in it; what it raises ends the reading.
+        reader: gets the elements; an exception that it raises ends the parsing.
         name: of the document, for errors.
     """
 
@@ -76,7 +76,7 @@ class XmlParser:
         self._text_chars = 0
         self._text_depth = 0
         self._fed_bytes = 0
-        # What a document says of its encoding does not count.
+        # The encoding that a document declares does not count.
         self._expat = parser = expat.ParserCreate("utf-8", intern=self._names)
         parser.StartDoctypeDeclHandler = self._refuse_doctype
         parser.StartElementHandler = self._open
@@ -84,12 +84,15 @@ class XmlParser:
 
     def feed(self, data: bytes) -> None:
         """
-        Read some more.
+        Parse some more.
 
         Raises:
-            BadEntry: it is no XML, or none that is read here.
+            BadEntry: it is not XML, or is refused.
         """
-        if not self._fed_bytes and data[:1] in (b"\xfe", b"\xff"):  # expat would follow that mark
+        if not self._fed_bytes and data[:1] in (
+            b"\xfe",
+            b"\xff",
+        ):  # expat would follow that byte order mark
             raise BadEntry(f"{self._name} is not UTF-8")
         view = memoryview(data)
         for start in range(0, len(view), FED_BYTES):
@@ -105,16 +108,16 @@ class XmlParser:
 
     def end(self) -> None:
         """
-        That was all.
+        Check that the document is complete.
 
         Raises:
-            BadEntry: it was not all.
+            BadEntry: it is not.
         """
         self._parse(b"", True)
 
     @property
     def offset(self) -> int:
-        """How many bytes stand before what is being read: the tag that opens or closes an element."""
+        """The position of the current tag, which opens or closes an element, in bytes."""
         return self._expat.CurrentByteIndex
 
     def _parse(self, data: bytes, last: bool) -> None:
@@ -166,12 +169,12 @@ MAX_ELEMENT_BYTES = 64 << 20
 
 class RawElements:
     """
-    The bytes of a document from a tag to another, while it is being read.
+    The bytes of a document from one tag to another, while it is being parsed.
 
     Attributes:
-        parser: of the document; to be set before anything is read.
-        base: where the first byte that is kept is in the document.
-        keep_from: where the element begins that is wanted; None: none is.
+        parser: of the document; to be set before anything is parsed.
+        base: the position of the first kept byte in the document.
+        keep_from: where the wanted element begins; None if none is wanted.
     """
 
     def __init__(self, name: str) -> None:
@@ -183,7 +186,7 @@ class RawElements:
 
     def add(self, block: bytes) -> None:
         """
-        Some more of the document, before the parser is given it.
+        Add a block of the document, before the parser gets it.
 
         Raises:
             BadEntry: an element is longer than ``MAX_ELEMENT_BYTES``.
@@ -193,7 +196,7 @@ class RawElements:
             raise BadEntry(f"{self._name} has an element of more than {MAX_ELEMENT_BYTES} bytes")
 
     def tag(self) -> tuple[int, int]:
-        """Return where the tag that is being read begins and ends."""
+        """Return where the current tag begins and ends."""
         assert self.parser is not None
         begin = at = self.parser.offset
         data, base = self._data, self.base
@@ -206,24 +209,24 @@ class RawElements:
             if closing < 0:
                 break
             at = closing + 1 + base
-        return begin, base + len(data)  # which the parser would not have taken for a tag
+        return begin, base + len(data)  # which the parser would not have accepted as a tag
 
     def cut(self, begin: int, end: int) -> bytes:
-        """Return what is from one place of the document to another."""
+        """Return the bytes between two positions of the document."""
         return bytes(self._data[begin - self.base : end - self.base])
 
     def forget(self) -> None:
-        """Drop what was read and is not wanted."""
+        """Drop the bytes before the current position that are not wanted."""
         assert self.parser is not None
         until = self.parser.offset if self.keep_from is None else self.keep_from
         del self._data[: max(0, until - self.base)]
         self.base = max(self.base, until)
 
 
-# Which of two versions of a package is the newer one, as rpm sees it. Pure.
+# Which of two versions of a package is newer, as rpm compares them. Pure.
 #
-# Source: rpm's manual, "rpm-version(7)": epoch, version and release are compared one after the other, each by
-# its runs of digits and of letters; ``~`` is before everything, even the end, ``^`` only behind the end.
+# Source: rpm's manual, "rpm-version(7)": epoch, version and release are compared one after the other, each
+# by its runs of digits and of letters; ``~`` is before everything, even the end, ``^`` only after the end.
 
 _TOKEN = re.compile(r"[0-9]+|[A-Za-z]+|~|\^")
 
@@ -245,7 +248,7 @@ class RpmVersion(NamedTuple):
 
 
 def compare(one: str, other: str) -> int:
-    """Return -1, 0 or 1: one part of a version is older, as good, or newer than another."""
+    """Return -1, 0 or 1: one part of a version is older than, equal to, or newer than another."""
     if one == other:
         return 0
     ours, theirs = _TOKEN.findall(one), _TOKEN.findall(other)
@@ -263,7 +266,7 @@ def compare(one: str, other: str) -> int:
 def _compare_tokens(mine: str, yours: str) -> int:
     if mine == yours:
         return 0
-    for mark in "~^":  # older than whatever else goes on
+    for mark in "~^":  # older than any other continuation
         if mark in (mine, yours):
             return -1 if mine == mark else 1
     if mine.isdigit() != yours.isdigit():
@@ -276,7 +279,7 @@ def _compare_tokens(mine: str, yours: str) -> int:
 
 
 def compare_versions(one: RpmVersion, other: RpmVersion) -> int:
-    """Return -1, 0 or 1: one version is older, as good, or newer than another."""
+    """Return -1, 0 or 1: one version is older than, equal to, or newer than another."""
     return (
         compare(one.epoch or "0", other.epoch or "0")
         or compare(one.version, other.version)
@@ -291,7 +294,7 @@ newest = cmp_to_key(compare_versions)
 # Indexes of an RPM repository: ``repomd.xml``, which names all others; ``primary``, which names packages.
 # Pure.
 #
-# Sources: createrepo's documentation; what librepo and zypp read of both.
+# Sources: createrepo's documentation; librepo and zypp as readers of both.
 
 REPOMD = "repodata/repomd.xml"
 SIGNATURE = REPOMD + ".asc"
@@ -306,7 +309,7 @@ SOURCE_ARCHITECTURES = ("src", "nosrc")
 _SOURCE = "sourcerpm"
 
 _HASHES = {"sha": "sha1"}
-"""Kinds of checksums whose names say less than they should."""
+"""Names of checksums that differ from those of ``hashlib``."""
 
 
 class Metadata(NamedTuple):
@@ -315,9 +318,9 @@ class Metadata(NamedTuple):
 
     Attributes:
         kind: such as ``primary``, ``filelists``, ``primary_db``.
-        opened: what it is unpacked; None: that is not told.
-        timestamp: in seconds since 1970; 0: none is told.
-        raw: the element as it is.
+        opened: the decompressed file; None if unknown.
+        timestamp: in seconds since 1970; 0 if unknown.
+        raw: the bytes of the element.
     """
 
     kind: str
@@ -332,10 +335,10 @@ class Repomd(NamedTuple):
     A ``repomd.xml``.
 
     Attributes:
-        revision: as it stands there; mostly seconds since 1970.
-        timestamp: of the newest of its files; 0: none has one.
+        revision: as written; mostly seconds since 1970.
+        timestamp: of the newest of its files; 0 without any.
         files: in their order.
-        head: all other elements as they are, such as the revision and tags.
+        head: the bytes of all other elements, such as the revision and tags.
     """
 
     revision: str
@@ -355,10 +358,9 @@ class Package(NamedTuple):
 
     Attributes:
         arch: such as ``x86_64``, ``noarch`` or ``src``.
-        number: its place among the packages of its ``primary``.
-        identity: as other indexes call it: its hash, as text.
-        source: the file name of the package of sources that it is built from; of one of sources its own; "":
-            it is not known.
+        number: its position among the packages of its ``primary``.
+        identity: its hash as text, by which other indexes name it.
+        source: the file name of its source package, which is its own for a source package; "" if unknown.
     """
 
     name: str
@@ -372,14 +374,14 @@ class Package(NamedTuple):
 
 def read_repomd(data: bytes, name: str, skip: Skip | None = None) -> Repomd:
     """
-    Read ``repomd.xml``.
+    Parse ``repomd.xml``.
 
     Args:
         name: of the file, for errors.
-        skip: is called with the reason of each file that cannot be used; None: that is an error.
+        skip: is called with the reason for each unusable file; None: such a file is an error.
 
     Raises:
-        BadEntry: it is none, or names files that may not be, or that only weaker hashes than SHA-256 prove.
+        BadEntry: it is not a ``repomd.xml``, names refused files, or has only weak hashes.
     """
     reader = _RepomdReader(name, skip or _refuse)
     parser = reader.raw.parser = XmlParser(reader, name)
@@ -388,7 +390,7 @@ def read_repomd(data: bytes, name: str, skip: Skip | None = None) -> Repomd:
     parser.end()
     if not any(each.kind == "primary" for each in reader.found):
         why = f" ({reader.reasons[0]})" if reader.reasons else ""
-        raise BadEntry(f"{name} names no primary, which says what the packages are{why}")
+        raise BadEntry(f"{name} names no primary, which lists the packages{why}")
     return Repomd(reader.revision, reader.timestamp, tuple(reader.found), tuple(reader.head))
 
 
@@ -396,15 +398,15 @@ def packages(
     blocks: Iterable[bytes], name: str, urls: Sequence[str] = (), skip: Skip | None = None
 ) -> Iterator[Package]:
     """
-    Yield the packages that a ``primary`` names, while it is being read.
+    Yield the packages in a ``primary``, while it is being read.
 
     Args:
-        blocks: its bytes, unpacked, in pieces of any size.
-        urls: where the repository is. Packages whose ``xml:base`` leads below one are where that leads.
-        skip: is called with the reason of each package that cannot be used; None: that is an error.
+        blocks: its decompressed bytes, in pieces of any size.
+        urls: of the repository. A package whose ``xml:base`` is below one is there.
+        skip: is called with the reason for each unusable package; None: such a package is an error.
 
     Raises:
-        BadEntry: it is none, or names a package whose path, size or hash is refused.
+        BadEntry: it is not a ``primary``, or a path, size or hash is refused.
     """
     reader = _PrimaryReader(name, urls, skip or _refuse)
     parser = XmlParser(reader, name)
@@ -422,7 +424,7 @@ def _refuse(error: BadEntry) -> None:
 
 
 class _Entry:
-    """What stands in one ``data`` or ``package``: texts by element, and attributes by element."""
+    """The content of one ``data`` or ``package``: texts by element, and attributes by element."""
 
     def __init__(self, document: str, urls: Sequence[str] = ()) -> None:
         self.document = document
@@ -432,13 +434,13 @@ class _Entry:
         self._twice = ""
 
     def open(self, name: str, attributes: Mapping[str, str]) -> None:
-        """One of its elements, of which there may be one only: who else reads it might take the other."""
+        """Add an element. It may occur only once, since other programs might use the other one."""
         if name in self.attributes:
             self._twice = name
         self.attributes[name] = attributes
 
     def path(self) -> str:
-        """Where the file is, below the repository."""
+        """Return the path of the file, below the repository."""
         location = self.attributes.get("location", {})
         path = location.get("href")
         if path is None:
@@ -453,7 +455,7 @@ class _Entry:
         return above + simplified(path)
 
     def size(self, text: str | None) -> int | None:
-        """Return a size; None: it is not told, and then the hash alone proves the file."""
+        """Return a size; None if there is none, and then only the hash proves the file."""
         if text is None:
             return None
         if _SIZE.fullmatch(text.strip()) is None:
@@ -461,7 +463,7 @@ class _Entry:
         return int(text)
 
     def file(self, size: int | None, checksum: str = "checksum") -> ArchiveFile:
-        """The file; raises ``BadEntry`` for what no mirror holds."""
+        """Return the file. Raises BadEntry."""
         if self._twice:
             raise BadEntry(f"{self.document} has an entry with two elements {self._twice}")
         kind = self.attributes.get(checksum, {}).get("type", "").lower()
@@ -472,11 +474,11 @@ class _Entry:
 
 
 def _within(base: str, urls: Sequence[str]) -> str | None:
-    """Return where below a repository an ``xml:base`` leads, "" or ending in a slash; None: elsewhere."""
+    """Return where below a repository an ``xml:base`` leads, "" or ending in a slash; None if it does not."""
     base = base.strip()
     if base and not base.endswith("/"):
         base += "/"
-    if ":" not in base and base[:1] != "/":  # of repositories that can be moved
+    if ":" not in base and base[:1] != "/":  # in repositories that can be moved
         return base.removeprefix("./")
     for url in urls:
         url = url.rstrip("/") + "/"
@@ -486,7 +488,7 @@ def _within(base: str, urls: Sequence[str]) -> str | None:
 
 
 class _RepomdReader:
-    """Reads a ``repomd.xml`` for ``xmlstream``: ``found`` are the files that it names."""
+    """Reads a ``repomd.xml`` from ``XmlParser``: ``found`` are its files."""
 
     _TEXTS = frozenset(("checksum", "open-checksum", "size", "open-size", "timestamp"))
 
@@ -555,7 +557,7 @@ class _RepomdReader:
         self._places.add(place)
         opened = None
         if entry.texts.get("open-checksum") and entry.texts.get("open-size"):
-            with suppress(BadEntry):  # of no use, and not needed
+            with suppress(BadEntry):  # not usable, and not needed
                 opened = entry.file(entry.size(entry.texts["open-size"]), "open-checksum")
         told = entry.texts.get("timestamp", "").partition(".")[0]
         timestamp = int(told) if _SIZE.fullmatch(told) else 0
@@ -564,7 +566,7 @@ class _RepomdReader:
 
 
 class _PrimaryReader:
-    """Reads a ``primary`` for ``xmlstream``: ``found`` are packages that nobody has taken yet."""
+    """Reads a ``primary`` from ``XmlParser``: ``found`` are the packages that were not taken yet."""
 
     _TEXTS = frozenset(("name", "arch", "checksum"))
     _OTHERS = frozenset(("version", "size", "location"))

@@ -1,12 +1,10 @@
 """
-Indexes of an RPM repository rebuilt: they name what was fetched and nothing else, and are signed here.
+Rebuilt indexes of an RPM repository: they name only the fetched files, and are signed here.
 
 ``primary`` and all indexes with an element for each package (``filelists``, ``other``) keep the elements of
-packages that exist and that the filters of any run select, as they are but for their places. Databases and
-zchunk files of the same are left out, and so are delta packages. All else stays as it is, in the same
-``repomd.xml``, with its revision.
-
-Synchronous, for the thread that has the destination.
+packages that exist and that the filters of any run select, unchanged except for their positions. Databases
+and zchunk files of these are left out, and so are delta packages. All else stays, in the same
+``repomd.xml``, with its revision. Synchronous, for the thread that has the destination.
 """
 
 from __future__ import annotations
@@ -46,8 +44,8 @@ class Chosen(NamedTuple):
     The packages that a new index names.
 
     Attributes:
-        places: by their numbers in the ``primary`` of the repository.
-        ids: as the other indexes call them.
+        places: their numbers in the ``primary`` of the repository.
+        ids: their names in the other indexes.
     """
 
     places: Mapping[int, str]
@@ -59,7 +57,7 @@ def chosen(destination: Destination, packages: Iterable[Package], wrong: frozens
     Return those of some packages that exist, and are right.
 
     Args:
-        wrong: paths of such that are not to be named.
+        wrong: paths of packages to leave out.
     """
     found = [
         each for each in packages if each.file.path not in wrong and destination.is_there(each.file)
@@ -74,7 +72,7 @@ def is_rebuilt(each: Metadata) -> bool:
 
 
 def is_left_out(each: Metadata) -> bool:
-    """Return whether an index is of no use beside new ones."""
+    """Return whether an index does not fit rebuilt ones."""
     return _LEFT_OUT.fullmatch(each.kind) is not None
 
 
@@ -82,13 +80,13 @@ def rebuilt(
     destination: Destination, repomd: Repomd, wanted: Chosen, key: GpgKey
 ) -> tuple[Repomd, dict[str, bytes]]:
     """
-    Stage new indexes in place of the repository's; returns what names them, and its files.
+    Stage new indexes instead of the repository's; returns the ``repomd.xml`` files, and the indexes.
 
     Args:
         repomd: without indexes that could not be fetched.
 
     Raises:
-        MirrorError, SigningFailed: the disk takes no more, or gpg makes no signature.
+        MirrorError, SigningFailed: the disk is full, or gpg made no signature.
         BadEntry: an index cannot be read.
     """
     old = [each for each in repomd.files if is_rebuilt(each)]
@@ -123,7 +121,7 @@ def rebuilt(
 
 
 def _row(each: Metadata, output: PackedIndex, opened: PackedIndex) -> bytes:
-    """Return what ``repomd.xml`` says of a new index."""
+    """Return the element of a new index in ``repomd.xml``."""
     return (
         f"<data type={quoteattr(each.kind)}>"
         f'<checksum type="sha256">{output.file.digest.hex()}</checksum>'
@@ -136,7 +134,7 @@ def _row(each: Metadata, output: PackedIndex, opened: PackedIndex) -> bytes:
 def _written(
     destination: Destination, each: Metadata, number: int, wanted: Chosen
 ) -> tuple[PackedIndex, PackedIndex]:
-    """Write one new index to ``incoming``; returns it, and what it is unpacked."""
+    """Write one new index to ``incoming``; returns it, and its decompressed form."""
     path = each.file.path
     ending = next((end for end in _ENDINGS if path.endswith(end)), "")
     base = path.removesuffix(ending)
@@ -161,7 +159,7 @@ def _written(
 def _filtered(
     blocks: Iterable[bytes], name: str, wanted: Chosen, is_primary: bool
 ) -> Iterator[bytes]:
-    """Yield an index with the elements of wanted packages alone."""
+    """Yield an index with only the elements of wanted packages."""
     reader = _PackageElements(name, wanted, is_primary)
     parser = XmlParser(reader, name)
     reader.raw.parser = parser
@@ -178,7 +176,7 @@ def _filtered(
 
 
 class _PackageElements:
-    """Reads an index: ``found`` are its head, and the wanted elements, that were not taken yet."""
+    """Reads an index: ``found`` are its head, and the wanted elements that were not taken yet."""
 
     def __init__(self, name: str, wanted: Chosen, is_primary: bool) -> None:
         self.raw = RawElements(name)

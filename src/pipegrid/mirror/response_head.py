@@ -1,4 +1,4 @@
-"""Heads of responses, as far as the epoll driver handles them; what statuses mean (pure)."""
+"""Heads of responses, as far as the epoll driver supports them; the meaning of statuses (pure)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class SmallAnswers(dict[str, bytes]):
     Files by path, as far as a mirror gives them.
 
     Attributes:
-        refused: by path, what it answers in place of the others, in words.
-        redirected: by path, where it says that others are.
+        refused: the reasons for the other paths, as text.
+        redirected: the redirects, by path.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class SmallAnswers(dict[str, bytes]):
 
 
 def may_be(path: str, data: bytes) -> bool:
-    """Return whether a file looks like what its name says: pipelined answers may have been mixed up."""
+    """Return whether a file can be what its name says: pipelined responses may have been confused."""
     begins = data.lstrip()[:30]
     if path.endswith("InRelease"):
         return begins.startswith(b"-----BEGIN PGP SIGNED")
@@ -34,33 +34,33 @@ def may_be(path: str, data: bytes) -> bool:
 
 
 class UnsupportedResponse(Exception):
-    """The server does something that the epoll driver does not understand; the text is a clause."""
+    """The server does something that the epoll driver does not support; the text is a clause."""
 
 
 BUSY = frozenset({429, 503})
-"""Statuses that say "not so much": of the mirror, and of no file in particular."""
+"""Statuses of an overloaded mirror, whatever the file."""
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-"""Statuses that say where else to ask."""
+"""Statuses of redirects."""
 
 TRANSIENT = BUSY | {408, 425, 500, 502, 504}
-"""Statuses that say "not now"; the others say "not this"."""
+"""Statuses that may change soon; the others are about the file."""
 
 
 def judge(status: int) -> tuple[bool, str]:
-    """Return whether a status other than 200 is one of the moment, and what it means, as a clause."""
+    """Return whether a status other than 200 may change soon, and a clause about it."""
     if 300 <= status < 400:
-        return False, f"it answers {status}, which leads nowhere"
+        return False, f"it answers {status}, which is not a redirect to follow"
     return status in TRANSIENT, f"it answers {status}"
 
 
 class Head:
     """
-    What the epoll driver needs of a response.
+    The parts of a response's head that the epoll driver needs.
 
     Attributes:
         length: of the body, in bytes.
-        closes: it is the last on its connection.
+        closes: whether it is the last response on its connection.
         locations: the values of its ``Location`` fields, if it redirects.
     """
 
@@ -80,25 +80,25 @@ USUAL_HEAD = re.compile(
     rb"Content-Length: ([0-9]{1,16})\r\nLast-Modified: [^\r\n]*\r\nConnection: keep-alive\r\n"
     rb"ETag: [^\r\n]*\r\n(?:Accept-Ranges: bytes\r\n)?\r\n"
 )
-"""As nginx says it of nearly every file: one look instead of a dozen."""
+"""The head that nginx sends for nearly every file: one match instead of a dozen."""
 
 
 def parse_head(head: bytes) -> Head:
     """
-    Take a head apart, that comes without the empty line at its end.
+    Parse a head, without the empty line at its end.
 
     Raises:
-        UnsupportedResponse: it is none, or says what the epoll driver does not understand.
+        UnsupportedResponse: it is invalid, or not supported by the epoll driver.
     """
     told_head, head = head, head.lower()
     if not head.startswith(b"http/1.1 ") or not head[9:12].isdigit():
         raise UnsupportedResponse("it does not speak HTTP/1.1")
     status = int(head[9:12])
     if status < 200 or status in (204, 304) or b"\r\ntransfer-encoding:" in head:
-        raise UnsupportedResponse("its answers have no length")
+        raise UnsupportedResponse("its responses have no length")
     told, again = _field(head, b"\r\ncontent-length:")
     if again or not told.isdigit() or len(told) > 16:
-        raise UnsupportedResponse("its answers have no length")
+        raise UnsupportedResponse("its responses have no length")
     options, again = _field(head, b"\r\nconnection:")
     locations = _locations(told_head, head) if status in REDIRECTS else ()
     return Head(status, int(told), again or b"close" in options, locations)
@@ -126,7 +126,7 @@ def _locations(head: bytes, lowered: bytes) -> tuple[bytes, ...]:
 
 
 def _field(head: bytes, name: bytes) -> tuple[bytes, bool]:
-    """Return the first field of a name (with the end of the line before it); is there another?"""
+    """Return the first field of a name (with the end of the line before it), and whether there is another."""
     start = head.find(name)
     if start < 0:
         return b"", False

@@ -1,15 +1,4 @@
-"""
-An RPM repository (rpm-md): ``repomd.xml``, the indexes that it names, packages; in the order in which a
-Debian archive is brought up to date (``debian``), and for the same reasons.
-
-1. ``repomd.xml`` is fetched from the first mirror that has one to be believed. 2. All files that it names are
-brought to where nobody sees them. 3. What ``primary`` names is fetched, while it is still being read, and
-gets its names. 4. When all is there the indexes get theirs, ``repomd.xml`` last; then what is not named any
-more may go, but for the indexes of the generation before, which somebody may just be about to read.
-
-What an index names and cannot be used is skipped, and counts; if mirrors lack a package, no index gets its
-name, unless the caller wants to keep going.
-"""
+"""A mirror of an RPM repository (rpm-md)."""
 
 from __future__ import annotations
 
@@ -80,19 +69,19 @@ MODULAR = ".module"
 
 class RpmOutcome:
     """
-    What has become of a run.
+    The outcome of a run.
 
     Attributes:
         report: of the packages.
         removed: paths that were deleted, or would be.
         index_bytes: fetched for indexes.
-        entries: what indexes name; of these, what could not be used.
+        entries: of the indexes, with the unusable ones.
         lacking: indexes that no mirror has.
-        is_published: the new indexes are to be seen.
-        is_new: ``repomd.xml`` or its signature is not the one that was there.
+        is_published: whether the new indexes were published.
+        is_new: whether ``repomd.xml`` or its signature differs from the previous one.
         unmatched: options and patterns of filters that match nothing.
-        spares_others: files stay that filters of earlier runs select.
-        lacking_sources: packages of sources that were wanted, and that the repository does not name.
+        spares_others: whether files are kept that filters of earlier runs select.
+        lacking_sources: wanted source packages that the repository does not name.
     """
 
     def __init__(self) -> None:
@@ -117,15 +106,26 @@ class _Found(NamedTuple):
 
 class RpmRepository:
     """
+    A mirror of one repository.
+
+    The steps are those of a Debian archive (``debian``), for the same reasons: 1. ``repomd.xml`` is fetched
+    from the first mirror with a trusted one. 2. All files in it are staged, where no client sees them. 3.
+    The packages in ``primary`` are fetched while it is being read, and published. 4. When all files exist
+    the indexes are published, ``repomd.xml`` last; then files that are not named any more may be removed,
+    except the previous indexes, which clients may still read.
+
+    Unusable entries of an index are skipped and counted; if mirrors lack a package, no index is published,
+    unless the caller wants to keep going.
+
     Args:
-        mirror: where it is fetched from and kept; its URLs are what ``repodata`` is below.
-        newest_only: of packages with the same name and architecture those with the highest version;
-            ``MODULAR`` ones all. As ``newest`` of a filter.
+        mirror: the mirrors and the destination; its URLs are the parents of ``repodata``.
+        newest_only: of packages with the same name and architecture only the highest version; ``MODULAR``
+            ones all. As ``newest`` of a filter.
         wanted: which packages of the index are wanted.
-        metalink: says which ``repomd.xml`` may be used; None: any.
-        checks_packages: each package has to be signed by one of the keys; see ``rpm_package_signatures``.
-        signing: signs indexes of what was fetched, which are published in place of the repository's; see
-            ``repomd_writer``. None: the repository's are.
+        metalink: names the acceptable ``repomd.xml``; None: any.
+        checks_packages: each package must be signed by one of the keys; see ``rpm_package_signatures``.
+        signing: signs rebuilt indexes of the fetched files, which are published instead of the
+            repository's; see ``repomd_writer``. None: the repository's are published.
     """
 
     def __init__(
@@ -158,19 +158,19 @@ class RpmRepository:
         delete_excluded: bool = False,
     ) -> RpmOutcome:
         """
-        Bring it up to date. To be called once.
+        Bring the mirror up to date. Call it once.
 
         Args:
-            delete: remove what is not named any more, if nothing failed or was skipped.
-            dry_run: fetch indexes only, publish nothing; as the mirror was told.
-            keep_going: publish the indexes also if mirrors lack what they name, or lack one that dnf can do
-                without.
-            delete_excluded: with ``delete``, what filters of earlier runs select goes as well.
+            delete: remove files that are not named any more, if nothing failed or was skipped.
+            dry_run: fetch only indexes, publish nothing; the same as for ``mirror``.
+            keep_going: publish the indexes even if mirrors lack files in them, or an index that dnf does
+                not need.
+            delete_excluded: with ``delete``, also remove files that only filters of earlier runs select.
 
         Raises:
-            MirrorError: no mirror has a ``repomd.xml`` that can be believed, or an index could not be had, or
-                the filters select no package.
-            BadEntry: an index names what may not be.
+            MirrorError: no mirror has a trusted ``repomd.xml``, an index could not be fetched, or the
+                filters select no package.
+            BadEntry: an index has a refused entry.
         """
         outcome = RpmOutcome()
         entries = outcome.entries
@@ -213,7 +213,7 @@ class RpmRepository:
         stays: list[PackageFilter],
         outcome: RpmOutcome,
     ) -> tuple[_Found, list[ArchiveFile]]:
-        """Rebuild indexes if that is wanted, and publish them; returns what is seen then."""
+        """Rebuild indexes if that is wanted, and publish them; returns the repository as published."""
         record = _record_of(found)
         if self._signing is not None:
             found = await self._mirror.run(self._rebuild, found, everything, stays)
@@ -233,15 +233,21 @@ class RpmRepository:
         return found, everything
 
     def _would_be_new(self, found: _Found) -> bool:
-        """In the thread: whether ``repomd.xml`` is not the one that exists, or that new ones were made of."""
+        """
+        Return whether ``repomd.xml`` differs from the existing one, or from that of the rebuilt indexes. In
+        the thread.
+        """
         if self._signing is None:
             return not self._destination.holds(found.files)
         return not _record_of(found).items() <= read_record(self._destination).items()
 
-    # New indexes.
+    # Rebuilt indexes.
 
     def _take_back(self, found: _Found) -> _Found:
-        """In the thread: take what was kept aside, and leave out what new indexes do not need."""
+        """
+        Stage the kept indexes of the repository, and leave out those that rebuilt ones do not need. In the
+        thread.
+        """
         files = tuple(each for each in found.repomd.files if not is_left_out(each))
         take_back(self._destination, (each.file.path for each in files if is_rebuilt(each)))
         return found._replace(repomd=found.repomd._replace(files=files))
@@ -249,7 +255,7 @@ class RpmRepository:
     def _rebuild(
         self, found: _Found, everything: Sequence[ArchiveFile], stays: Sequence[PackageFilter]
     ) -> _Found:
-        """In the thread: stage new indexes of those packages that exist."""
+        """Stage new indexes of the packages that exist. In the thread."""
         assert self._signing is not None
         there = {each.path for each in everything}
         files = tuple(each for each in found.repomd.files if each.file.path in there)
@@ -261,7 +267,7 @@ class RpmRepository:
     async def _stage(
         self, repomd: Repomd, outcome: RpmOutcome, keep_going: bool
     ) -> list[ArchiveFile]:
-        """Bring indexes to where they can be read, and nobody sees them; returns those that can be had."""
+        """Stage indexes, where no client sees them; returns the fetched ones."""
         fetched = await stage_indexes(self._mirror, [each.file for each in repomd.files])
         outcome.index_bytes = fetched.size_bytes
         for path, why in fetched.lacking.items():
@@ -273,7 +279,7 @@ class RpmRepository:
         return [each.file for each in repomd.files if each.file.path not in fetched.lacking]
 
     def _sized(self, indexes: list[ArchiveFile]) -> list[ArchiveFile]:
-        """In the thread: return indexes with their sizes, of which ``repomd.xml`` need not tell any."""
+        """Return indexes with their sizes, which ``repomd.xml`` may omit. In the thread."""
         return [
             each
             if each.size is not None
@@ -314,7 +320,7 @@ class RpmRepository:
         return found
 
     def _believe(self, files: dict[str, bytes], url: str, skip: Skip) -> _Found:
-        """In the thread: look who says it, what it says, and whether it is not older than what is here."""
+        """Check the signature, the content and the age of a ``repomd.xml``. In the thread."""
         data = files[REPOMD]
         name = f"{REPOMD} of {url}"
         if self._metalink is not None and not self._metalink.names(data):
@@ -335,17 +341,17 @@ class RpmRepository:
         return _Found(repomd, files, before)
 
     def _before(self) -> Repomd | None:
-        """In the thread: return what is here."""
+        """Return the existing ``repomd.xml``. In the thread."""
         data = self._destination.read(REPOMD, MAX_REPOMD_BYTES)
         try:
             return None if data is None else read_repomd(data, REPOMD, lambda _: None)
         except BadEntry:
             return None
 
-    # What primary names.
+    # The packages.
 
     def _check_packages(self, found: _Found, report: Report) -> None:
-        """In the thread: packages that nobody signed are as good as not there, and go."""
+        """Report packages without a valid signature as failed, and remove them. In the thread."""
         wrong: list[ArchiveFile] = []
 
         def failed(each: ArchiveFile, why: str) -> None:
@@ -362,11 +368,11 @@ class RpmRepository:
             with suppress(BadEntry, MirrorError, OSError):
                 before.update(each.path for each in self._contents(found.before, [ALL]))
         for each in wrong:
-            if each.path not in before:  # an index that is seen does not name it
+            if each.path not in before:  # a published index does not name it
                 self._destination.delete(each.path)
 
     def _filters(self, delete_excluded: bool) -> list[PackageFilter]:
-        """In the thread: return what packages may stay by: the filters of this run, and of earlier ones."""
+        """Return the filters that keep packages: those of this run, and of earlier ones. In the thread."""
         recorded = read_records(self._destination).get("", [])
         if not recorded and self._before() is not None:
             recorded = [ALL]
@@ -380,7 +386,7 @@ class RpmRepository:
         skip: Skip | None = None,
         matches: Matches | None = None,
     ) -> Iterator[ArchiveFile]:
-        """Yield the files of the packages that are wanted, which are fetched while others are being read."""
+        """Yield the files of the wanted packages, which are fetched while the index is being read."""
         yield from (each.file for each in self._packages(repomd, filters, skip, matches))
 
     def _packages(
@@ -406,7 +412,7 @@ class RpmRepository:
             yield each
 
     def _sources_of(self, filters: Sequence[PackageFilter], repomd: Repomd) -> SourceRpmsOf:
-        """Return what selects the packages of sources of those that filters select."""
+        """Return a filter for the source packages of the selected packages."""
         there: set[str] = set()
 
         def described_all() -> Iterator[tuple[Description, Package]]:
@@ -427,7 +433,7 @@ class RpmRepository:
         places = {casefold_path(each.file.path) for each in repomd.files}
         places = {
             each for each in places if not each.startswith("repodata/")
-        }  # where no package may be
+        }  # paths that no package may have
         told = None if primary.opened is None else primary.opened.size
         blocks = index_blocks(self._destination.staged_path(path), path, told)
         urls = [self._mirror.url(number) for number in range(self._mirror.count)]
@@ -446,14 +452,14 @@ class RpmRepository:
     # Publication.
 
     def _publish(self, indexes: list[ArchiveFile], found: _Found) -> None:
-        """In the thread: give indexes their names, and then ``repomd.xml``."""
+        """Publish the indexes, and then ``repomd.xml``. In the thread."""
         destination = self._destination
-        # One that is there already stays as old as it is: readers ask whether it has changed since.
+        # An unchanged file keeps its time: clients ask whether it has changed since.
         destination.stage(
             {path: d for path, d in found.files.items() if destination.read(path, len(d)) != d}
         )
         destination.release([each.path for each in indexes])
-        # Who reads them in between finds a signature that does not fit, and asks again.
+        # A client that reads between the two finds a signature that does not fit, and asks again.
         destination.release([path for path in (SIGNATURE, REPOMD) if path in found.files])
         if SIGNATURE not in found.files:
             destination.delete(SIGNATURE)
@@ -466,7 +472,7 @@ class RpmRepository:
         stays: Sequence[PackageFilter],
         dry_run: bool,
     ) -> list[str]:
-        """In the thread: remove what is not named; what the indexes of before name, which stay, is."""
+        """Remove files that neither the current nor the previous indexes name. In the thread."""
         destination = self._destination
         kept = {each.path for each in chain(self._contents(found.repomd, stays), everything)}
         before = found.before
@@ -474,7 +480,7 @@ class RpmRepository:
             kept.update(each.file.path for each in before.files)
         others = list(destination.others(frozenset(kept)))
         if others and before is not None and before.primary.file != found.repomd.primary.file:
-            with suppress(BadEntry, MirrorError, OSError):  # that one is of no use to anybody
+            with suppress(BadEntry, MirrorError, OSError):  # an unreadable one is not needed
                 if destination.is_there(before.primary.file):
                     named = (each.path for each in self._contents(before, stays))
                     is_named = holder(named, destination.folds)
@@ -486,7 +492,7 @@ class RpmRepository:
 
 def newest(found: Iterable[Package]) -> list[Package]:
     """
-    Return of each name and architecture the packages with the highest version, in the order of the index.
+    Return the packages with the highest version of each name and architecture, in the order of the index.
 
     Packages of modules' streams are all returned.
     """
@@ -497,7 +503,7 @@ _NEWEST = PackageFilter(newest=1)
 
 
 def described(package: Package) -> tuple[Description, Package]:
-    """Return a package with what filters look at."""
+    """Return a package with its description for filters."""
     is_modular = MODULAR in package.version.release
     about = Description(
         package.name,
@@ -522,7 +528,7 @@ def _own(found: _Found) -> list[ArchiveFile]:
 
 def _check_not_older(before: Repomd | None, repomd: Repomd, name: str) -> None:
     """
-    Whoever offers an older index than we have is behind, or hides something.
+    Refuse an index older than the existing one: the mirror is outdated, or hides something.
 
     Revisions count where both are numbers, as createrepo writes them; else the times of the files.
     """
@@ -533,5 +539,5 @@ def _check_not_older(before: Repomd | None, repomd: Repomd, name: str) -> None:
         new, old = int(repomd.revision), int(before.revision)
     if new < old:
         raise MirrorError(
-            f"{name} is of {new}, older than what is here, of {old}; give a mirror that is up to date"
+            f"{name} is of {new}, older than the existing one of {old}; give a mirror that is up to date"
         )

@@ -1,8 +1,8 @@
 """
-The signatures of RPM packages, as rpm's own program finds them: those in the headers of the files.
+The signatures in the headers of RPM packages, checked by rpm's own program.
 
-What was found right is noted by hash, beside the hash of the keys that it was found with, so that a package
-is looked at once. Synchronous, for the thread that has the destination.
+Results are recorded by hash, together with the hash of the keys, so that a package is checked once.
+Synchronous, for the thread that has the destination.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.destination import Destination
 
 CHECKED = "checked"
-"""The notes, below ``HIDDEN``."""
+"""The records, below ``HIDDEN``."""
 
 MAX_NOTES_BYTES = 64 << 20
 MAX_KEY_BYTES = 4 << 20
 AT_ONCE = 64
-"""Packages that one process looks at."""
+"""Packages that one process checks."""
 
 TIMEOUT_S = 600.0
 
@@ -41,15 +41,15 @@ def check_packages(
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
     """
-    Look whether packages that exist are signed by one of some keys.
+    Check that packages that exist are signed by one of some keys.
 
     Args:
         keyrings: files with public keys, bytes or text.
-        failed: is called with each that is not, and why.
-        stopped: whether all is to end.
+        failed: is called with each that is not, and the reason.
+        stopped: whether the run must end.
 
     Raises:
-        MirrorError: there is no rpmkeys, or it takes no key; or all is to end.
+        MirrorError: rpmkeys does not exist, or accepts no key; or the run must end.
         UsageError: a file with keys cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="pipegrid-") as home:
@@ -81,7 +81,7 @@ def check_packages(
 
 
 def _text_of(keyring: str, home: str) -> bytes:
-    """Return keys as text, which is all that rpmkeys reads."""
+    """Return keys as text, the only form that rpmkeys reads."""
     try:
         with open(keyring, "rb") as file:
             data = file.read(MAX_KEY_BYTES)
@@ -112,19 +112,19 @@ def _run(command: list[str], home: str, refuses: bool = True) -> bytes:
         raise MirrorError(f"{command[0]} took more than {TIMEOUT_S:.0f} s; run it again") from None
     if done.returncode and refuses:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        raise MirrorError(f"{command[0]} takes no key: {' '.join(said)}; look at --keyring")
+        raise MirrorError(f"{command[0]} accepts no key: {' '.join(said)}; look at --keyring")
     return done.stdout
 
 
 def _found(
     destination: Destination, packages: Sequence[ArchiveFile], home: str
 ) -> Iterator[tuple[ArchiveFile, str]]:
-    """Yield for each package that exists why it is not signed; "": it is."""
+    """Yield the fault of the signature of each package that exists; "" if it is right."""
     places = {destination.where(each.path): each for each in packages}
     there = [place for place in places if os.path.isfile(place)]
     command = ["rpmkeys", "--dbpath", f"{home}/db", "--checksig", "--verbose", "--", *there]
     said = _run(command, home, refuses=False).decode("utf-8", "surrogateescape") if there else ""
-    reasons = dict.fromkeys(there, "rpmkeys says nothing of it")
+    reasons = dict.fromkeys(there, "rpmkeys does not mention it")
     place = ""
     for line in said.splitlines():
         if line[:1] not in (" ", "\t") and line.removesuffix(":") in reasons:

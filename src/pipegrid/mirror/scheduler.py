@@ -1,4 +1,4 @@
-"""File scheduler (pure): which file is requested from which mirror next, and what came of it."""
+"""The file scheduler (pure): which file is requested from which mirror next, and the outcomes."""
 
 from __future__ import annotations
 
@@ -7,55 +7,56 @@ from collections.abc import Iterator, Sequence
 
 from pipegrid.mirror.archive_file import ArchiveFile
 
-# Which file is asked of which mirror next: decisions, without a connection, a clock or a file.
+# Which file is requested from which mirror next: decisions, without a connection, a clock or a file.
 #
-# **Goal.** Every mirror's link is full until the last file; no file is lost because one mirror failed;
-# nobody waits for the slowest.
+# **Goal.** Every mirror's link is full until the last file; no file is lost because one mirror failed; the
+# run does not wait for the slowest mirror.
 #
-# **Queue.** Files go out largest first. The first request on a connection is then a large one, so that TCP
-# opens its window; the many small ones fill the pipes at the end, when every line is fast.
+# **Queue.** The largest files are requested first. So the first request on a connection is a large one, and
+# TCP opens its window; the many small ones keep the pipes full at the end, when every link is fast.
 #
-# **Failures.** A file that a mirror could not give is put back for *another* mirror. What mirrors lack or
-# have wrong (``refused``) they are not asked for again, and when all have refused a file, it has failed.
-# What broke on its way (``broken``: lost connections, silence, answers cut short) is nobody's verdict:
-# others are asked first, then the same again, ``MAX_BREAKS`` times in all for each mirror. What was never
-# looked at (``put_back``) is no failure, and what a mirror put off that is ``busy`` is not the file's.
+# **Failures.** If a mirror could not give a file, it is put back for *another* mirror. Files that a mirror
+# lacks or has wrong (``refused``) are not requested from it again; when all mirrors have refused a file, it
+# has failed. A transfer that broke (``broken``: lost connections, silence, incomplete responses) says
+# nothing about the file: other mirrors are asked first, then the same one again, at most ``MAX_BREAKS``
+# times for each mirror. A request that was not processed (``put_back``) is no failure, and neither is one
+# that an overloaded mirror has deferred (``busy``).
 #
-# **Pipelining.** Some servers and proxies mix up, drop or join the answers to pipelined requests. So what is
-# said of a file counts only if its request was alone on a connection that never had two. A *wrong* file in
-# ``company`` is a doubt: that mirror is asked for it again, alone, and until it has answered gets one request
-# at a time (``is_serial``). If the file is then right, the mirror is serial for the rest of the run; if not,
-# the fault is the mirror's own, and it is pipelined again. What a mirror refuses in company is asked of
-# others first.
+# **Pipelining.** Some servers and proxies confuse, drop or join the responses to pipelined requests. So a
+# refusal counts only if the request was alone on a connection that never had two. If a file is *wrong* and
+# was requested in ``company``, that is uncertain: the mirror is asked for it again, alone, and gets one
+# request at a time (``is_serial``) until it has answered. If the file is then right, the mirror is serial
+# for the rest of the run; if not, the mirror is at fault, and it is pipelined again. After a refusal in
+# company, other mirrors are asked first.
 #
-# **The last word.** The mirror that served the index knows what it names. While others could still give a
-# file it does not have to; but what it refuses only counts as refused by all when all others did, too.
+# **The mirror of the index** knows what the index names. It need not give a file that others may have; but
+# a file counts as refused by all only when all others have refused it, too.
 #
-# **Invariant.** Each file is in exactly one of: waiting, on its way (once or, when the end is near, twice),
-# done, failed.
+# **Invariant.** Each file is in exactly one state: waiting, in flight (once or, near the end, twice), done,
+# failed.
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import Literal
 
     Failure = Literal["refused", "wrong", "broken", "busy"]
 
 MAX_BREAKS = 3
-"""Times that a file may break on its way from one mirror. Each costs a connection at least."""
+"""How often a file may break from one mirror. Each time costs at least a connection."""
 
 UNKNOWN_BYTES = 1 << 20
-"""What a file of unknown size counts as: an index, which others wait for."""
+"""The assumed size of an index of unknown size, which others wait for."""
 
 
 class FetchJob:
     """
-    One file and what became of asking for it. There may be hundreds of thousands: it is kept small.
+    One file and the state of its requests. There may be hundreds of thousands, so it is small.
 
-    Attributes: refused_by, under_way: bits, one a mirror: those that lack it or have it wrong, those that
-        are asked now. company: bits, too: those with further requests on the connection on which it is
-        asked. unproven: those that refused it in company. in_doubt: those to be asked again, alone. breaks:
-        how often it broke on its way from each; None: never. reasons: the last reason of each mirror, for
-        people. is_over: done, or failed.
+    Attributes: refused_by, under_way: bits, one per mirror: those that lack it or have it wrong, those that
+        are being asked. company: bits of those with further requests on the connection. unproven: bits of
+        those that refused it in company. in_doubt: bits of those to ask again, alone. breaks: how often it
+        broke from each mirror; None: never. reasons: the last reason of each mirror, for messages. is_over:
+        done, or failed.
     """
 
     __slots__ = (
@@ -87,15 +88,15 @@ class FetchJob:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that it counts as: ``UNKNOWN_BYTES`` if nobody has said its size."""
+        """Its size; ``UNKNOWN_BYTES`` if unknown."""
         return _size_of(self.wanted)
 
     def breaks_at(self, mirror: int) -> int:
-        """How often it broke on its way from a mirror."""
+        """Return how often it broke from a mirror."""
         return 0 if self.breaks is None else self.breaks.get(mirror, 0)
 
     def note(self, mirror: int, reason: str) -> None:
-        """Keep why a mirror could not give it."""
+        """Record why a mirror could not give it."""
         if self.reasons is None:
             self.reasons = {}
         self.reasons[mirror] = reason
@@ -111,16 +112,16 @@ def _job_of(each: FetchJob | ArchiveFile) -> FetchJob:
 
 class Scheduler:
     """
-    The files of one mirroring.
+    The files of one run.
 
     Args:
         mirrors: how many there are; they are numbered from 0.
         urls: of the mirrors.
-        serial_urls: of those that this run has found unable to pipeline; what is learnt here is added.
+        serial_urls: of those that this run has found unable to pipeline; more are added here.
 
     Attributes:
-        failed: what no mirror could give.
-        done_files, done_bytes: what has come; ``done_paths``: of the first ``MAX_SHOWN`` of these.
+        failed: files that no mirror could give.
+        done_files, done_bytes: the fetched files; ``done_paths``: of the first ``MAX_SHOWN`` of these.
         retries: how often a file was put back.
     """
 
@@ -133,16 +134,16 @@ class Scheduler:
         self.serial_urls: set[str] = set() if serial_urls is None else serial_urls
         self._mirrors = mirrors
         self._urls = urls or [str(number) for number in range(mirrors)]
-        # By mirror: what it is to be asked for alone, and how much of that it has not answered yet.
+        # By mirror: the files to request from it alone, and how many of those are outstanding.
         self._doubted: list[list[FetchJob]] = [[] for _ in range(mirrors)]
         self._doubts = [0] * mirrors
         self._gone: set[int] = set()
         self._resting: set[int] = set()
-        # Largest first; the count keeps equal sizes in the order in which they came. Both are one number, and
-        # what was not asked for yet has no job: of a list of 300,000 files that is 50 MB less.
+        # Largest first; the count keeps equal sizes in the order of arrival. Both are one number, and a
+        # file without a request has no job: for a list of 300,000 files that saves 50 MB.
         self._waiting: list[tuple[int, FetchJob | ArchiveFile]] = []
         self._count = 0
-        # Not for every mirror: few, so they are looked through.
+        # Not for every mirror: they are few, so a search takes little.
         self._again: list[FetchJob] = []
         self._open = 0
 
@@ -159,11 +160,11 @@ class Scheduler:
 
     @property
     def waits(self) -> bool:
-        """Whether anything waits to be asked for."""
+        """Whether any file waits for a request."""
         return bool(self._waiting or self._again) or any(self._doubted)
 
     def is_serial(self, mirror: int) -> bool:
-        """Whether it gets one request at a time, on connections that never had two."""
+        """Return whether it gets one request at a time, on connections that never had two."""
         return bool(self._doubts[mirror]) or self._urls[mirror] in self.serial_urls
 
     def becomes_serial(self, mirror: int) -> None:
@@ -171,21 +172,20 @@ class Scheduler:
         self.serial_urls.add(self._urls[mirror])
 
     def add(self, wanted: ArchiveFile) -> None:
-        """One more file is wanted."""
         self._open += 1
         self._put(wanted, _size_of(wanted))
 
     def add_done(
         self, files: int, size_bytes: int, retries: int, paths: Sequence[str] = ()
     ) -> None:
-        """So many files that were never added here have come; others fetched them."""
+        """Count files that other processes have fetched; they were never added here."""
         self.done_paths += paths[: MAX_SHOWN - len(self.done_paths)]
         self.done_files += files
         self.done_bytes += size_bytes
         self.retries += retries
 
     def add_failed(self, wanted: ArchiveFile, refused_by: int, reasons: dict[int, str]) -> None:
-        """One more file is wanted, for which others have asked in vain; as attributes of ``FetchJob``."""
+        """Add a wanted file that other processes could not fetch; arguments as attributes of ``FetchJob``."""
         job = FetchJob(wanted)
         job.refused_by = refused_by
         job.reasons = reasons or None
@@ -193,7 +193,7 @@ class Scheduler:
         self._put_back(job)
 
     def next(self, mirror: int) -> FetchJob | None:
-        """Return what to ask this mirror for now; None: nothing that it may be asked for waits."""
+        """Return what to request from this mirror now; None if no file waits that it may be asked for."""
         if mirror in self._gone:
             return None
         job = self._take_doubted(mirror, mirror) or self._take_again(mirror)
@@ -208,14 +208,14 @@ class Scheduler:
         return job
 
     def copy(self, job: FetchJob, mirror: int) -> bool:
-        """Ask another mirror, too, for what one is slow to give; returns whether it may be asked."""
+        """Request a file from another mirror as well, since one is slow; returns whether it may be asked."""
         if job.is_over or job.under_way >> mirror & 1 or not self._may_ask(job, mirror):
             return False
         job.under_way |= 1 << mirror
         return True
 
     def done(self, job: FetchJob, mirror: int, size_bytes: int) -> bool:
-        """Note that it has come and is right; returns False if another mirror was quicker."""
+        """Record that a file has arrived and is right; returns False if another mirror was faster."""
         self._arrived(job, mirror)
         if job.is_over:
             return False
@@ -232,16 +232,16 @@ class Scheduler:
         return True
 
     def put_back(self, job: FetchJob, mirror: int) -> None:
-        """The mirror never looked at the request, or it was taken back: that is no failure."""
+        """Put back a request that the mirror has not processed, or that was withdrawn; not a failure."""
         self._arrived(job, mirror)
         self._put_back(job)
 
     def failed_at(self, job: FetchJob, mirror: int, kind: Failure, reason: str) -> bool:
         """
-        Note that this mirror could not give it; it is put back for another one, or has failed.
+        Record that this mirror could not give it; it is put back for another one, or has failed.
 
         Returns:
-            False if that is only a doubt: the file is wrong, and other requests were on the connection.
+            False if that is uncertain: the file is wrong, and other requests were on the connection.
         """
         bit = 1 << mirror
         in_company = job.company & bit
@@ -266,7 +266,7 @@ class Scheduler:
         return True
 
     def _doubt(self, job: FetchJob, mirrors: int) -> None:
-        """Have these mirrors asked for it again, alone."""
+        """Request it again from these mirrors, alone."""
         job.refused_by &= ~mirrors
         job.unproven &= ~mirrors
         for mirror in range(self._mirrors):
@@ -274,21 +274,21 @@ class Scheduler:
         job.in_doubt |= mirrors
 
     def _settle(self, job: FetchJob, mirrors: int) -> None:
-        """These mirrors, of those that were to be asked for it alone, are not any more."""
+        """Do not request it again, alone, from these mirrors any more."""
         job.in_doubt &= ~mirrors
         if mirrors:
             for mirror in range(self._mirrors):
                 self._doubts[mirror] -= mirrors >> mirror & 1
 
     def rests(self, mirror: int, resting: bool = True) -> None:
-        """This mirror is left alone for a while (or no longer): nothing waits for it in particular."""
+        """A mirror begins or ends a rest: no file waits for it meanwhile."""
         if resting:
             self._resting.add(mirror)
         else:
             self._resting.discard(mirror)
 
     def gave_up(self, mirror: int, reason: str) -> None:
-        """This mirror is asked for nothing any more; what was asked of it has been told already."""
+        """Request nothing from this mirror any more; its requests must have been put back or failed."""
         self._gone.add(mirror)
         again, self._again = self._again + self._doubted[mirror], []
         self._doubted[mirror] = []
@@ -339,7 +339,7 @@ class Scheduler:
         job.company &= ~(1 << mirror)
 
     def _able(self, job: FetchJob) -> int:
-        """Return the bits of those that may be asked for it."""
+        """Return the bits of the mirrors that may be asked for it."""
         return sum(1 << each for each in range(self._mirrors) if self._may_ask(job, each))
 
     def _may_ask(self, job: FetchJob, mirror: int) -> bool:
@@ -350,14 +350,14 @@ class Scheduler:
         )
 
     def _take_doubted(self, of: int, mirror: int) -> FetchJob | None:
-        """What one mirror is to be asked for alone goes out first, and to others only in the end."""
+        """Take a file to request from one mirror alone: for that mirror first, for others only at the end."""
         for index, job in enumerate(self._doubted[of]):
             if self._may_ask(job, mirror):
                 return self._doubted[of].pop(index)
         return None
 
     def _take_again(self, mirror: int) -> FetchJob | None:
-        """What came back goes out first, to a mirror where it did not break yet, if there is one."""
+        """Take a file that was put back, preferably one that did not break from this mirror yet."""
         for index, job in enumerate(self._again):
             if not self._may_ask(job, mirror):
                 continue
@@ -372,7 +372,7 @@ class Scheduler:
         return None
 
     def waiting(self) -> Iterator[FetchJob]:
-        """Yield what waits, in no order."""
+        """Yield the waiting files, in no order."""
         for entry in self._waiting:
             yield _job_of(entry[1])
         yield from self._again
@@ -387,20 +387,20 @@ class Scheduler:
         assert all(count >= 0 for count in self._doubts), self._doubts
 
 
-# What has become of a mirroring, in all and of each mirror; also while it goes on.
+# The outcome of a run, in all and for each mirror; also while it goes on.
 
 MAX_SHOWN = 20
-"""Reasons that are kept for people; the others are counted."""
+"""Reasons that are kept for messages; further ones are only counted."""
 
 
 class Tally:
     """
-    What one mirror has done.
+    The results of one mirror.
 
     Attributes:
-        busy_s: during which it owed something.
-        broken: requests that broke on their way; ``refused``: that it lacked or had wrong.
-        given_up: why it is asked for nothing any more; None: it may be.
+        busy_s: the time with outstanding responses.
+        broken: requests that broke; ``refused``: files that it lacked or had wrong.
+        given_up: why nothing is requested from it any more; None if it may be asked.
     """
 
     def __init__(self, url: str) -> None:
@@ -411,23 +411,23 @@ class Tally:
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes received a second, of the time in which it owed something; 0.0 if there was none."""
+        """Bytes received per second of the time with outstanding responses; 0.0 if there was none."""
         return self.received_bytes / self.busy_s if self.busy_s else 0.0
 
 
 class Report:
     """
-    What has become of a mirroring; also while it goes on.
+    The outcome of a run; also while it goes on.
 
     Attributes:
-        wanted_files, wanted_bytes: what the list or index names, as far as it has been read.
-        present_files: what was there and right.
-        fetched_files, fetched_bytes: what was not.
+        wanted_files, wanted_bytes: in the list or index, as far as it has been read.
+        present_files: those that existed and were right.
+        fetched_files, fetched_bytes: those that did not.
         fetched: the paths of the first ``MAX_SHOWN`` of these.
-        failed: path and reason of what no mirror could give.
+        failed: path and reason of files that no mirror could give.
         failed_files: how many those are.
-        unnoted_files: what was found of so many by hashing could not be written down.
-        retries: how often a file was asked of another mirror, or again.
+        unnoted_files: how many verified files could not be recorded.
+        retries: how often a file was requested again, from the same or another mirror.
         tallies: of each mirror, in the order given.
         elapsed_s: until now.
     """
@@ -443,22 +443,22 @@ class Report:
         self.elapsed_s = 0.0
 
     def fail(self, path: str, why: str) -> None:
-        """One more file that could not be had, or is wrong."""
+        """Add a file that could not be fetched, or is wrong."""
         self.failed_files += 1
         if len(self.failed) < MAX_SHOWN:
             self.failed.append((path, why))
 
     def withdraw(self, path: str) -> None:
-        """A file that had failed is there after all."""
+        """Remove a failed file that exists after all."""
         self.failed_files -= 1
         self.failed = [each for each in self.failed if each[0] != path]
 
     @property
     def is_stopped(self) -> bool:
-        """Whether no mirror is left that could be asked for more."""
+        """Whether no mirror is left that could be asked."""
         return all(tally.given_up is not None for tally in self.tallies)
 
     @property
     def ranking(self) -> list[Tally]:
-        """The mirrors, the one that delivered fastest first."""
+        """The mirrors, the fastest first."""
         return sorted(self.tallies, key=lambda tally: -tally.bytes_per_s)

@@ -1,4 +1,4 @@
-"""Signatures that gpg makes: of the release files and ``repomd.xml`` of rebuilt indexes."""
+"""Signatures by gpg, of the release files and ``repomd.xml`` of rebuilt indexes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pipegrid.mirror.signatures import (
     signed_content,
 )
 
-# gpg runs without the options of the user, without a terminal and without questions, and no longer than
-# ``TIMEOUT_S``. A key in a file is imported into a directory of its own, which goes away with its agent. What
-# was signed is checked with the public key alone, so that a signature that is right is not made once more.
+# gpg runs without the user's options, without a terminal and without questions, and no longer than
+# ``TIMEOUT_S``. A key in a file is imported into a temporary directory, which is removed together with its
+# agent. Existing signatures are checked with the public key alone, and kept if they are right.
 
 _ALONE = ("--no-options", "--batch", "--no-tty", "--quiet", "--pinentry-mode", "error")
 _CREATED = b"[GNUPG:] SIG_CREATED "
@@ -36,9 +36,9 @@ class GpgKey:
     A key that gpg signs with; a context manager.
 
     Args:
-        key: a file with a secret key, as gpg exports it; or what gpg calls one in the ring of the user, best
-            its fingerprint. It needs no passphrase, or its agent knows that.
-        stopped: whether all is to end; asked while gpg runs.
+        key: a file with a secret key, as gpg exports it; or its name in the user's keyring, best its
+            fingerprint. It needs no passphrase, or its agent knows it.
+        stopped: whether the run must end; checked while gpg runs.
 
     Raises:
         SigningFailed: it cannot sign.
@@ -77,7 +77,7 @@ class GpgKey:
         self.close()
 
     def close(self) -> None:
-        """Remove what was made for it, and end the agent of a key in a file."""
+        """Remove its temporary files, and end the agent of a key in a file."""
         if self._home is not None:
             with suppress(OSError, subprocess.SubprocessError):
                 subprocess.run(
@@ -89,11 +89,11 @@ class GpgKey:
             self._directory.cleanup()
 
     def inline(self, data: bytes) -> bytes:
-        """Return a text with its signature around it."""
+        """Return a text together with its signature."""
         return self._sign(data, "--clearsign")[1]
 
     def detached(self, data: bytes) -> bytes:
-        """Return the signature alone, as text."""
+        """Return only the signature, as text."""
         return self._sign(data, "--armor", "--detach-sign")[1]
 
     def has_signed(self, data: bytes, signature: bytes | None) -> bool:
@@ -105,14 +105,14 @@ class GpgKey:
         return False
 
     def has_signed_inline(self, data: bytes, signed: bytes | None) -> bool:
-        """Return whether this is data with a signature by this key around it."""
+        """Return whether this is data together with a signature by this key."""
         with suppress(NotSigned):
             if signed is not None:
                 return signed_content(signed, (self.public,), "it", self._stopped) == data
         return False
 
     def _sign(self, data: bytes, *arguments: str) -> tuple[bytes, bytes]:
-        """Return what gpg says, and what it signed."""
+        """Return gpg's status lines, and its output."""
         paths = [os.path.join(self._directory.name, name) for name in ("data", "signed")]
         with open(paths[0], "wb") as file:
             file.write(data)
@@ -138,7 +138,7 @@ class GpgKey:
         return found[0].decode("ascii", "replace")
 
     def _gpg(self, *arguments: str) -> bytes:
-        """Run gpg; returns its status lines, or what it lists."""
+        """Run gpg; returns its status lines, or its list."""
         where: Sequence[str] = () if self._home is None else ("--homedir", self._home)
         command = ["gpg", *_ALONE, *where, "--status-fd", "1", *arguments]
         try:
@@ -160,7 +160,7 @@ class GpgKey:
 
 
 def _created(said: bytes) -> str:
-    """Return the fingerprint of the key that has signed, by the status lines of gpg."""
+    """Return the fingerprint of the key that has signed, from gpg's status lines."""
     line = next(each for each in said.split(b"\n") if each.startswith(_CREATED))
     return line.split()[-1].decode("ascii", "replace")
 
@@ -168,7 +168,7 @@ def _created(said: bytes) -> str:
 _REASONS = (
     (b"INV_SGNR", "gpg has no such secret key, or it has expired or was revoked"),
     (b"NODATA", "it is not a key that gpg exported"),
-    (b"IMPORT_PROBLEM", "it is not a key that gpg takes"),
+    (b"IMPORT_PROBLEM", "it is not a key that gpg accepts"),
     (b"PINENTRY_LAUNCHED", "it needs a passphrase"),
     (b"FAILURE sign 67108949", "it needs a passphrase, which gpg-agent does not have"),
     (b"FAILURE sign", "gpg fails"),
@@ -176,7 +176,7 @@ _REASONS = (
 
 
 def _reason(said: bytes) -> str:
-    """Return what status lines of gpg say, in words."""
+    """Return the reason in gpg's status lines, as text."""
     for mark, words in _REASONS:
         if b"[GNUPG:] " + mark in said:
             return words
@@ -185,7 +185,7 @@ def _reason(said: bytes) -> str:
 
 def check_key(key: str) -> None:
     """
-    Look whether a key can sign.
+    Check that a key can sign.
 
     Raises:
         SigningFailed, MirrorError: it cannot.

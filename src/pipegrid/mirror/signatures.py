@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from pipegrid.mirror.archive_file import MirrorError
 
-# What a signature file may hold: OpenPGP's signature packets (RFC 4880), as text or bytes, and nothing else;
-# and where in a signed text the signature is.
+# What a signature file may contain: only OpenPGP's signature packets (RFC 4880), as text or bytes; and
+# where the signature is in a signed text.
 #
-# gpgv takes any packets in their place, unpacks those that are packed before it asks whose they are, and has
-# been led astray by messages within messages. A kilobyte of anybody's kept it busy for as long as it was let.
+# gpgv accepts any packets instead, decompresses them before it checks the key, and has been attacked with
+# nested messages. A kilobyte of untrusted input kept it busy without a limit.
 #
-# All of this is read before anybody knows whose it is, so it is read line by line, each line once: the
-# time is linear in the bytes, and next to nothing of them is kept.
+# All of this is read before the signature is checked, so it is read line by line, each line once: the time
+# is linear in the bytes, and little of them is kept.
 
 MESSAGE = b"-----BEGIN PGP SIGNED MESSAGE-----"
 _BEGIN = b"-----BEGIN PGP SIGNATURE-----"
@@ -38,10 +38,10 @@ _LENGTH_BYTES = {0: 1, 1: 2, 2: 4}
 
 def signed_parts(data: bytes) -> tuple[bytes, bytes] | None:
     """
-    Return of a text with its signature what was signed, and the signature.
+    Return the signed text and the signature of a text with its signature.
 
-    Lines of the text that begin with a dash are still escaped. None: it is no such text, or something is
-    before, between or after its parts.
+    Lines of the text that begin with a dash are still escaped. None: it is not such a text, or something
+    precedes, separates or follows its parts.
     """
     line, at = _line(data, 0)
     if line != MESSAGE:
@@ -57,7 +57,7 @@ def signed_parts(data: bytes) -> tuple[bytes, bytes] | None:
         line, after = _line(data, dash + 1)
         if line == _BEGIN:
             break
-        if not line.startswith(b"- ") and line != b"-":  # a lone dash has lost the blank at its end
+        if not line.startswith(b"- ") and line != b"-":  # a lone dash has lost the space at its end
             return None
         search = after - 1
     else:
@@ -72,7 +72,7 @@ def signed_parts(data: bytes) -> tuple[bytes, bytes] | None:
 
 
 def _line(data: bytes, at: int) -> tuple[bytes, int]:
-    """Return the line that begins there, without blanks at its end, and where the next begins."""
+    """Return the line that begins there, without spaces at its end, and where the next begins."""
     end = data.find(b"\n", at)
     if end < 0:
         end = len(data)
@@ -84,12 +84,12 @@ def _is_blank(data: bytes, at: int) -> bool:
 
 
 def unescaped(text: bytes) -> bytes:
-    """Return what ``signed_parts`` gave as it was before it was signed."""
+    """Return the result of ``signed_parts`` as it was before it was signed."""
     return text.removeprefix(b"- ").replace(b"\n- ", b"\n")
 
 
 def signature_packets(data: bytes) -> bytes | None:
-    """Return the packets of a signature, or of several; None: it is something else, or has that within."""
+    """Return the packets of one or more signatures; None if anything else is in it."""
     if data[:1] < b"\x80":  # each packet begins with a higher byte
         packets = _dearmored(data)
         if packets is None:
@@ -99,7 +99,7 @@ def signature_packets(data: bytes) -> bytes | None:
 
 
 def _dearmored(text: bytes) -> bytes | None:
-    """Return the packets of signatures that are text, one after the other; None: there is more in it."""
+    """Return the packets of signatures in text form, in order; None if anything else is in it."""
     packets = bytearray()
     lines = BytesIO(text)
     for raw in lines:
@@ -114,7 +114,7 @@ def _dearmored(text: bytes) -> bytes | None:
 
 
 def _block(lines: BytesIO) -> bytes | None:
-    """Return the packets of one signature, up to its last line; None: it is none."""
+    """Return the packets of one signature, up to its last line; None if it is not one."""
     for raw in lines:
         line = raw.rstrip()
         if not line:
@@ -159,7 +159,7 @@ def _are_signatures(data: bytes) -> bool:
 
 def _packet(data: bytes, at: int) -> tuple[int, int, int | None]:
     """
-    Return a packet's kind, where its body begins, and how long that is; None: nobody says.
+    Return a packet's kind, where its body begins, and how long that is; None if unknown.
 
     Raises:
         IndexError: its head is incomplete.
@@ -167,7 +167,7 @@ def _packet(data: bytes, at: int) -> tuple[int, int, int | None]:
     head, first = data[at], data[at + 1]
     if not head & 0x80:
         return -1, at, None
-    if not head & 0x40:  # as of old
+    if not head & 0x40:  # the old format
         count = _LENGTH_BYTES.get(head & 3)
         if count is None:
             return head >> 2 & 15, at + 1, None
@@ -181,22 +181,22 @@ def _packet(data: bytes, at: int) -> tuple[int, int, int | None]:
     return head & 63, at + 6, int.from_bytes(data[at + 2 : at + 6], "big")
 
 
-# Who signed an index: gpgv decides, with the keys of a keyring, and only what it says was signed is read.
+# Checks who signed an index: gpgv decides, with the keys of a keyring, and only the text that it reports as
+# signed is read.
 #
-# A signed file in one piece (``InRelease``) holds, beside what was signed, whatever anybody put around it;
-# so what is read is gpgv's output and not the file. One of two files (``Release``, ``Release.gpg``) is read
-# as gpgv saw it.
+# A signed file in one piece (``InRelease``) may contain more than the signed text; so gpgv's output is read
+# and not the file. One of two files (``Release``, ``Release.gpg``) is read as gpgv got it.
 
 TIMEOUT_S = 60
 LOOK_S = 0.2
-"""How often it is looked, while gpgv runs, whether all is to end."""
+"""How often to check, while gpgv runs, whether the run must end."""
 
 Stopped = Callable[[], bool]
 MAX_KEYRING_BYTES = 16 << 20
 MAX_SIGNATURE_BYTES = 1 << 20
 
 _WEAK = ["--weak-digest", "SHA1", "--weak-digest", "RIPEMD160"]
-"""Hashes with which nobody signs any more, beside MD5, which gpgv refuses by itself."""
+"""Hashes that are too weak for signatures, in addition to MD5, which gpgv refuses by itself."""
 
 _ARMOR = b"-----BEGIN PGP PUBLIC KEY BLOCK-----"
 
@@ -205,11 +205,11 @@ NOT_SIGNED = "not signed by a key of the keyring"
 
 class Keys(NamedTuple):
     """
-    Whose word is believed.
+    The keys that are trusted.
 
     Attributes:
         keyrings: paths for gpgv.
-        allow_unsigned: believe an index whoever wrote it; then no signature is looked at.
+        allow_unsigned: accept any index; then no signature is checked.
     """
 
     keyrings: tuple[str, ...] = ()
@@ -217,22 +217,22 @@ class Keys(NamedTuple):
 
 
 class NotSigned(MirrorError):
-    """An index is not signed by anybody whose key is known here; nothing of it was used."""
+    """An index is not signed by a trusted key; nothing of it was used."""
 
 
 def signed_content(
     signed: bytes, keyrings: Sequence[str], name: str, stopped: Stopped = lambda: False
 ) -> bytes:
     """
-    Return what was signed, of a file with its signature in it.
+    Return the signed text of a file that includes its signature.
 
     Args:
         keyrings: files that gpgv can use.
         name: of the file, for errors.
-        stopped: whether all is to end; asked while gpgv runs.
+        stopped: whether the run must end; checked while gpgv runs.
 
     Raises:
-        NotSigned: the signature is bad, of an unknown key, or there is none.
+        NotSigned: the signature is missing, bad, or of an unknown key.
         MirrorError: gpgv or a keyring is missing.
     """
     import tempfile
@@ -242,11 +242,13 @@ def signed_content(
     parts = signed_parts(signed)
     if parts is None:
         if MESSAGE not in signed:
-            # gpgv also takes packets, which it unpacks before it knows whose they are: a few hundred bytes of
-            # anybody's would be gigabytes on the disk.
+            # gpgv also accepts packets, which it decompresses before it checks the key: a few hundred bytes
+            # of untrusted input would be gigabytes on the disk.
             raise NotSigned(f"{name} is {NOT_SIGNED} (it is not signed at all)")
-        # It would be published as it is, to readers who may look at more than what was signed.
-        raise NotSigned(f"{name} is not signed as a whole: there is something around it")
+        # It would be published unchanged, for clients that may read more than the signed text.
+        raise NotSigned(
+            f"{name} is not signed as a whole: other text precedes or follows the signed one"
+        )
     if signature_packets(parts[1]) is None:
         raise _no_signature(name)
     with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
@@ -267,9 +269,7 @@ def check_signature(
     name: str,
     stopped: Stopped = lambda: False,
 ) -> None:
-    """
-    Check a signature that is a file of its own; raises as ``signed_content`` does.
-    """
+    """Check a signature in a separate file; raises as ``signed_content`` does."""
     import tempfile
 
     if not keyrings:
@@ -324,11 +324,11 @@ def _gpgv(arguments: list[str], keyrings: Sequence[str], name: str, stopped: Sto
 
 def output_of(command: list[str], stopped: Stopped) -> tuple[bytes, int]:
     """
-    Run a program, and look meanwhile whether all is to end; returns what it prints, and its exit status.
+    Run a program, and check meanwhile whether the run must end; returns its output, and its exit status.
 
     Raises:
         OSError, subprocess.TimeoutExpired: it cannot be started, or takes more than ``TIMEOUT_S``.
-        MirrorError: all is to end.
+        MirrorError: the run must end.
     """
     import subprocess
     import time
@@ -365,7 +365,7 @@ def _no_keyring(name: str) -> MirrorError:
 
 
 def _usable(keyring: str, copy: str) -> str:
-    """Return the path of a keyring as gpgv reads it: one that is text is written down as bytes."""
+    """Return the path of a keyring that gpgv can read: one in text form is converted to bytes."""
     try:
         with open(keyring, "rb") as file:
             data = file.read(MAX_KEYRING_BYTES + 1)
@@ -387,7 +387,7 @@ def _usable(keyring: str, copy: str) -> str:
 
 
 def _trust_dearmored(block: bytes) -> bytes:
-    """Return the bytes of a block of text (RFC 4880, 6.2), which begins behind its first line."""
+    """Return the bytes of a block of text (RFC 4880, 6.2), which begins after its first line."""
     body, end, _ = block.replace(b"\r", b"").partition(b"-----END PGP PUBLIC KEY BLOCK-----")
     lines = body.split(b"\n\n", 1)[-1].split(b"\n")
     if not end:
@@ -397,10 +397,10 @@ def _trust_dearmored(block: bytes) -> bytes:
 
 def refusal(status: bytes) -> str | None:
     """
-    Return why gpgv's status lines do not prove a signature, in words; None: they do.
+    Return why gpgv's status lines do not prove a signature, as text; None if they do.
 
-    One good signature is enough, since archives sign with several keys and rings hold some of them. Its exit
-    status says less: it is 0 for keys that have expired, and 2 if one of the keys is not known.
+    One good signature suffices, since archives sign with several keys and keyrings have some of them. The
+    exit status is less exact: it is 0 for expired keys, and 2 if one of the keys is unknown.
     """
     said = {line.split(b" ")[1] for line in status.split(b"\n") if line.startswith(_STATUS)}
     if b"GOODSIG" in said and b"VALIDSIG" in said and b"BADSIG" not in said:

@@ -58,21 +58,22 @@ if TYPE_CHECKING:
     from pipegrid.mirror.indexes import ArchiveMirror
 
 
-# The suites of a Debian archive, by their release files: fetched from a mirror, believed if they are signed.
+# The suites of a Debian archive: release files are fetched from a mirror, and trusted if they are signed.
 #
-# A suite whose name ends in a slash is flat: its release file and its indexes are in one directory, that
-# of its name, and no component is. What they name is below the archive all the same, as with any suite.
+# A suite whose name ends in a slash is flat: its release file and its indexes are in one directory, with
+# the suite's name, and it has no components. The paths in them are relative to the archive, as for any
+# suite.
 
 MAX_AHEAD = timedelta(hours=1)
 """
-How far an archive's clock may be ahead of ours. apt takes ten seconds, but what it refuses now it reads a
-minute later. With a clock that is further behind nobody could tell what has expired.
+How far an archive's clock may be ahead of ours. apt accepts ten seconds, but reads a minute later what it
+refuses now. If this clock were slower, expired files could not be recognised.
 """
 
 
 class Suite(NamedTuple):
     """
-    One suite as one mirror has it, and as it was here: release files by name, and what they say.
+    One suite as one mirror has it, and as it was here: release files by name, and their content.
 
     Attributes:
         directory: below the archive; "": the archive itself.
@@ -87,24 +88,23 @@ class Suite(NamedTuple):
 
     @property
     def shown_name(self) -> str:
-        """How it is called in sentences."""
         return self.directory or "./"
 
     def place(self, path: str) -> str:
-        """Return where in the archive a path is that its release file names."""
+        """Return the path in the archive for a path in its release file."""
         return f"{self.directory}/{path}" if self.directory else path
 
     def within(self, path: str) -> str:
-        """Return how its release file names a path of the archive."""
+        """Return the path in its release file for a path in the archive."""
         return path.removeprefix(f"{self.directory}/") if self.directory else path
 
 
 def canonical(suite: str) -> str:
     """
-    Return the one name of a suite; a flat one may be called in several ways, as in apt's list of sources.
+    Return the canonical name of a suite; a flat one may have several names, as in apt's list of sources.
 
     Raises:
-        BadEntry: it cannot be one.
+        BadEntry: the name is invalid.
     """
     if not suite.endswith("/"):
         check_path(suite)
@@ -116,27 +116,27 @@ def canonical(suite: str) -> str:
 
 
 def _directory_of(suite: str) -> str:
-    """Return where the release file of a suite is, by its one name."""
+    """Return where the release file of a suite is, by its canonical name."""
     if suite.endswith("/"):
         return suite.rstrip("/") if suite != "./" else ""
     return f"dists/{suite}"
 
 
 OWN = ("Release", "Release.gpg", "InRelease")
-"""Release files, in the order in which they are to be seen."""
+"""Release files, in the order of their publication."""
 
 
 _PACKAGE = re.compile(r".+\.(?:[udt]?deb|dsc|tar|tar\.[a-z0-9]+|diff\.gz|asc)")
-"""What ends so can be a package or a part of a source; no index or release file does."""
+"""Names that a package or a part of a source can have, but no index or release file."""
 
 _INDEX = re.compile(
     r"(?:.*/)?(?:(?:in)?release(?:\.gpg)?|(?:packages|sources)(?:\.(?:xz|gz|zst|bz2|diff/.*))?|by-hash/.*)"
 )
-"""What is called so outside of ``dists`` belongs to a flat suite, perhaps to one that another run keeps."""
+"""Names that outside of ``dists`` belong to a flat suite, perhaps to one that another run keeps."""
 
 
 def in_order(paths: Iterable[str]) -> list[str]:
-    """Return paths that are to go in the order in which they may: what names packages before any of these."""
+    """Return paths in the order in which they may be removed: indexes and release files before packages."""
     return sorted(paths, key=lambda path: not _may_name_packages(casefold_path(path)))
 
 
@@ -145,7 +145,7 @@ def remove_in_order(destination: Destination, paths: Iterable[str]) -> None:
     Remove files of an archive, each as ``Destination.delete`` does.
 
     Raises:
-        MirrorError: one cannot be removed; those that were to go after it are still there.
+        MirrorError: one cannot be removed; the following ones still exist.
     """
     for path in in_order(paths):
         destination.delete(path)
@@ -159,11 +159,12 @@ def _may_name_packages(place: str) -> bool:
 
 class OwnNames:
     """
-    The names of release files and indexes, which no package may have; but packages may stand beside them.
+    The names of release files and indexes, which no package may have; but packages may be in the same
+    directories.
 
     Args:
-        suites: that one run mirrors; others may be in the same archive.
-        kept: what of them it keeps. The release file of a flat suite may name packages as well.
+        suites: of one run; others may be in the same archive.
+        kept: which of their files it keeps. The release file of a flat suite may name packages as well.
     """
 
     def __init__(self, suites: Iterable[Suite], kept: Iterable[ArchiveFile]) -> None:
@@ -173,9 +174,9 @@ class OwnNames:
         self._kept = {casefold_path(each.path): each for each in kept}
 
     def refusal(self, file: ArchiveFile, index: str) -> BadEntry | None:
-        """Return why a package may not be called as ``index`` names it; None: it may be."""
+        """Return why a package may not have the path that ``index`` gives; None if it may."""
         path = file.path
-        if path.startswith("pool/") and path.endswith(".deb"):  # most are
+        if path.startswith("pool/") and path.endswith(".deb"):  # the usual case
             return None
         place = casefold_path(path)
         is_package = _PACKAGE.fullmatch(place) is not None
@@ -200,22 +201,22 @@ def own_files(suite: Suite) -> dict[str, bytes]:
 def _check_not_older(
     before: Release | None, release: Release, name: str, ignores_dates: bool
 ) -> None:
-    """Whoever offers an older release than we have is behind, or hides something."""
+    """Refuse a release older than the existing one: the mirror is outdated, or hides something."""
     if before is None or before.date is None:
         return
     if release.date is None:
         if ignores_dates:
             return
-        raise MirrorError(f"{name} has no date, and what is here has one")
+        raise MirrorError(f"{name} has no date, unlike the existing one")
     if release.date < before.date:
         raise MirrorError(
-            f"{name} is of {release.date:%Y-%m-%d %H:%M:%S}, older than what is here, of"
+            f"{name} is of {release.date:%Y-%m-%d %H:%M:%S}, older than the existing one of"
             f" {before.date:%Y-%m-%d %H:%M:%S}"
         )
 
 
 def _check_dates(release: Release, now: datetime, name: str) -> None:
-    """Raise MirrorError for one that has expired, or is of the future."""
+    """Raise MirrorError for a release that has expired, or is from the future."""
     until, date = release.valid_until, release.date
     if until is not None and until < now:
         raise MirrorError(
@@ -230,7 +231,7 @@ def _check_dates(release: Release, now: datetime, name: str) -> None:
 
 
 def _says_the_same(plain: bytes, content: bytes) -> bool:
-    """Return whether a text is the one that was signed, but for blanks at ends of lines."""
+    """Return whether a text is the signed one, except for spaces at ends of lines."""
     if plain == content:
         return True
     lines = zip_longest(BytesIO(plain.strip()), BytesIO(content.strip()), fillvalue=b"")
@@ -238,7 +239,7 @@ def _says_the_same(plain: bytes, content: bytes) -> bool:
 
 
 def unsigned_part(data: bytes) -> bytes:
-    """Return what a signed file says, without asking who says it."""
+    """Return the text of a signed file, without checking the signature."""
     if not data.startswith(MESSAGE):
         return data
     parts = signed_parts(data)
@@ -250,11 +251,11 @@ def unsigned_part(data: bytes) -> bytes:
 
 class Suites:
     """
-    Where suites are looked for.
+    Finds suites on mirrors.
 
     Args:
         now: for the dates of release files.
-        ignores_dates: as of ``DebianArchive``.
+        ignores_dates: as for ``DebianArchive``.
     """
 
     def __init__(
@@ -272,13 +273,13 @@ class Suites:
 
     async def find(self, suite: str, skip: Skip) -> Suite:
         """
-        Return a suite as the first mirror has it that can be believed.
+        Return a suite from the first mirror with a trusted one.
 
         Args:
-            skip: is called with the reason of each line of its release file that cannot be used.
+            skip: is called with the reason for each unusable line of its release file.
 
         Raises:
-            MirrorError: none can.
+            MirrorError: no mirror has one.
         """
         reasons: list[str] = []
         for number in range(self._mirror.count):
@@ -326,9 +327,9 @@ class Suites:
         self, found: dict[str, bytes], prefix: str, url: str
     ) -> tuple[bytes, dict[str, bytes], str]:
         """
-        In the thread: return what is signed, the files that say so, and the name of the one that is read.
+        Return the signed text, its files, and the name of the file that was read. In the thread.
 
-        A mirror may change between one request and the next: a file that does not say the same is left out.
+        A mirror may change between two requests: a file with another text is left out.
         """
         keys = self._keys
         inline, plain = found.get("InRelease"), found.get("Release")
@@ -366,7 +367,7 @@ class Suites:
         check_signature(plain, signature, self._keys.keyrings, name, self._mirror.is_stopped)
 
     def _before(self, prefix: str) -> Release | None:
-        """In the thread: return what the release file says that is here."""
+        """Return the content of the existing release file. In the thread."""
         for own in ("InRelease", "Release"):
             data = self._destination.read(prefix + own, MAX_RELEASE_BYTES)
             if data is not None:
@@ -379,7 +380,7 @@ class Suites:
         return None
 
 
-# What of a Debian archive is mirrored: which indexes of its suites, in which forms, and what they name.
+# The selection from a Debian archive: which indexes of its suites, in which forms, and their content.
 
 HELD = (".xz", ".gz")
 """The forms in which an index is kept, where the archive has them; the first is the one that is read."""
@@ -394,19 +395,19 @@ KeptForm = Literal["packed", "unpacked", "zstd"]
 
 class Selection(NamedTuple):
     """
-    What of an archive is wanted.
+    The wanted parts of an archive.
 
     Attributes:
         suites: such as ``sid`` or ``bookworm/updates``; flat ones end in ``/``, and have neither components
             nor architectures.
-        components: such as ``main``; empty: all that the release names.
+        components: such as ``main``; empty: all in the release file.
         architectures: of binary packages, such as ``amd64``.
-        with_sources: sources, too.
-        with_patches: also the patches of the indexes, for readers.
-        also: patterns of further files that the release file names, such as ``main/i18n/Translation-en.*``;
-            no indexes of packages, and lists of patches only ``with_patches``.
-        indexes: in which form indexes are kept: as the archive packs them; or unpacked, or compressed
-            here, which patches bring up to date.
+        with_sources: also sources.
+        with_patches: also the patches of the indexes, for clients.
+        also: patterns of further files in the release file, such as ``main/i18n/Translation-en.*``; no
+            indexes of packages, and lists of patches only ``with_patches``.
+        indexes: in which form indexes are kept: as the archive packs them; or unpacked, or compressed here,
+            which patches bring up to date.
         filter: which packages of the indexes are wanted; sources, too, if it has ``sources``.
     """
 
@@ -422,17 +423,17 @@ class Selection(NamedTuple):
 
 class Index:
     """
-    An index to be kept.
+    An index that is kept.
 
     Attributes:
         kind: how it is read; "": it is not.
-        forms: as they are kept; the first is the one that is read.
-        size: unpacked, in bytes; None: not known.
-        spare: forms of which one does if mirrors have none of ``forms``, the best first.
+        forms: the kept files; the first is the one that is read.
+        size: unpacked, in bytes; None if unknown.
+        spare: forms of which one suffices if mirrors have none of ``forms``, the best first.
         held: in which form it is kept.
-        filters: what it names is wanted if any of these selects it; None: all.
-        stays: as ``filters``, for what is not to be removed.
-        beside: of an index of sources, those of the packages that are built from them.
+        filters: an entry is wanted if any of these selects it; None: all are.
+        stays: like ``filters``, for entries that are not removed.
+        ``beside``: of an index of sources, those of the packages that are built from them.
     """
 
     def __init__(
@@ -461,7 +462,10 @@ class Index:
 
 
 def below(suite: Suite, file: ArchiveFile) -> ArchiveFile:
-    """Return a file of the release file as it is in the archive; by the hash that apt asks for, if so."""
+    """
+    Return a file of the release file with its path in the archive; by hash, as apt requests it, if
+    possible.
+    """
     path = suite.place(file.path)
     names = hashed_names(suite, suite.release, path)
     return file.replaced(path=path, remote=names[-1] if names else None)
@@ -469,10 +473,10 @@ def below(suite: Suite, file: ArchiveFile) -> ArchiveFile:
 
 def hashed_names(suite: Suite, release: Release | None, path: str) -> list[str]:
     """
-    Return the names of an index that are its hashes: one for each that is told, the strongest last.
+    Return the names of an index by hash: one for each hash in the release file, the strongest last.
 
     Args:
-        release: that of now, or that of before, which may be another.
+        release: the current or the previous one, which may differ.
         path: in the archive.
     """
     inner = suite.within(path)
@@ -486,15 +490,15 @@ def indexes_of(
     suite: Suite, selection: Selection, absent: list[str] | None = None
 ) -> Iterator[Index]:
     """
-    Yield the indexes to be kept, each once.
+    Yield the kept indexes, each once.
 
     Args:
-        absent: is given what was wanted and the release file does not name, in a sentence each; None: that
-            is an error.
+        absent: gets a sentence for each wanted item that the release file does not name; None: that is an
+            error.
 
     Raises:
-        MirrorError: an index cannot be kept as was wanted.
-        BadEntry: one is said to be larger than any index is.
+        MirrorError: an index cannot be kept in the wanted form.
+        BadEntry: the stated size of one is larger than any index.
     """
     release = suite.release
     seen: set[str] = set()
@@ -525,12 +529,12 @@ def indexes_of(
 
 def check_selected(suites: Sequence[Suite], selection: Selection) -> None:
     """
-    Look that each component and architecture that was named has an index in one suite at least.
+    Check that each named component and architecture has an index in at least one suite.
 
     Combinations of them may lack one, as ``main/debian-installer`` has no sources.
 
     Raises:
-        MirrorError: one has none at all, perhaps for a slip in its name; or nothing was selected.
+        MirrorError: one has none at all, perhaps because of a typing error; or nothing was selected.
     """
     named: set[str] = set()
     absent: dict[str, tuple[Suite, str]] = {}
@@ -556,7 +560,7 @@ def check_selected(suites: Sequence[Suite], selection: Selection) -> None:
 
 
 def further_index(suite: Suite, file: ArchiveFile) -> Index:
-    """Return a file that the release file names and that is no index of packages or sources."""
+    """Return a file of the release file that is not an index of packages or sources."""
     if file.path.endswith(_PATCHES):
         return Index(suite, "patches", [file], MAX_RELEASE_BYTES)
     return Index(suite, "", [file])
@@ -565,12 +569,12 @@ def further_index(suite: Suite, file: ArchiveFile) -> Index:
 def _chosen(
     release: Release, selection: Selection
 ) -> Iterator[tuple[Literal["packages", "sources"], str]]:
-    """Yield which indexes are wanted, unpacked, by path below the suite; the release may name no such."""
+    """Yield the wanted indexes, unpacked, by path below the suite; the release file may lack some."""
     for given in selection.components or release.components:
         component = _place_of_component(release, given)
         for name in selection.architectures:
             yield "packages", f"{component}/binary-{name}/Packages"
-        # What apt asks for beside the index of its own architecture.
+        # apt requests it in addition to the index of its own architecture.
         apart = f"{component}/binary-all/Packages"
         if selection.architectures and release.all_apart and _is_named(release, apart):
             yield "packages", apart
@@ -581,7 +585,7 @@ def _chosen(
 def _chosen_flat(
     release: Release, selection: Selection
 ) -> Iterator[tuple[Literal["packages", "sources"], str]]:
-    """Yield what a flat suite has: packages, and sources if it has any; one of them it must have."""
+    """Yield the indexes of a flat suite: packages, and sources if it has any; it must have one of them."""
     sources_too = selection.with_sources or selection.filter.sources
     sources_too = sources_too and _is_named(release, "Sources")
     if not sources_too or _is_named(release, "Packages"):
@@ -591,7 +595,10 @@ def _chosen_flat(
 
 
 def _place_of_component(release: Release, component: str) -> str:
-    """Return where its indexes are: Debian's archive of updates says ``updates/main``, and has ``main``."""
+    """
+    Return the directory of a component's indexes: Debian's security archive says ``updates/main``, and has
+    ``main``.
+    """
     short = component.rpartition("/")[2]
     if short != component:
         places = {path.partition("/")[0] for path in release.files}
@@ -611,13 +618,13 @@ def names_packages(path: str) -> bool:
 
 
 def base_of(path: str) -> str:
-    """Return the path of an index without what says how it is packed."""
+    """Return the path of an index without its compression's ending."""
     above, slash, name = path.rpartition("/")
     return f"{above}{slash}{name.partition('.')[0]}"
 
 
 def _check_also(release: Release, selection: Selection) -> None:
-    """Raise MirrorError if somebody wants the index of packages, and not what it names."""
+    """Raise MirrorError if an index of packages is wanted without the packages."""
     for pattern in selection.also:
         matched = [path for path in release.files if fnmatchcase(path, pattern)]
         if matched and all(map(names_packages, matched)):
@@ -628,10 +635,10 @@ def _check_also(release: Release, selection: Selection) -> None:
 
 
 def _is_wanted_also(path: str, release: Release, selection: Selection) -> bool:
-    # What is not there must not be named by what is.
+    # Published indexes must not name missing files.
     if names_packages(path) or (path.endswith(_PATCHES) and not selection.with_patches):
         return False
-    # Archives name what packed forms hold as well, and do not have it.
+    # Release files of archives also name the unpacked forms, which do not exist.
     if any(path + ending in release.files for ending in READ if ending):
         return False
     return any(fnmatchcase(path, pattern) for pattern in selection.also)
@@ -651,8 +658,8 @@ def index_of(
         endings_here: which packed forms are kept, if it has them.
 
     Raises:
-        MirrorError: it cannot be kept in the form that is wanted.
-        BadEntry: it is said to be larger than any index is.
+        MirrorError: it cannot be kept in the wanted form.
+        BadEntry: its stated size is larger than any index.
     """
     named = suite.release.files
     endings = [ending for ending in READ if base + ending in named]
@@ -690,15 +697,15 @@ def named_by(
     stays: bool = False,
 ) -> Iterator[ArchiveFile]:
     """
-    Yield what a staged index names, as far as its filters select it.
+    Yield the entries of a staged index that its filters select.
 
     Args:
-        skip: is called with the reason of each entry that cannot be used; None: these say nothing.
-        matches: is given what the filters of this run have met.
-        stays: its ``stays`` count in place of its ``filters``.
+        skip: is called with the reason for each unusable entry; None: these are ignored.
+        matches: records what the filters of this run have matched.
+        stays: use its ``stays`` instead of its ``filters``.
 
     Raises:
-        BadEntry: it cannot be read, or has more bytes than it should.
+        BadEntry: it cannot be read, or is too long.
     """
     if not index.kind:
         return
@@ -725,7 +732,7 @@ def selected_by(
     matches: Matches | None = None,
 ) -> Iterator[DescribedEntry]:
     """
-    Yield those packages or sources of a staged index that any of some filters selects; else as ``named_by``.
+    Yield the packages or sources of a staged index that any of some filters selects; else as ``named_by``.
 
     Raises:
         BadEntry: as ``named_by``.
@@ -738,7 +745,7 @@ def selected_by(
     if index.kind == "sources":
         for each in filters:
             if each.sources and not index.beside:
-                filters = (ALL,)  # it is not known of what
+                filters = (ALL,)  # the packages that they are built from are unknown
                 break
             for packages_index in index.beside if each.sources else ():
                 found = selected_by(destination, packages_index, (each,))
@@ -755,4 +762,4 @@ def selected_by(
 
 
 def ignore_entry(_: BadEntry) -> None:
-    """An entry that cannot be used, of which somebody else has heard."""
+    """Do nothing: another pass has reported the entry."""

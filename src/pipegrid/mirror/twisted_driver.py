@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from pipegrid.mirror.scheduler import Failure as FailureKind
 
 
-# One host: its connections, and what is requested on them.
+# One host: its connections, and its requests.
 #
-# A ``MirrorSource`` owns its connections (``http11.Owner``) and fills each as far as its window allows, from
-# the schedule. Anything but 200 with the right length is a refusal, of which no byte is kept.
+# A ``MirrorSource`` owns its connections (``http11.Owner``) and fills each from the schedule, as far as its
+# window allows. Any response but 200 with the right length is a refusal, of which no byte is kept.
 
 CONNECTIONS = 4
 
@@ -41,19 +41,19 @@ class SourceEvents(Protocol):
     """What a source reports to its driver."""
 
     def arrived(self, job: FetchJob) -> None:
-        """A file has come, and has its name."""
+        """A file has arrived, and has its name."""
 
     def changed(self) -> None:
-        """Something was put back, failed or refused: others may have something to do, or all is over."""
+        """A file was put back, failed or refused: others may have work, or the run is complete."""
 
 
 class SourceContext(NamedTuple):
     """
-    What all sources of one driver use.
+    Shared by all sources of one driver.
 
     Attributes:
-        sink: stores what they give.
-        events: is told what happens to them.
+        sink: stores the files.
+        events: is notified of what happens to them.
     """
 
     sink: ArchiveSink
@@ -63,7 +63,7 @@ class SourceContext(NamedTuple):
 
 
 class SourceConnection(ScheduledConnection):
-    """A connection of ``http11``, as far as it matters for decisions."""
+    """A connection of ``http11``, as far as decisions need it."""
 
     def __init__(
         self, host: HostSchedule, carrier: PipelinedConnection, stats: HostStats, now_s: float
@@ -74,7 +74,7 @@ class SourceConnection(ScheduledConnection):
 
     @property
     def exchanges(self) -> list[FileExchange]:
-        """The requests on it that are wanted still."""
+        """The requests on it that are still wanted."""
         lane = self.carrier.lane
         return [
             each
@@ -109,8 +109,10 @@ class SourceConnection(ScheduledConnection):
 
 class MirrorSource:
     """
+    The connections to one host.
+
     Args:
-        host: what is decided about it.
+        host: has the decisions about it.
         connect: makes the endpoint for one more connection.
     """
 
@@ -139,21 +141,21 @@ class MirrorSource:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the sink takes no more for now."""
+        """Whether the sink accepts nothing at present."""
         return self._schedule.is_paused
 
     def work(self) -> None:
-        """Ask for what waits, as far as the windows allow; make connections for the rest."""
+        """Request waiting files, as far as the windows allow; make connections for the rest."""
         for connection in list(self._connections.values()):
             self._feed(connection)
         self._connect_more()
 
     def _connect_more(self) -> None:
         """
-        Make the connections that are lacking.
+        Make missing connections.
 
-        One on which as much was requested as the server is known to answer on one is as good as gone:
-        another is being made while that is still coming.
+        A connection that has had as many requests as the server is known to answer on one counts as closed:
+        another one is made while its last responses are arriving.
         """
         host = self.host
         while not self._closed and host.may_open:
@@ -163,7 +165,6 @@ class MirrorSource:
             self.open_connection()
 
     def pause(self, paused: bool) -> None:
-        """Stop reading, or go on."""
         for carrier in list(self._connections):
             for exchange in list(carrier.lane.written)[:1]:
                 if exchange.response is not None and not exchange.abandoned:
@@ -173,14 +174,14 @@ class MirrorSource:
             self.work()
 
     def stalled(self, connection: SourceConnection, reason: str, excused: bool) -> None:
-        """Take back all that was asked on a connection, and leave the host alone for a while."""
+        """Withdraw all requests on a connection, and let the host rest."""
         connection.excused = excused
         if not excused:
             self._rest(reason)
         connection.carrier.abort(reason)
 
     def forget(self, job: FetchJob) -> None:
-        """It has come from another mirror."""
+        """Withdraw a request whose file has arrived from another mirror."""
         for connection in self._connections.values():
             for exchange in connection.exchanges:
                 if exchange.job is job:
@@ -189,7 +190,7 @@ class MirrorSource:
                     return
 
     def close(self) -> None:
-        """End everything now; what is in flight is forgotten."""
+        """Abort everything; requests in flight are dropped."""
         self._closed = True
         call, self._resting = self._resting, None
         if call is not None:
@@ -199,7 +200,7 @@ class MirrorSource:
         for carrier in list(self._connections):
             carrier.abort("the mirror is finished")
 
-    # Asking.
+    # Requests.
 
     def _feed(self, connection: SourceConnection) -> None:
         host, carrier = self.host, connection.carrier
@@ -223,10 +224,9 @@ class MirrorSource:
         head = self.host.ask(connection, job, self._clock.seconds())
         connection.carrier.submit(FileExchange(self, job, head))
 
-    # What exchanges tell.
+    # Notifications of exchanges.
 
     def received(self, job: FetchJob, receiver: FileReceiver) -> None:
-        """All of it is here."""
         size = receiver.size_bytes
         self.host.works()
 
@@ -239,7 +239,7 @@ class MirrorSource:
         receiver.finish(ended)
 
     def redirected(self, exchange: FileExchange, locations: Sequence[bytes]) -> None:
-        """The file is where these ``Location`` fields lead: it waits for that host."""
+        """The file is redirected to these ``Location`` fields: it waits for that host."""
         try:
             self.host.mirror.redirected(exchange.job, locations)
         except RedirectRefused as error:
@@ -249,7 +249,7 @@ class MirrorSource:
         self._events.changed()
 
     def defer(self, exchange: FileExchange, reason: str, busy_s: float | None = None) -> None:
-        """It does not give the file now; has it too much to do, and for how long at least?"""
+        """The host does not give the file now. ``busy_s``: it is overloaded, for at least that long."""
         self._take_back(exchange)
         self._rest(reason, busy_s or 0.0)  # before it could be asked again at once
         kind: FailureKind = "broken" if busy_s is None else "busy"
@@ -257,7 +257,7 @@ class MirrorSource:
         self._events.changed()
 
     def refuse(self, exchange: FileExchange, reason: str, kind: FailureKind) -> None:
-        """What it gives is not what is wanted; the rest of it is not, either."""
+        """The response is wrong, and its rest is not wanted."""
         carrier = exchange.connection
         believed = self.host.mirror.failed(exchange.job, kind, reason)
         self._take_back(exchange)
@@ -272,20 +272,20 @@ class MirrorSource:
         exchange.withdraw()
 
     def refused(self, job: FetchJob, reason: str, kind: FailureKind = "refused") -> bool:
-        """It lacks the file, or has it wrong."""
+        """The host lacks the file, or has it wrong."""
         believed = self.host.mirror.failed(job, kind, reason)
         self._events.changed()
         return believed
 
     def failed(self, job: FetchJob, error: PipegridError) -> None:
-        """The connection ended before all of it had come."""
+        """The connection ended before the file was complete."""
         self.host.mirror.failed(job, "broken", str(error))
         self._events.changed()
 
     # Connections.
 
     def open_connection(self) -> None:
-        """Connect once more; what waits is requested on it as soon as that has succeeded."""
+        """Make one more connection; waiting files are requested on it as soon as it is ready."""
         made: list[PipelinedConnection] = []
 
         def build() -> PipelinedConnection:
@@ -317,7 +317,7 @@ class MirrorSource:
             self._feed(connection)
 
     def _rest(self, reason: str, least_s: float = 0.0) -> None:
-        """Leave it alone for a while, longer each time; in the end for ever."""
+        """Let it rest, longer each time; finally give it up."""
         if not self.host.can_work or self._closed:
             return
         pause_s = self.host.rest(least_s)
@@ -333,7 +333,7 @@ class MirrorSource:
         self.work()
 
     def give_up(self, reason: str) -> None:
-        """Ask it for nothing any more."""
+        """Request nothing from it any more."""
         self.host.given_up = reason
         for carrier in list(self._connections):
             carrier.abort(reason)
@@ -360,7 +360,7 @@ class MirrorSource:
             self._stats.outlasted(carrier.answered)
 
     def held_up(self, carrier: PipelinedConnection) -> None:
-        """Its reader is our disk."""
+        """Do nothing: only the disk delays a reader."""
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
         for each in unsent:
@@ -400,27 +400,26 @@ class MirrorSource:
         return exchange.job
 
 
-# One bringing up to date on a reactor: what happens at the sources is told to the plan, and they are
-# asked on.
+# One run on a reactor: events of the sources are reported to the scheduler, and more requests are sent.
 #
-# A sprint goes first, where that can be; what it leaves is fetched here, with all the patience that mirrors
-# need.
+# The epoll driver runs first, where possible; this driver fetches the rest, with all the retries and pauses
+# that mirrors need.
 
 LOOKED_AT_ONCE = 256
 WATCH_S = 0.25
 AHEAD_S = 0.05
-"""What a limited rate may be ahead of itself before reading pauses."""
+"""How far a limited rate may be exceeded before reading pauses."""
 
 
 @attrs.frozen
 class SyncOptions:
     """
-    How it is done.
+    The options of a run.
 
     Attributes:
-        connect: makes of an address what makes endpoints for connections to it.
-        limit: bytes a second from all mirrors together; None: no limit.
-        sprints: a sprint may go first.
+        connect: returns, for an address, the function that makes endpoints for connections to it.
+        limit: bytes per second from all mirrors together; None: no limit.
+        sprints: whether the epoll driver may run first.
     """
 
     policy: Policy
@@ -433,7 +432,7 @@ class SyncOptions:
 
 
 class TwistedDriver:
-    """One bringing up to date."""
+    """Brings files up to date in one run."""
 
     def __init__(
         self,
@@ -480,7 +479,7 @@ class TwistedDriver:
         self._sources[host] = MirrorSource(self._context, host, connect)
 
     async def run(self, files: Iterable[MirrorEntry]) -> Report:
-        """Bring some files up to date; what that means is told at ``Mirror.sync``."""
+        """Bring some files up to date; see ``Mirror.sync``."""
         work, options = self._work_done, self._options
         if options.sprints and not work.all_read:
             await self._workers.run(self._sprint, files)
@@ -514,7 +513,7 @@ class TwistedDriver:
         return work.sum_up()
 
     def _sprint(self, files: Iterable[MirrorEntry]) -> bool:
-        """In the thread: fetch what can be fetched without ado."""
+        """Fetch what the epoll driver can fetch. In the thread."""
         options = self._options
         progress = options.progress
 
@@ -534,17 +533,17 @@ class TwistedDriver:
             return
         try:
             self._options.progress(report)
-        except Exception as error:  # nobody else would hear of it
+        except Exception as error:  # otherwise it would be lost
             self._broken(error)
 
     def _look(self, chunk: list[ArchiveFile]) -> list[ArchiveFile]:
-        """In the thread: return what is not there."""
+        """Return the missing files. In the thread."""
         return self._work_done.look.missing(chunk)
 
     def close(self) -> None:
-        """End all that is under way: the timers, and the sources with their connections."""
+        """Stop the timers, and the sources with their connections."""
         self._closed = True
-        self._ended.addErrback(lambda _: None)  # whoever wanted to know has been told
+        self._ended.addErrback(lambda _: None)  # its callers have the result already
         call, self._watcher = self._watcher, None
         if call is not None:
             call.cancel()
@@ -555,7 +554,7 @@ class TwistedDriver:
         for source in self._sources.values():
             source.close()
 
-    # What happens.
+    # Events.
 
     def arrived(self, job: FetchJob) -> None:
         for host, source in list(self._sources.items()):
@@ -589,7 +588,7 @@ class TwistedDriver:
                 source.work()
 
     def _work_soon(self) -> None:
-        """Something waits for a host that has nothing to do, and so hears of nothing."""
+        """Continue in a later turn, since a file waits for a host that may be idle."""
         if self._soon is None and not self._closed:
             self._soon = self._clock.callLater(0, self._work_now)
 
@@ -601,7 +600,7 @@ class TwistedDriver:
         if self._all_read and self._plan.is_idle and not self._ended.called:
             self._ended.callback(None)
 
-    # What is watched.
+    # Timers.
 
     def _watch(self) -> None:
         self._watcher = self._clock.callLater(WATCH_S, self._watch)
@@ -623,7 +622,7 @@ class TwistedDriver:
             mirror.note(now_s)
 
     def _throttle(self, received_bytes: int) -> None:
-        """Do not read on before so many bytes may have come."""
+        """Pause reading until the rate limit allows the received bytes."""
         limit = self._options.limit
         assert limit is not None
         now_s = self._clock.seconds()

@@ -1,9 +1,9 @@
 """
-Whether all that the last complete run wanted is there and right. Synchronous; asks nobody.
+Checks that all files of the last complete run exist and are right. Synchronous; makes no request.
 
-At most files a glance is enough, which takes four microseconds of a processor; a closer look takes
-twenty. Where there are several processors, each looks at a part, in a process forked for it, which tells
-in the end what it has found. Of one that says nothing, for whatever reason, the part is looked at here.
+For most files the quick check suffices, which takes four microseconds of CPU time; a closer check takes
+twenty. With several processors, forked processes check a part each. The part of a process that ends without
+a result is checked here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipegrid.mirror.local_check import VerifyPolicy
 from pipegrid.mirror.manifest import ManifestPart, parts_of_manifest, read_pieces
 from pipegrid.mirror.scheduler import MAX_SHOWN, Report
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import NoReturn
 
@@ -49,12 +49,12 @@ def verify(
     processes: int = 1,
 ) -> Report:
     """
-    Return what is there; ``failed`` names what is missing or wrong.
+    Check all files; ``failed`` of the report has the missing and wrong ones.
 
     Args:
-        progress: told every few hundred files.
+        progress: called every few hundred files.
         stopped: whether to end early.
-        processes: that share the work; more than one only where this process has no other threads.
+        processes: that share the work; more than one only if this process has no other threads.
 
     Raises:
         MirrorError: no run to this destination was complete.
@@ -93,9 +93,9 @@ def verify(
 
 def verify_rest(destination: Destination, glimpse: QuickCheckResult | None) -> Report | None:
     """
-    Return the same, having looked only at what was not found at a glance.
+    Return the same, after a closer check of only those files that the quick check did not find unchanged.
 
-    None: there was none, or something else is wanted by now.
+    None: there was no quick check, or the manifest has changed since.
     """
     try:
         if glimpse is None:
@@ -135,7 +135,7 @@ def _look(
 def _closely(
     destination: Destination, glance: QuickCheck | None, part: ManifestPart, report: Report
 ) -> Iterator[list[bytes]]:
-    """Yield the lines of a part that ask for a closer look than a glance; count the others."""
+    """Yield the lines of a part that need a closer check; count the others."""
     for text in read_pieces(destination, part):
         if glance is None:
             yield lines_in(text)
@@ -162,13 +162,13 @@ def _look_at(destination: Destination, each: ArchiveFile, doubted: bool, report:
 def _wrong(destination: Destination, each: ArchiveFile, doubted: bool) -> str | None:
     try:
         right = destination.is_there(each, doubted)
-    except (BadEntry, MirrorError) as error:  # such as a disk that does not give it back
+    except (BadEntry, MirrorError) as error:  # such as a failing disk
         return str(error)
     return None if right else "it is missing, or has changed"
 
 
 class _Helper:
-    """A process that looks at a part."""
+    """A process that checks a part."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class _Helper:
         parent = os.getpid()
         try:
             self._pid = os.fork()
-        except OSError:  # there can be no more; then this one does it
+        except OSError:  # no more processes; then this one does it
             self._pid = -1
         if not self._pid:
             self._work(destination, doubt, glance, theirs, parent)
@@ -196,7 +196,7 @@ class _Helper:
         told: int,
         parent: int,
     ) -> NoReturn:
-        """In the process: look, tell, and end without any of the parent's ceremony."""
+        """Check, report, and end without the parent's cleanup. In the process."""
         try:
             destination.forked()
             report = Report()
@@ -216,12 +216,12 @@ class _Helper:
             os._exit(0)
 
     def join(self, report: Report) -> bool:
-        """Wait for it, and add what it has found; returns False if it says nothing."""
+        """Wait for it, and add its result; returns False without one."""
         with open(self._told, "rb") as pipe:
             self._told = -1
             data = pipe.read()
         try:
-            *counts, failed = marshal.loads(data)  # written by a copy of this very process
+            *counts, failed = marshal.loads(data)  # written by a copy of this process
         except (EOFError, TypeError, ValueError):
             return False
         for name, count in zip(_COUNTS, counts, strict=True):
@@ -230,7 +230,7 @@ class _Helper:
         return True
 
     def stop(self) -> None:
-        """Have it end, if it has not."""
+        """End it, if it still runs."""
         if self._told >= 0:
             os.close(self._told)
         if self._pid > 0:
