@@ -29,6 +29,7 @@ CHECKED = (
     "transport",
     "http11",
     "mirror",
+    "cli",
 )
 """Packages whose prose has been revised. Add a package after revising it."""
 

@@ -96,8 +96,8 @@ class FormatTests(SynchronousTestCase):
     def test_bounds(self) -> None:
         """Neither bytes nor caps without end."""
         for data, words in (
-            (b"", "caps holds no cap"),
-            (b"# nothing\n\n", "caps holds no cap"),
+            (b"", "caps contains no caps"),
+            (b"# nothing\n\n", "caps contains no caps"),
             (bytes(cap_file.MAX_BYTES + 1), "larger than 16 MiB"),
             (b"URI:LIT:\n" * (cap_file.MAX_CAPS + 1), "more than 100000 caps"),
             (b"x  \0", "caps:1: it holds a zero byte"),
@@ -256,7 +256,7 @@ class CapFileTests(SynchronousTestCase):
     def test_what_is_no_cap_file(self) -> None:
         """Empty, junk, endless, a directory, missing; the line is named."""
         for data, words in (
-            (b"", "holds no cap"),
+            (b"", "contains no caps"),
             (b"URI:CHK:torn\n", f"{self.caps}:1: this file cap has 1 field"),
             (b"\x89PNG\r\n\x1a\n" + bytes(range(128, 256)), f"{self.caps}:1: "),
         ):
@@ -270,7 +270,7 @@ class CapFileTests(SynchronousTestCase):
         self.refused("No such file", "check", "--cap-file", "nowhere", status=1)
         self.refused("only once", "check", "--cap-file", "-", "--cap-file", "-")
         self.refused("Missing argument 'CAP...' or option '--cap-file'", "check")
-        self.refused("standard input holds no cap", "get", "-")
+        self.refused("standard input contains no caps", "get", "-")
         self.refused("only once", "check", "-", "--from", "-")
         self.refused("the name is empty", "check", "--cap-file", "")
         both = f"{ONE}\n{TWO}".encode()

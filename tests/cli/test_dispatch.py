@@ -143,7 +143,7 @@ class UsageTests(SynchronousTestCase):
             (("xyzzy",), "No such command 'xyzzy'; see"),
             (
                 ("put", "--limit-rate", "1Mbit/s", "x"),
-                "not a number of bytes a second, such as 500kB",
+                "not a number of bytes per second, such as 500kB",
             ),
             (("put", "--segment-size", "many", "x"), "'many' is not a size"),
             (("put", "--segment-size", "0", "x"), "'0' is not a size"),

@@ -526,7 +526,7 @@ class CommandLineTests(SynchronousTestCase):
         ):
             run = Run("--json", group)
             self.assertEqual(self.successResultOf(run.finished), 2)
-            told = f"say which: {names}; see 'pipegrid {group} --help'"
+            told = f"name one of these: {names}; see 'pipegrid {group} --help'"
             self.assertEqual(run.stderr, f"pipegrid: {told}\n")
             self.assertEqual(run.objects, [{"error": told, "exit_status": 2}])
 

@@ -117,9 +117,9 @@ class MirrorTests(MirrorCase):
         self.list.write_text(self.list.read_text().splitlines(keepends=True)[0])
         status, out, _ = await self.mirror_list()
         self.assertEqual((status, out.partition(",")[0]), (0, "1 file"))
-        self.assertIn("; 0 were there, 0 failed", out)
+        self.assertIn("; 0 were present, 0 failed", out)
         status, out, _ = await self.mirror_list()
-        self.assertIn("0 files, 0 bytes fetched; 1 was there, 0 failed", out)
+        self.assertIn("0 files, 0 bytes fetched; 1 was present, 0 failed", out)
 
     def test_one_of_all(self) -> Deferred[None]:
         """One is told as one."""
@@ -223,7 +223,7 @@ class MirrorTests(MirrorCase):
         self.urls = [self.serve(self.archive, Changing)]
         status, _, err = await self.mirror_list("--delete")
         self.assertEqual((status, self.found()), (1, self.files))
-        self.assertIn("was changed while it was read, so nothing is deleted", err)
+        self.assertIn("was changed while it was read, so nothing was deleted", err)
 
     def test_a_list_that_changes(self) -> Deferred[None]:
         """Nothing is deleted for a list that is written while it is read."""
@@ -376,7 +376,7 @@ class MirrorTests(MirrorCase):
                     "--limit-rate",
                     "x",
                 ],
-                "not a number of bytes a second",
+                "not a number of bytes per second",
             ),
         ):
             status, out, err = await self.run_command(*arguments)

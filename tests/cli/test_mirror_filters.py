@@ -95,7 +95,7 @@ class DebianFilterTests(DebianFilterCase):
             status, _, err = await self.run_json(*options)
             self.assertEqual(status, 0, err)
         self.assertEqual(self.packages(), ["p1", "p2"])
-        self.assertIn("files that filters of earlier runs select stay", err)
+        self.assertIn("files that filters of earlier runs select are kept", err)
         new = self.archive.add()
         self.archive.drop(min(path for path in self.archive.pool if "/p1_" in path))
         self.archive.publish()

@@ -69,7 +69,7 @@ class DebianGridTests(DebianCase):
             ((*brought, "URI:DIR2:x"), "cap"),
             ((*brought, "URI:LIT:krugkidfnzsc4"), "give the one that --to-grid printed"),
             ((*brought, "URI:DIR2-LIT:"), "give the cap that --to-grid printed"),
-            ((*brought, "URI:DIR2-LIT:", "--from", self.url), "goes with neither --from nor"),
+            ((*brought, "URI:DIR2-LIT:", "--from", self.url), "cannot be combined with --from or"),
             (("mirror", "debian", str(self.dest), "--suite", "sid"), "give --from URL"),
             (("mirror", "debian", str(self.dest), "--from", self.url), "give a suite"),
         ):

@@ -32,7 +32,7 @@ class ToldTests(SynchronousTestCase):
         for refused, broken, words in (
             (0, 0, "a: 0 files, nothing\n"),
             (0, 1, "a: 0 files, nothing; 1 request failed\n"),
-            (1, 2, "a: 0 files, nothing; 1 file lacking or wrong, 2 requests failed\n"),
+            (1, 2, "a: 0 files, nothing; 1 file missing or wrong, 2 requests failed\n"),
         ):
             tally = Tally("a")
             tally.refused, tally.broken = refused, broken

@@ -369,4 +369,4 @@ class MutableTests(ProcessTestCase):
         (self.home / ".local/share/pipegrid/storage").mkdir()
         out, err = self.run_command("-q", "check", "-r", "home:", status=4)
         self.assertIn("1 object: 0 healthy, 1 lost, 1 directory unreadable", out)
-        self.assertIn("could not be read, so what is in it was not reached", err)
+        self.assertIn("could not be read, so its entries were not processed", err)

@@ -36,7 +36,11 @@ class RenewTests(SynchronousTestCase):
                 "lost: 1 of 3 shares have a lease now, on 1 server; any 2 restore the file\n",
             ),
             (result({0: ["ann"]}, unreachable=["joe"]), 4, "unavailable: 1 of 3 shares"),
-            (RenewResult(CAP, {}, 0, 0, [], []), 0, "nothing to renew: the file is in its cap\n"),
+            (
+                RenewResult(CAP, {}, 0, 0, [], []),
+                0,
+                "nothing to renew: the cap contains the file\n",
+            ),
         ):
             run = Run("renew", TEXT, grid=FakeGrid(renew_result=found))
             self.assertEqual(

@@ -95,7 +95,7 @@ class RepairTests(SynchronousTestCase):
         result = attrs.evolve(REPAIRED, before=nothing, after=nothing, uploaded={})
         run = repair(result, cap=LitCap(b"x"))
         self.assertEqual(self.successResultOf(run.finished), 0)
-        self.assertEqual(run.stdout, "healthy: the file is in its cap\n")
+        self.assertEqual(run.stdout, "healthy: the cap contains the file\n")
 
     def test_too_few_left(self) -> None:
         """That is status 4."""

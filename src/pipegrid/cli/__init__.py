@@ -1,8 +1,8 @@
 """
 The ``pipegrid`` command: arguments in, exit status out.
 
-This module is what the shell waits for whatever the command, so it imports next to nothing, and
-``--version`` is answered before anything else is loaded. ``app`` has the commands.
+This module runs first for every command, so it imports almost nothing, and answers ``--version`` before
+anything else is loaded. ``app`` has the commands.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import sys
 import time
 
 _LEFT = ("twisted.internet.reactor", "pipegrid.mirror.destination", "pipegrid.mirror.quick_check")
-"""Modules of commands that end without ceremony."""
+"""Modules whose commands end by ``os._exit``."""
 
 LEAST_FILES = 64
-"""As ``disk.files`` has it, which a shell need not wait for."""
+"""The same as in ``disk.files``, which is not loaded here."""
 
 
 def main() -> None:
-    """Run the command line that this process was started with, and exit with its status."""
+    """Run the command line of this process, and exit with its status."""
     _end_at_ctrl_c()
     _fill_standard_streams()
     tell_time()
@@ -38,14 +38,14 @@ def main() -> None:
                 print(
                     f"pipegrid: cannot write to standard output: {error.strerror}", file=sys.stderr
                 )
-            os._exit(1)  # the interpreter's own end would try to flush, and fail, once more
+            os._exit(1)  # the interpreter's own exit would flush, and fail, again
         return
     if not _may_open_enough():
         sys.exit(1)
     try:
         import gc
 
-        gc.disable()  # until the work begins: modules are no garbage
+        gc.disable()  # until the work begins: modules are not garbage
         from pipegrid.cli.startup.fast_args import cut_short, dial, read
 
         plain = read(sys.argv[1:])
@@ -53,7 +53,7 @@ def main() -> None:
         if isinstance(found, int):
             status = found
         else:
-            # What follows takes as long as mirrors are away.
+            # The following imports take as long as a round trip to mirrors.
             begun = None if plain is None else dial(plain)
             from pipegrid.cli.startup.lazy_modules import load_own_modules_on_use
 
@@ -63,19 +63,19 @@ def main() -> None:
             status = run_process(sys.argv[1:], begun, found)
         if any(map(_is_executed, _LEFT)):
             _leave(status)
-    except KeyboardInterrupt:  # of work without a reactor, after it has cleaned up
+    except KeyboardInterrupt:  # during work without a reactor, after its cleanup
         status = 130
     sys.exit(status)
 
 
 def _is_executed(name: str) -> bool:
-    """Return whether a module was imported, and not only registered to be executed at its first use."""
+    """Return whether a module was executed, and not only registered for its first use."""
     module = sys.modules.get(name)
     return module is not None and type(module).__name__ != "UnusedModule"
 
 
 def _end_at_ctrl_c() -> None:
-    """Have Ctrl-C end the process without words until ``process`` handles signals."""
+    """Make Ctrl-C end the process silently until ``process`` handles signals."""
     import _signal  # type: ignore[import-not-found]
 
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
@@ -84,20 +84,20 @@ def _end_at_ctrl_c() -> None:
 
 def _fill_standard_streams() -> None:
     """
-    Have no file or connection of ours take the number of a standard stream that is closed.
+    Open /dev/null for closed standard streams, so that no file or connection gets their numbers.
 
-    What a library says there when nothing else helps would be in the midst of a share, or go to a client.
+    Otherwise output of libraries on standard error could get into a share, or to a client.
     """
     for number in (0, 1, 2):
         if not _is_open(number):
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest that is free, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
 
 
 def tell_time() -> None:
     """
-    Have ``time.time`` tell dates beyond 2262 as well, where Python raises OverflowError.
+    Make ``time.time`` return dates beyond 2262 as well, where Python raises OverflowError.
 
-    All that is imported later, Python's ``logging`` among it, asks it, and the clock may be set at any time.
+    All modules imported later, such as Python's ``logging``, call it, and the clock may be set at any time.
     """
     now = time.time
     clock = time.CLOCK_REALTIME
@@ -118,9 +118,9 @@ def tell_time() -> None:
 
 def _may_open_enough() -> bool:
     """
-    Return whether the process may open ``LEAST_FILES``, and say so if not.
+    Return whether the process may open ``LEAST_FILES``, and report it if not.
 
-    A limit that may be raised is. What fails halfway for want of a file has no good end.
+    The limit is raised if possible. A command that runs out of files in its middle could not end well.
     """
     if 0 <= os.sysconf("SC_OPEN_MAX") < LEAST_FILES:
         from pipegrid.disk.files import few_files
@@ -143,9 +143,10 @@ def _is_open(number: int) -> bool:
 
 def _leave(status: int) -> None:
     """
-    End the process without taking the interpreter apart, unless somebody traces it: all is closed by now.
+    End the process without the interpreter's cleanup, unless a tracer is active: all files are closed by
+    now.
 
-    Freeing half a thousand modules one by one was a tenth of what a ``put`` of a small file computes.
+    Freeing five hundred modules was a tenth of the CPU time of a small ``put``.
     """
     if sys.gettrace() is None and sys.getprofile() is None:
         for stream in (sys.stdout, sys.stderr):
@@ -153,5 +154,5 @@ def _leave(status: int) -> None:
                 try:  # noqa: SIM105  # contextlib is a tenth of what the shortest command loads
                     stream.flush()
                 except (OSError, ValueError):
-                    pass  # what could be told of it, was
+                    pass  # the error has been reported as far as possible
         os._exit(status)

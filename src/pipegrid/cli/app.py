@@ -1,4 +1,4 @@
-"""The grammar of the command line: global options, and commands that are loaded when they are named."""
+"""The command line's grammar: global options, and commands that are loaded when they are named."""
 
 from __future__ import annotations
 
@@ -28,32 +28,34 @@ if TYPE_CHECKING:
     from pipegrid.reactor.preconnect import Preconnector
 
 
-# A group of commands whose help is not cut off.
+# A group of commands whose help shows whole sentences.
 
 
 class CommandGroup(click.Group):
-    """A group whose help says of each command what it does, in a whole sentence."""
+    """A group whose help describes each command in a whole sentence."""
 
     homes: Mapping[str, tuple[str, str]] = {}
-    """Commands that are imported when they are named: the module in this package, and what it is there."""
+    """Commands that are imported when they are named: the module in this package, and the name in it."""
 
     sections: Mapping[str, Sequence[str]] = {}
     """The commands by the heading under which the help lists them; others are under "Commands"."""
 
     elsewhere: Mapping[str, str] = {}
-    """What other programs call commands, and what those are called here."""
+    """Names of commands in other programs, and the names here."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; where no command is named, an error names them (click's own is all of the help)."""
+        """Parse; without a command, an error lists the commands (click's own is the whole help)."""
         if not args and not ctx.resilient_parsing:
             names = self.list_commands(ctx)
-            raise click.UsageError(f"say which: {', '.join(names[:-1])} or {names[-1]}", ctx)
+            raise click.UsageError(
+                f"name one of these: {', '.join(names[:-1])} or {names[-1]}", ctx
+            )
         return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is named first; where there is none, the error says which may be meant."""
+        """Find the command that is named first; if it does not exist, the error suggests one."""
         name = args[0]
         if name.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, name) is not None:
             return super().resolve_command(ctx, args)
@@ -78,7 +80,7 @@ class CommandGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the lists of commands; click's own cuts off what takes a second line."""
+        """Write the lists of commands; click's own shortens texts that need a second line."""
         names = self.list_commands(ctx)
         listed = {name for section in self.sections.values() for name in section}
         rest = [name for name in names if name not in listed]
@@ -146,8 +148,8 @@ SECTIONS = {
     },
 }
 """
-The commands and the module of each, by the section of the help that lists them, in the order in which
-people meet them. A command is ``NAME_command`` in its module, with ``_`` for ``-``.
+The commands and the module of each, by the section of the help that lists them, in the order of first use.
+A command is ``NAME_command`` in its module, with ``_`` for ``-``.
 """
 
 COMMANDS = {name: module for names in SECTIONS.values() for name, module in names.items()}
@@ -181,10 +183,8 @@ class LazyGroup(CommandGroup):
     }
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; no arguments at all get the help, on stderr, as they ask for nothing."""
-        if (
-            not args and not ctx.resilient_parsing
-        ):  # a shell that wants the commands has none, either
+        """Parse; without arguments, print the help on stderr."""
+        if not args and not ctx.resilient_parsing:  # neither does a shell that completes commands
             invocation: Invocation = ctx.obj
             invocation.console.say(ctx.get_help())
             ctx.exit(ExitStatus.USAGE)
@@ -211,14 +211,14 @@ def parse(
     run_job: Callable[[GridJob, Invocation], int] | None = None,
 ) -> tuple[Invocation, Job]:
     """
-    Return what the arguments ask for; ``--help`` and the like are answered at once.
+    Return the job of a command line; ``--help`` and the like are answered at once.
 
     Args:
-        run_job: for what a shell wants to have completed.
+        run_job: does jobs for shell completion.
 
     Raises:
-        click.UsageError: they make no sense.
-        Interrupted: a signal came while they were looked at.
+        click.UsageError: the arguments are invalid.
+        Interrupted: a signal came while they were parsed.
         SystemExit: they asked for a shell completion script, which was printed.
     """
     invocation = Invocation(console)
@@ -232,19 +232,27 @@ def parse(
     except BrokenPipeError:
         raise
     except OSError as error:
-        if error.filename is not None or isinstance(error, FileNotFoundError):  # for no directory
+        if error.filename is not None or isinstance(
+            error, FileNotFoundError
+        ):  # not for a missing directory
             raise
-        raise SinkError(f"cannot write to standard output: {error.strerror}") from error  # the help
+        raise SinkError(
+            f"cannot write to standard output: {error.strerror}"
+        ) from error  # of the help
     except AttributeError:
-        if sys.stdout is None:  # closed, and an older click (8.1.0) was to print the help there
-            console.results.write(b"")  # says so
+        if (
+            sys.stdout is None
+        ):  # closed, and an older click (8.1.0) would have printed the help there
+            console.results.write(b"")  # raises the error
         raise
     except click.Abort:  # Ctrl-C, while caps were read from a terminal or a pipe
         raise Interrupted from None
     if isinstance(outcome, int):  # the status of --help and --version
         status = outcome
         if status == ExitStatus.DONE:
-            console.results.write(b"")  # click says nothing of a standard output that is closed
+            console.results.write(
+                b""
+            )  # raises the error, since click ignores a closed standard output
         return invocation, OfflineJob(lambda _console: status)
     job: Job = outcome
     return invocation, job
@@ -261,10 +269,10 @@ def start(
 
     Args:
         arguments: without the program's name.
-        open_grid: stands in for ``Grid.open``.
+        open_grid: replaces ``Grid.open``.
 
     Returns:
-        Fires with the exit status; every error has become a sentence on stderr. Cancelling it
+        Fires with the exit status; every error has been printed as a sentence on stderr. Cancelling it
         stops the command, cleans up, and gives 130.
     """
     from twisted.internet.defer import succeed
@@ -289,7 +297,7 @@ def start_job(
     Do a job under a running reactor; fires with the exit status, as ``start`` does.
 
     Args:
-        ahead: makes connections to the grid's servers already.
+        ahead: has opened connections to the grid's servers in advance.
     """
     from twisted.internet.defer import Deferred
 

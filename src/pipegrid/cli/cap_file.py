@@ -1,4 +1,4 @@
-"""Cap files: lines of a cap and a name, read within bounds."""
+"""Cap files: lines of a cap and a name, read within limits."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from pipegrid.cli.error_report import unreadable
 from pipegrid.core.text import CAP_STARTS, as_pasted, decode_text, printable
 from pipegrid.errors import CapError, SourceError, UsageError
 
-# Cap files: one cap or path a line, perhaps with the name of its file behind it, as ``put -l`` prints them.
+# Cap files: one cap or path per line, optionally followed by the name of its file, as ``put -l`` prints
+# them.
 #
 #     URI:CHK:...:3:10:5000  holiday.jpg
 #     home:photos/a day at sea.jpg
 #     home:photos/a day at sea.jpg  sea.jpg
-#     # lines that begin like this, and empty ones, count for nothing
+#     # lines that begin like this, and empty ones, are skipped
 #
-# Between cap and name are two spaces. Behind a cap without a path any blanks will do that a person writes by
-# hand (then the name does not begin with one); a path has blanks of its own, so two of them, or a tab,
-# end it. In a name ``\n`` stands for the end of a line, ``\\`` for a backslash, ``\x1b`` for any
-# character that a terminal would not print, and ``\udce9`` for the byte E9 of a name that is no UTF-8.
+# Cap and name are separated by two spaces. After a cap without a path any white space is accepted, as
+# people write it (then the name does not begin with a space). A path may contain spaces, so two of them, or
+# a tab, end it. In a name ``\n`` is the end of a line, ``\\`` a backslash, ``\x1b`` a character that a
+# terminal would not print, and ``\udce9`` the byte E9 of a name that is not UTF-8.
 
 MAX_BYTES = 16 << 20
-"""That a cap file may have; a cap with a name has some 150."""
+"""The limit of a cap file; a cap with a name has some 150 bytes."""
 
 MAX_CAPS = 100_000
 
 _ESCAPE = re.compile(r"\\(?:([\\nrt])|x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 _NO_TEXT = re.compile("[\ud800-\udfff]")
-"""Bytes of a name that is no UTF-8, as Python keeps them."""
+"""Bytes of a name that is not UTF-8, as Python represents them."""
 
 _BEHIND_A_PATH = re.compile(r"  |\t")
 _SHORT = {"\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
@@ -40,12 +41,12 @@ _SHORT = {"\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
 
 class CapLine(NamedTuple):
     """
-    A cap as it stands somewhere.
+    A line with a cap.
 
     Attributes:
         text: the cap.
         name: of its file, or None.
-        where: for errors; empty for the only one on the command line.
+        where: the position for errors; empty for the only cap of a command line.
     """
 
     text: str
@@ -59,13 +60,13 @@ def as_line(cap: str, name: str) -> str:
 
 
 def escaped(name: str) -> str:
-    """Return a name on one line, in UTF-8, as a terminal can show it and ``unescaped`` reads it."""
+    """Return a name on one line, in UTF-8, printable on a terminal; ``unescaped`` reads it."""
     text = printable(name.replace("\\", "\\\\"))
     return _NO_TEXT.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def unescaped(text: str) -> str:
-    """Return the name that ``escaped`` made this of; other backslashes stay what they are."""
+    """Return the name from which ``escaped`` made this; other backslashes stay."""
 
     def character(match: re.Match[str]) -> str:
         short, *codes = match.groups()
@@ -83,7 +84,7 @@ def read_cap_file(path: str, stdin: BinaryIO | None) -> list[CapLine]:
 
     Raises:
         SourceError: it cannot be read.
-        UsageError: it is no cap file, as far as can be told without looking at the caps.
+        UsageError: it is not a cap file; the caps themselves are not checked.
     """
     name = "standard input" if path == "-" else path
     try:
@@ -120,12 +121,12 @@ def parse_cap_file(data: bytes, name: str) -> list[CapLine]:
         if len(found) > MAX_CAPS:
             raise UsageError(f"{name} holds more than {MAX_CAPS} caps; split it")
     if not found:
-        raise UsageError(f"{name} holds no cap; write one per line")
+        raise UsageError(f"{name} contains no caps; write one per line")
     return found
 
 
 def _cap_of(line: str) -> str:
-    """Return the cap or path with which a line begins."""
+    """Return the cap or path that a line begins with."""
     cap = line.split(maxsplit=1)[0]
     if "/" not in cap and cap.startswith(CAP_STARTS):
         return cap
@@ -145,17 +146,17 @@ def _name(text: str, where: str) -> str | None:
     return name
 
 
-# What is meant by the name of a local file where a cap is wanted: the cap that stands in it.
+# A local file given instead of a cap: perhaps the cap in it is meant.
 
 _LOOKED_AT_BYTES = 4096
 
 
 def caps_in_file(text: str, by_option: bool) -> str | None:
     """
-    Return what to say where a file that holds caps was named in the place of one; None: it is no such file.
+    Return the message for a file with caps that was given as a cap; None if it is not such a file.
 
     Args:
-        by_option: the command takes ``--cap-file``.
+        by_option: whether the command has ``--cap-file``.
     """
     path = text.strip()
     if not _holds_cap(path):
@@ -167,17 +168,19 @@ def caps_in_file(text: str, by_option: bool) -> str | None:
 
 def check_no_file(text: str) -> None:
     """
+    Check an argument of a command without ``--cap-file``.
+
     Raises:
-        CapError: a file that holds caps was named in the place of a cap, and there is no ``--cap-file``.
+        CapError: it is a file with caps instead of a cap.
     """
     if not as_pasted(text).startswith(CAP_STARTS) and (hint := caps_in_file(text, by_option=False)):
         raise CapError(hint)
 
 
 def _holds_cap(path: str) -> bool:
-    """Return whether the first line of a file that counts begins with a cap."""
+    """Return whether the first cap line of a file begins with a cap."""
     try:
-        # A pipe, which would be waited for, and a device are not opened.
+        # Pipes and devices are not opened: reading them could block.
         if not stat.S_ISREG(os.stat(path).st_mode):
             return False
         with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Caps, paths and aliases that a command line or a cap file names, and the files that they mean."""
+"""Caps, paths and aliases on a command line or in a cap file, and their files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.walk import Met
 
 
-# The files that a command line names by their caps, on itself or in cap files.
+# The files that a command line names by their caps, directly or in cap files.
 
 C = TypeVar("C", bound=Cap)
 R = TypeVar("R")
@@ -50,18 +50,17 @@ R = TypeVar("R")
 @attrs.frozen
 class NamedFile(Generic[C]):
     """
-    One file that the user means.
+    One file that the user has named.
 
     Attributes:
         text: its cap as given.
-        cap: the same, understood.
-        name: as the cap file has it, or the last of its path; or None.
-        names: the path below the cap, if that is a directory's: then ``cap`` is of no use until
-            ``cap_lookup.Locator`` has found what is there.
+        cap: the parsed cap.
+        name: from the cap file, or the last part of its path; or None.
+        names: the path below the cap of a directory; then ``Locator`` must replace ``cap``.
         root: the cap that the path begins with.
-        where: it was given, if it is one of several.
-        problem: why it names no file; then ``cap`` is of no use, and ``cap_lookup.Locator`` raises this.
-        place: the path as given, if it begins with an alias, and so gives nothing away.
+        where: its position, if it is one of several.
+        problem: why it does not name a file; then ``cap`` is a placeholder, and ``Locator`` raises this.
+        place: the path as given, if it begins with an alias, and so contains no secret.
     """
 
     text: str
@@ -75,9 +74,7 @@ class NamedFile(Generic[C]):
 
     @property
     def label(self) -> str:
-        """
-        What people call it: its path or its name, or what servers call it, which gives nothing away.
-        """
+        """Its name for messages: its path or its name, or its storage index, which is not secret."""
         if self.problem is not None:
             return self.where
         if self.place:
@@ -86,22 +83,21 @@ class NamedFile(Generic[C]):
 
     @property
     def start(self) -> str:
-        """What its path begins with, as given: all of it where it is a cap alone."""
+        """The beginning of its path, as given; the whole text of a cap alone."""
         return self.root or self.text
 
     @property
     def base_name(self) -> str:
-        """What it is called if nobody says otherwise."""
         return storage_index_text(self.cap) or f"literal-{_digest(self.cap)}"
 
 
 def identity(file: NamedFile[Any]) -> dict[str, Any]:
-    """Return the JSON fields that say which file it is."""
+    """Return the JSON fields that identify the file."""
     return {"cap": file.text} if file.name is None else {"cap": file.text, "name": file.name}
 
 
 def storage_index_text(cap: Cap) -> str:
-    """Return the storage index as servers spell it; nothing if the cap holds the file."""
+    """Return the storage index as servers write it; "" if the cap contains the file."""
     file = cap.file if isinstance(cap, DirectoryCap) else cap
     return (
         base32.encode(file.storage_index)
@@ -121,18 +117,18 @@ def named_files(
     understand: Callable[[str], C],
 ) -> list[NamedFile[C]]:
     """
-    Return the files that caps on the command line and cap files name, each once.
+    Return the files of caps on the command line and in cap files, each once.
 
-    One of several that is no cap, or of the wrong kind, is returned with its ``problem``.
+    If there are several, one that is not a cap, or of the wrong kind, is returned with its ``problem``.
 
     Args:
-        caps: ``-`` among them stands for those on standard input.
+        caps: ``-`` reads caps from standard input.
         understand: returns a cap, or raises CapError.
 
     Raises:
         CapError: none of them is a cap of the right kind.
         SourceError: a cap file cannot be read.
-        UsageError: there is none at all.
+        UsageError: there are no caps.
     """
     from_stdin = [path for path in (*caps, *cap_files) if path.strip() == "-"]
     caps = [text for text in caps if text.strip() != "-"]
@@ -178,7 +174,7 @@ def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> 
             root, names = grid_paths.parse(text, None)
         cap = parse_cap(root)
         if names and isinstance(cap, DirectoryCap):
-            # Nobody knows yet what is there; an empty file stands for it.
+            # The cap at the path is not known yet; an empty file is the placeholder.
             return NamedFile(
                 text, cast(C, LitCap(b"")), name or names[-1], names, root, place=place
             )
@@ -204,7 +200,7 @@ def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> 
 
 def check_path(file: NamedFile[Any]) -> None:
     """
-    Check a file for a command that has no grid to ask what a path leads to.
+    Check a file for a command without a grid, which cannot follow paths.
 
     Raises:
         CapError: it is named by a path, or has a problem.
@@ -218,6 +214,8 @@ def check_path(file: NamedFile[Any]) -> None:
 
 def check_all(files: Sequence[NamedFile[Any]]) -> None:
     """
+    Check that no file has a problem.
+
     Raises:
         UsageError: one of the files has a problem.
     """
@@ -227,13 +225,13 @@ def check_all(files: Sequence[NamedFile[Any]]) -> None:
 
 
 def starts_of(files: Sequence[NamedFile[Any]]) -> list[str]:
-    """Return what the paths begin with that ``GridJob`` looks at before it opens a grid."""
+    """Return the beginnings of the paths, which ``GridJob`` checks before it opens a grid."""
     return [file.start for file in files if file.problem is None]
 
 
 def aliases_here() -> dict[str, str]:
     """
-    Return the aliases of the client's directory that the command line means.
+    Return the aliases of the client's directory.
 
     Raises:
         UsageError: they cannot be read.
@@ -243,7 +241,7 @@ def aliases_here() -> dict[str, str]:
 
 def begins_with_alias(text: str) -> bool:
     """
-    Return whether text begins with an alias of this directory, and a colon behind it.
+    Return whether text begins with an alias of this directory and a colon.
 
     Raises:
         UsageError: the aliases cannot be read.
@@ -253,7 +251,7 @@ def begins_with_alias(text: str) -> bool:
 
 
 def client_directory() -> Path:
-    """Return the client's directory that the command line means; it may not be there."""
+    """Return the client's directory, which may not exist."""
     context = click.get_current_context(silent=True)
     invocation = None if context is None else context.find_object(Invocation)
     named = None if invocation is None else invocation.directory
@@ -269,16 +267,16 @@ async def each_in_order(
     fields: Callable[[NamedFile[C]], dict[str, Any]] = identity,
 ) -> ExitStatus:
     """
-    Do something with each file, a few at once, and show what came of it in their order.
+    Process each file, a few at once, and show the outcomes in order.
 
     With one file its failure is raised. With several, one that fails does not stop the others.
 
     Args:
         at_once: how many files.
-        fields: say in JSON which file failed.
+        fields: the JSON fields that identify a failed file.
 
     Returns:
-        0; or the status of those that are not well if they share one; or 1.
+        0; or the status of the unsuccessful ones if they share one; or 1.
     """
     if len(files) == 1:
         return show(files[0], await work(files[0]))
@@ -302,7 +300,9 @@ async def each_in_order(
     numbers = iter(range(len(files)))
 
     async def steps() -> None:
-        for number in numbers:  # which all share, so that nothing is held for what is yet to come
+        for (
+            number
+        ) in numbers:  # one iterator for all workers, so that no list of pending files is kept
             await step(number)
 
     await few_at_a_time(at_once, [steps] * at_once)
@@ -313,7 +313,7 @@ async def each_argument(
     console: Console, texts: Sequence[str], work: Callable[[str], Awaitable[ExitStatus | None]]
 ) -> ExitStatus:
     """
-    Do something with each path on a command line, one after the other.
+    Process each path on a command line, one after the other.
 
     With one its failure is raised. With several, one that fails does not stop the others.
 
@@ -321,7 +321,7 @@ async def each_argument(
         work: returns a status, or None for 0.
 
     Returns:
-        0; or the status of those that are not well if they share one; or 1.
+        0; or the status of the unsuccessful ones if they share one; or 1.
     """
     if len(texts) == 1:
         return await work(texts[0]) or ExitStatus.DONE
@@ -336,7 +336,7 @@ async def each_argument(
 
 
 def argument_label(text: str, number: int) -> str:
-    """Return what people call an argument; a cap, which grants something, is shown as its number."""
+    """Return the name of an argument for messages; a cap, which is secret, is shown as its number."""
     text = as_pasted(text)
     if not text.startswith(CAP_STARTS):
         return printable(text)
@@ -345,7 +345,7 @@ def argument_label(text: str, number: int) -> str:
 
 
 def _is_the_end(error: Exception) -> bool:
-    """Whether the command was cancelled, or nobody reads its results any more."""
+    """Return whether the command was cancelled, or the reader of its results has closed them."""
     from twisted.internet.defer import CancelledError
 
     return isinstance(error, (CancelledError, BrokenPipeError))
@@ -353,14 +353,14 @@ def _is_the_end(error: Exception) -> bool:
 
 # Paths on the command line, and walks that commands show.
 #
-# Wherever a command takes a cap it takes ``CAP/some/path`` and ``ALIAS:some/path`` as well. What such a path
-# leads to is found when the grid is open: ``Locator`` is the one place for that.
+# Every argument that takes a cap also takes ``CAP/some/path`` and ``ALIAS:some/path``. ``Locator`` follows
+# these paths when the grid is open.
 
 Fetchable = TypeVar("Fetchable", bound=ChkCap | ChkVerifierCap | LitCap | MutableCap)
 
 
 class Locator:
-    """Finds what the paths of many files lead to; ``grid_paths.PathFinder`` does it for directories."""
+    """Follows the paths of many files; ``grid_paths.PathFinder`` does it for directories."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -370,15 +370,15 @@ class Locator:
         self, file: NamedFile[Any], understand: Callable[[Any], Fetchable]
     ) -> NamedFile[Fetchable]:
         """
-        Return a file with the cap of what its path leads to; without a path it is itself.
+        Return a file with the cap at the end of its path; without a path, the file itself.
 
         Args:
-            understand: returns a cap of the kind that is wanted, or raises CapError.
+            understand: returns a cap of the wanted kind, or raises CapError.
 
         Raises:
-            NoSuchChild: there is no such name on the way.
-            CapError: what is there is of another kind, or the file has a problem.
-            PipegridError: a directory on the way could not be read.
+            NoSuchChild: a name on the path does not exist.
+            CapError: the cap is of another kind, or the file has a problem.
+            PipegridError: a directory on the path could not be read.
         """
         if file.problem is not None:
             raise file.problem
@@ -401,7 +401,7 @@ def _there(place: PathEnd) -> Any:
 
 
 async def place_of(grid: Grid, text: str) -> PathEnd:
-    """Return what a cap or path leads to; errors as of ``Locator.located``."""
+    """Follow a cap or path to its end; errors as of ``Locator.located``."""
     root, names = root_of(grid, text)
     place = await grid_paths.resolve(grid, root, names)
     _there(place)
@@ -410,10 +410,10 @@ async def place_of(grid: Grid, text: str) -> PathEnd:
 
 def root_of(grid: Grid, text: str) -> tuple[str, tuple[str, ...]]:
     """
-    Take a path apart that may begin with an alias of the grid's directory; see ``paths.parse``.
+    Parse a path that may begin with an alias of the grid's directory; see ``paths.parse``.
 
     Raises:
-        UsageError: it is no path, or there is no such alias.
+        UsageError: it is not a path, or there is no such alias.
     """
     try:
         return grid_paths.parse_here(text, grid.config.directory)
@@ -424,10 +424,10 @@ def root_of(grid: Grid, text: str) -> tuple[str, tuple[str, ...]]:
 
 async def directory_at(grid: Grid, text: str) -> PathEnd:
     """
-    Return the directory that a cap or path leads to.
+    Return the directory at a cap or path.
 
     Raises:
-        CapError: something else is there.
+        CapError: it is not a directory.
         PipegridError: as of ``Locator.located``.
     """
     place = check_known(await place_of(grid, text))
@@ -438,10 +438,10 @@ async def directory_at(grid: Grid, text: str) -> PathEnd:
 
 def check_known(place: PathEnd) -> PathEnd:
     """
-    Return a place, if a cap is known that reads what is there.
+    Check that the cap at the end of a path can read; return the end.
 
     Raises:
-        CapError: it is a verifier cap, or one of a kind to come.
+        CapError: it is a verifier cap, or of an unknown kind.
     """
     if place.kind != "unknown":
         return place
@@ -456,7 +456,7 @@ def check_known(place: PathEnd) -> PathEnd:
 
 
 def shown_path(path: Sequence[str]) -> str:
-    """Return a path as a terminal can show it; ``.`` for the root."""
+    """Return a path for a terminal; ``.`` for the root."""
     return printable("/".join(path)) or "."
 
 
@@ -464,10 +464,10 @@ async def walk_through(
     grid: TreeGrid, console: Console, place: PathEnd, meet: Callable[[Met], None]
 ) -> ExitStatus:
     """
-    Walk through a directory; returns the status of what could not be read, which is told, in JSON too.
+    Walk through a directory; returns the status, and reports unreadable directories, also in JSON.
 
     Args:
-        meet: given everything that is met, unreadable directories as well, after they were told.
+        meet: gets everything that is found, and unreadable directories after their report.
     """
     statuses = set()
     assert place.cap is not None

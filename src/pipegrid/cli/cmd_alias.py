@@ -81,7 +81,7 @@ def create(name: str, format: str | None, read_only: bool) -> GridJob:
         if read_only:
             aliases.add_alias(home, wanted, cap)
             cap = str(directory.cap.readonly())
-        # Else first of all: if the alias cannot be written, the cap is what is left.
+        # Otherwise print it first: if the alias cannot be written, the cap is not lost.
         try:
             console.result(cap, {"alias": wanted, "cap": cap})
         finally:
@@ -129,7 +129,7 @@ def remove(name: str) -> OfflineJob:
         def show(cap: str) -> None:
             console.result(cap, {"alias": name.removesuffix(":"), "cap": cap})
 
-        # Before it is forgotten: if it cannot be printed, the alias is what is left.
+        # Print it before the alias is removed: if that fails, the alias is not lost.
         aliases.remove_alias(directory, name, show)
         bare = name.strip().removesuffix(":")
         if aliases.as_written(bare, aliases.read_aliases(directory)) is not None:
@@ -141,7 +141,7 @@ def remove(name: str) -> OfflineJob:
 
 
 def _warn_if_elsewhere(console: Console, directory: Path, cap: str) -> None:
-    """Say that the servers of a directory are missing, where all that are known are on this machine."""
+    """Warn that the servers of a directory are missing, if all known servers are on this machine."""
     known = caps.parse_cap(cap)
     storage_index = None if isinstance(known, caps.UnknownCap) else known.storage_index
     try:
@@ -149,7 +149,7 @@ def _warn_if_elsewhere(console: Console, directory: Path, cap: str) -> None:
             client_config.load(directory, offline=True), storage_index
         )
     except UsageError:
-        return  # whoever opens the grid tells what is wrong
+        return  # opening the grid reports the error
     if elsewhere:
         console.say(
             "pipegrid: no share of this directory is on this machine, and no other servers are known here; "
@@ -159,8 +159,10 @@ def _warn_if_elsewhere(console: Console, directory: Path, cap: str) -> None:
 
 def _configured() -> Path:
     """
+    Return the client's directory.
+
     Raises:
-        UsageError: nothing is configured there.
+        UsageError: it is not configured.
     """
     directory = cap_lookup.client_directory()
     if not client_paths.is_configured(directory):

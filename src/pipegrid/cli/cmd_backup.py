@@ -115,7 +115,7 @@ def backup_command(
 
 
 def _place_of(given: tuple[str, ...]) -> tuple[str | None, str | None]:
-    """Return the path on the grid that ``--as`` gives, and the name: one without a colon."""
+    """Return the path on the grid from ``--as``, and the name, which has no colon."""
     paths = [each for each in given if ":" in each and _is_path(each)]
     names = [each for each in given if each not in paths]
     if len(paths) > 1 or len(names) > 1:
@@ -142,7 +142,9 @@ async def _run(
     statuses = {chosen.status_of(counts)}
     for problem in result.problems:
         about = f"{run.cap} is stored, but not listed everywhere"
-        if not (isinstance(problem, NotEnoughSharesError) and not problem.found):  # nothing is left
+        if not (
+            isinstance(problem, NotEnoughSharesError) and not problem.found
+        ):  # else no run is left
             about += "; the next run tries again"
         statuses.add(console.complain(problem, about=about))
     if result.forgotten:

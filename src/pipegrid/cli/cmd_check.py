@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from pipegrid.tree.tree_check import FirstMet
 
 
-# What ``check``, ``renew`` and ``repair`` have in common when they look after many objects, or trees.
+# The common part of ``check``, ``renew`` and ``repair`` for many objects, or trees.
 
 MAX_NAMED = 20
-"""Servers in a summary line."""
+"""Servers that a summary line names."""
 
 
 recursive_option = click.option(
@@ -52,12 +52,12 @@ recursive_option = click.option(
 
 class UpkeepOptions(NamedTuple):
     """
-    What a command does for objects.
+    The work of a command for its objects.
 
     Attributes:
         verb: for the progress bar.
-        recursive: everything in directories is meant.
-        todo: what is done for each.
+        recursive: whether it includes everything in directories.
+        todo: the work for each object.
         bounds: how much at once.
     """
 
@@ -77,14 +77,14 @@ def upkeep_job(
     alone: Callable[[Grid, Console, Any], Awaitable[Any]] | None,
 ) -> GridJob:
     """
-    Return the job of looking after files, or after everything in directories.
+    Return the job of checking or maintaining files, or everything in directories.
 
     Args:
-        caps: of ``checked_caps``.
+        caps: from ``checked_caps``.
         verb: for the progress bar.
-        todo: what is to be done, as ``UpkeepRequest`` has it.
-        show: prints what came of one, each line beginning with the text given; returns its status.
-        alone: looks after one by its cap, if it is the only one; None: then it is as with many.
+        todo: the work for each object.
+        show: prints one outcome, each line beginning with the given text; returns its status.
+        alone: does the work for the only object by its cap; None: as for many.
     """
     understand: Callable[[Any], Any] = core_caps.walkable if recursive else core_caps.keepable
     files = cap_lookup.named_files(invocation.console, *caps, understand)
@@ -109,7 +109,7 @@ def upkeep_job(
 async def located_files(
     grid: Grid, console: Console, files: Sequence[NamedFile[Any]], recursive: bool
 ) -> tuple[list[NamedFile[Any]], set[ExitStatus]]:
-    """Follow the paths behind caps; one of several that leads nowhere is named, and left out."""
+    """Follow the paths after caps; of several files, one that does not exist is reported and left out."""
     found: list[NamedFile[Any]] = []
     statuses: set[ExitStatus] = set()
     locator = cap_lookup.Locator(grid)
@@ -127,11 +127,11 @@ async def located_files(
 
 class ObjectsReport:
     """
-    Shows what comes of many objects, and remembers the worst.
+    Shows the outcomes of many objects, and records the worst status.
 
     Args:
-        show: prints what came of one that is no failure; returns its status.
-        terse: objects that are well are not shown to people.
+        show: prints one outcome that is not a failure; returns its status.
+        terse: whether healthy objects are left out in the output for people.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class ObjectsReport:
         self.statuses: set[ExitStatus] = set()
 
     def note(self, file: NamedFile[Any], outcome: UpkeepOutcome) -> None:
-        """Show what came of one file, a Failure too, and remember its exit status."""
+        """Show the outcome of one file, or its Failure, and record its exit status."""
         from twisted.python.failure import Failure
 
         if isinstance(outcome, Failure):
@@ -155,15 +155,15 @@ class ObjectsReport:
             if output.is_well(outcome):
                 self.statuses.add(ExitStatus.DONE)
                 return
-            if output.lacks_servers_only(outcome):  # the sum says so once, with the servers
+            if output.lacks_servers_only(outcome):  # the summary reports it once, with the servers
                 self.statuses.add(ExitStatus.FAILED)
                 return
         self.statuses.add(self.show(file, outcome))
 
     def unreadable(self, file: NamedFile[Any], error: Exception) -> None:
-        """Name a directory that was not entered."""
+        """Report a directory that could not be read."""
         what = (
-            f"{file.label} could not be read, so what is in it was not reached: {sentence(error)}"
+            f"{file.label} could not be read, so its entries were not processed: {sentence(error)}"
         )
         self.statuses.add(ExitStatus.FAILED)
         if self.console.json:
@@ -173,7 +173,7 @@ class ObjectsReport:
 
     @property
     def worst(self) -> ExitStatus:
-        """The gravest status of all."""
+        """The worst status of all."""
         return worst_status(self.statuses)
 
 
@@ -185,14 +185,14 @@ async def look_after(
     show: Callable[[NamedFile[Any], Any], ExitStatus],
 ) -> ExitStatus:
     """
-    Look after files, or everything in directories, and show each outcome and the sum.
+    Process files, or everything in directories, and show each outcome and the summary.
 
     Args:
         files: those that the user named.
         show: see ``ObjectsReport``.
 
     Returns:
-        The gravest status.
+        The worst status.
     """
     summary: UpkeepSummary
     verb, recursive, todo, bounds = options
@@ -272,14 +272,14 @@ async def _trees(
 
 
 def _below(root: str, path: str) -> str:
-    """Return a path below something that people call so, which may be ``ALIAS:``."""
+    """Return a path below a root as the user wrote it, which may be ``ALIAS:``."""
     if not path:
         return root
     return f"{root}{path}" if root.endswith((":", "/")) else f"{root}/{path}"
 
 
 def sum_up(summary: UpkeepSummary, todo: UpkeepRequest) -> tuple[str, dict[str, Any]]:
-    """Return the sum in one line, and its documented JSON form."""
+    """Return the summary in one line, and its documented JSON form."""
     import attrs
 
     fields = attrs.asdict(summary)
@@ -314,13 +314,13 @@ def sum_up(summary: UpkeepSummary, todo: UpkeepRequest) -> tuple[str, dict[str, 
     return "; ".join([", ".join(parts[:-1]), parts[-1]]) if servers else ", ".join(parts), fields
 
 
-# ``pipegrid check``: are the files still there?
+# ``pipegrid check``: do the files still have all their shares?
 
 
 @click.command(name="check")
 @cap_arguments
 @recursive_option
-@click.option("--verify", is_flag=True, help="Fetch all shares and verify every byte of them.")
+@click.option("--verify", is_flag=True, help="Fetch all shares and verify every byte.")
 @click.option(
     "--add-lease",
     is_flag=True,
@@ -379,7 +379,7 @@ def check_command(
 def tell(
     console: Console, file: NamedFile[Any], result: CheckResult, lead: str, add_lease: bool
 ) -> None:
-    """Tell what was found of one file, and which leases were not renewed if that was wanted."""
+    """Report the result for one file, and leases that were wanted and not renewed."""
     leases = {"renewed": result.renewed, "lease_problems": result.lease_problems}
     more = leases if add_lease else {}
     console.result(lead + summary(result), {**cap_lookup.identity(file), **fields(result), **more})
@@ -389,15 +389,15 @@ def tell(
 
 
 def status(result: CheckResult) -> ExitStatus:
-    """Return the exit status: the gravest of what was found."""
+    """Return the exit status for the worst result."""
     if not result.recoverable:
         return ExitStatus.NOT_ENOUGH_SHARES
     if result.corrupt and not result.healthy:
-        return ExitStatus.CORRUPTION  # a damaged copy does no harm where there is a good one
+        return ExitStatus.CORRUPTION  # a damaged copy next to a good one does no harm
     return ExitStatus.DONE if result.healthy and not result.lease_problems else ExitStatus.FAILED
 
 
-# ``pipegrid repair``: make again what is missing of files.
+# ``pipegrid repair``: restores missing shares of files.
 
 
 @click.command(name="repair")
@@ -433,7 +433,7 @@ def repair_command(
         result: results.CheckResult | results.RepairResult,
         lead: str,
     ) -> ExitStatus:
-        if isinstance(result, results.CheckResult):  # it is in its cap
+        if isinstance(result, results.CheckResult):  # a literal cap
             result = results.RepairResult(result.cap, result, result, {}, [], [], 0.0)
         return report_repair(console, file, result, lead)
 
@@ -448,7 +448,7 @@ def repair_command(
 def report_repair(
     console: Console, file: NamedFile[Any], result: RepairResult, lead: str = ""
 ) -> ExitStatus:
-    """Print what a repair did, each line beginning with ``lead``."""
+    """Print the outcome of a repair, each line beginning with ``lead``."""
     console.result(
         lead + _outcome(result),
         {
@@ -489,7 +489,7 @@ def _outcome(result: RepairResult) -> str:
     return f"{text}; {are_down(after.unreachable)}" if after.unreachable else text
 
 
-# ``pipegrid renew``: have servers keep the shares of files.
+# ``pipegrid renew``: makes servers keep the shares of files.
 
 
 @click.command(name="renew")
@@ -517,7 +517,7 @@ def renew_command(invocation: Invocation, caps: CapArguments, recursive: bool) -
 def report_renewal(
     console: Console, file: NamedFile[Any], result: RenewResult, lead: str
 ) -> ExitStatus:
-    """Print what came of it, each line beginning with ``lead``."""
+    """Print the outcome, each line beginning with ``lead``."""
     console.result(
         lead + renewal_summary(result),
         {
@@ -540,9 +540,9 @@ def report_renewal(
 
 
 def renewal_summary(result: RenewResult) -> str:
-    """Return it in one line."""
+    """Return the outcome in one line."""
     if result.total_shares == 0:
-        return "nothing to renew: the file is in its cap"
+        return "nothing to renew: the cap contains the file"
     servers = {server for holders in result.leases.values() for server in holders}
     text = (
         f"{len(result.leases)} of {counted(result.total_shares, 'share')} have a lease now, "

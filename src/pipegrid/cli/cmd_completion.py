@@ -1,4 +1,4 @@
-"""``pipegrid completion``: what makes Tab complete its commands, printed or put where a shell looks."""
+"""``pipegrid completion``: prints or installs the script that completes commands in a shell."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipegrid.errors import SinkError
 
 SHELLS = ("bash", "zsh", "fish")
 ASK_S = 10
-"""How long a shell may take to start and say where it looks."""
+"""How long a shell may take to start and list its directories."""
 
 _MARK = "pipegrid-completion:"
 _ASK_BASH = f"""
@@ -34,7 +34,7 @@ for each in $fpath; do print -r -- {_MARK}$each; done"""
 
 
 class ScriptPlace(NamedTuple):
-    """Where a shell's script goes, and what must still be done for the shell to find it there."""
+    """Where a shell's script goes, and what else the shell needs to find it there."""
 
     path: Path
     to_do: str = ""
@@ -77,7 +77,7 @@ def completion_command(shell: str | None, install: bool) -> OfflineJob:
 
 def _write(path: Path, text: str) -> None:
     """
-    Write a script for everybody to read.
+    Write a script that all users can read.
 
     Raises:
         SinkError: it cannot be written.
@@ -90,7 +90,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _below_home(variable: str, default: str) -> Path:
-    """Return the directory that a variable names, or the one that is meant without it."""
+    """Return the directory that a variable names, or its default."""
     named = os.environ.get(variable, "")
     return Path(named) if os.path.isabs(named) else Path.home() / default
 
@@ -109,7 +109,7 @@ def _bash() -> ScriptPlace:
 
 
 def _zsh() -> ScriptPlace:
-    """Choose the first directory below the home in which zsh looks, or one that it can be told of."""
+    """Choose the first directory below the home that zsh searches, or one that can be added."""
     answers = _answers("zsh", _ASK_ZSH)
     home = Path.home()
     todo = "" if "completes" in answers else "autoload -Uz compinit && compinit"
@@ -138,9 +138,9 @@ def _data() -> Path:
 
 def _answers(shell: str, question: str) -> list[str]:
     """
-    Return what an interactive shell answers, as its user has set it up.
+    Return the output of an interactive shell, with its user's configuration.
 
-    Nothing, where the shell is not installed, or does not answer in time.
+    Empty if the shell is not installed, or does not answer in time.
     """
     try:
         done = subprocess.run(
@@ -149,7 +149,7 @@ def _answers(shell: str, question: str) -> list[str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=ASK_S,
-            start_new_session=True,  # or it takes the terminal for itself
+            start_new_session=True,  # else it takes over the terminal
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""``pipegrid cp``, ``ln``, ``mkdir``, ``mv`` and ``rm``: what changes directories."""
+"""``pipegrid cp``, ``ln``, ``mkdir``, ``mv`` and ``rm``: commands that change directories."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     shell_complete=any_path,
 )
 @click.option(
-    "-r", "--recursive", is_flag=True, help="Copy directories, too, with all that is in them."
+    "-r", "--recursive", is_flag=True, help="Also copy directories, with everything in them."
 )
 @click.option("-f", "--force", is_flag=True, help="Replace existing files.")
 @limit_options
@@ -89,7 +89,7 @@ def cp_command(arguments: tuple[str, ...], recursive: bool, force: bool) -> Grid
     return GridJob(work, *arguments)
 
 
-# ``pipegrid ln``: another name for what is there.
+# ``pipegrid ln``: another name for an object.
 
 
 @click.command(name="ln")
@@ -101,7 +101,7 @@ def cp_command(arguments: tuple[str, ...], recursive: bool, force: bool) -> Grid
     "-f",
     "--force",
     is_flag=True,
-    help="Replace what has this name, except a mutable directory.",
+    help="Replace an object of this name, except a mutable directory.",
 )
 @grid_options
 def ln_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
@@ -135,7 +135,7 @@ def ln_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
     return GridJob(work, *sources, path)
 
 
-# ``pipegrid mkdir``: a directory that can be changed.
+# ``pipegrid mkdir``: a mutable directory.
 
 
 @click.command(name="mkdir")
@@ -188,7 +188,7 @@ def mkdir_command(paths: tuple[str, ...], format: str | None, read_only: bool) -
     "-f",
     "--force",
     is_flag=True,
-    help="Replace what has the new name, except a mutable directory.",
+    help="Replace an object of the new name, except a mutable directory.",
 )
 @grid_options
 def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
@@ -211,9 +211,7 @@ def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
             and not new.missing
             and cap_lookup.root_of(grid, path)[1]
         ):
-            new = await grid_destination.spot_at(
-                grid, path
-            )  # not into itself: it has got there already
+            new = await grid_destination.spot_at(grid, path)  # it was moved already
         if old.there.cap is not None and old.there.cap in new.way:
             raise UsageError(
                 "a directory cannot be moved into itself, since no path would lead to it"
@@ -235,13 +233,13 @@ def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
     return GridJob(work, *sources, path)
 
 
-# ``pipegrid rm``: take names out of directories.
+# ``pipegrid rm``: removes names from directories.
 
 
 @click.command(name="rm")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=grid_path)
 @click.option(
-    "-r", "--recursive", is_flag=True, help="Remove directories, too, with everything below."
+    "-r", "--recursive", is_flag=True, help="Also remove directories, with everything in them."
 )
 @grid_options
 def rm_command(paths: tuple[str, ...], recursive: bool) -> GridJob:

@@ -1,4 +1,4 @@
-"""``pipegrid encode``, ``decode`` and ``storage-index``: what needs no grid."""
+"""``pipegrid encode``, ``decode`` and ``storage-index``: commands without a grid."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pipegrid.transfer.offline import DecodeResult
 
 
-# ``pipegrid encode``: a file becomes share files, with no grid.
+# ``pipegrid encode``: a file becomes share files, without a grid.
 
 
 @click.command(name="encode")
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     required=True,
     type=click.Path(file_okay=False, readable=False),
     metavar="DIR",
-    help="Where the share files go; they are called 0, 1, 2...",
+    help="The directory for the share files, which are named 0, 1, 2...",
 )
 @click.option("-f", "--force", is_flag=True, help="Replace existing shares.")
 @encoding_options
@@ -85,7 +85,9 @@ def encode_command(
                 progress=progress.transfer(),
             )
         if not result.paths:
-            console.say(f"pipegrid: {file} is so small that its cap holds it; there are no shares")
+            console.say(
+                f"pipegrid: {file} is so small that its cap contains it; there are no shares"
+            )
         console.result(
             str(result.cap),
             {
@@ -102,17 +104,17 @@ def encode_command(
 
 
 def _configuration(directory: str | None) -> GridConfig | None:
-    """Return what the client's directory says; None if none was named and the user has none."""
+    """Return the configuration of the client's directory; None if none was named and the user has none."""
     if directory is not None:
         return client_config.load(directory, offline=True)
     try:
         own = client_paths.default_directory()
-    except UsageError:  # without a home there is none, either
+    except UsageError:  # without a home directory there is none, either
         return None
     return client_config.load(own, offline=True) if client_paths.is_configured(own) else None
 
 
-# ``pipegrid decode``: share files become the file again, with no grid.
+# ``pipegrid decode``: share files become the file again, without a grid.
 
 
 @click.command(name="decode")
@@ -170,7 +172,7 @@ def decode(
     force: bool,
     max_segment: int | None,
 ) -> int:
-    """Restore one file to where it shall go."""
+    """Restore one file to its output path."""
     named = cap_lookup.named_files(console, caps, cap_files, core_caps.readable)
     files = [file for file in named if file.problem is None]
     if len(files) > 1:
@@ -213,7 +215,7 @@ def decode(
 
 
 def _tell(console: Console, result: DecodeResult, path: str) -> None:
-    """Tell what came of it."""
+    """Report the outcome of a decoding."""
     output.warn_of_corruption(console, result.problems)
     used = ", ".join(map(str, sorted(result.shares_used)))
     console.detail(f"{counted(result.size, 'byte')} from shares {used or 'none'}")
@@ -227,7 +229,7 @@ def _tell(console: Console, result: DecodeResult, path: str) -> None:
     )
 
 
-# ``pipegrid storage-index``: what servers call a file.
+# ``pipegrid storage-index``: the names of files on servers.
 
 
 @click.command(name="storage-index")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class GatewayJob(ReactorGridJob):
-    """Runs until it is stopped; that is success."""
+    """Runs until it is stopped, which is success."""
 
     follows_blacklist = True
 
@@ -88,7 +88,7 @@ def gateway_command(
     of a Tahoe-LAFS node look for it. -d may be a Tahoe-LAFS node's directory: its tahoe.cfg is followed, and
     options given here take precedence.
 
-    Whoever reaches the port can store files, and with a capability read and change what that names. So it
+    Any client that reaches the port can store files, and read and change what its capabilities name. So it
     listens on this machine only, unless the port says otherwise.
     """
 

@@ -41,19 +41,19 @@ if TYPE_CHECKING:
     from pipegrid.tree.metadata import Modes
 
 
-# Where the files of one ``get`` go.
+# The output paths of one ``get``.
 
 
 class OutputPaths:
     """
-    A path for each file; None: standard output.
+    A path for each file; None for standard output.
 
     Args:
         paths: in the order of the files.
 
     Attributes:
-        directory: that they go into, if it is one.
-        home: the same, once it was made: what comes into its place gets nothing.
+        directory: the output directory, if there is one.
+        home: the same, opened; if it is replaced meanwhile, the replacement gets no file.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class OutputPaths:
         self._paths = {id(file): path for file, path in zip(files, paths, strict=True)}
 
     def of(self, file: NamedFile[Any]) -> str | None:
-        """Return where the file goes; None for one with a problem, too."""
+        """Return the output path of the file; None also for one with a problem."""
         return self._paths.get(id(file))
 
     def make_directory(self) -> None:
@@ -72,7 +72,7 @@ class OutputPaths:
         Make the directory if it is missing.
 
         Raises:
-            SinkError: that cannot be done, or something else is there.
+            SinkError: it cannot be made, or is not a directory.
         """
         assert self.directory is not None
         self.home = made_home(self.directory)
@@ -80,10 +80,10 @@ class OutputPaths:
 
 def made_home(path: str) -> local_directory.DirectoryFd:
     """
-    Return the directory that files go to, made if it is missing.
+    Open the output directory; make it if it is missing.
 
     Raises:
-        SinkError: that cannot be done, or something else is there.
+        SinkError: it cannot be made, or is not a directory.
     """
     try:
         os.makedirs(path, exist_ok=True)
@@ -94,12 +94,13 @@ def made_home(path: str) -> local_directory.DirectoryFd:
 
 def destinations(files: Sequence[NamedFile[Any]], output: str | None) -> OutputPaths:
     """
-    Return where each file goes: several into a directory, one also into a file or to standard output.
+    Return the output path of each file: several go into a directory, one also into a file or to standard
+    output.
 
-    Of a name with directories in it only the last part counts, so that nothing is written elsewhere.
+    Only the last part of a name is used, so that no file gets outside the directory.
 
     Raises:
-        UsageError: there is no place for all of them, or two would have the same name.
+        UsageError: there is no directory for several, or two would have the same name.
     """
     count = len(files)
     files = [file for file in files if file.problem is None]
@@ -167,7 +168,7 @@ class GetOptions(NamedTuple):
     "-r",
     "--recursive",
     is_flag=True,
-    help="Fetch a directory with all that is in it into DIR; existing files are not fetched again.",
+    help="Fetch a directory with everything in it into DIR; existing files are not fetched again.",
 )
 @click.option(
     "--paranoid",
@@ -204,7 +205,7 @@ def get_command(invocation: Invocation, caps: CapArguments, options: GetOptions)
     ):
         if value:
             raise usage_error(f"{flag} needs --recursive")
-    if options.output == "-":  # as 'decode' has it; a file of this name is './-'
+    if options.output == "-":  # as in 'decode'; a file of this name is './-'
         options = options._replace(output=None, force=False)
     elif options.output is None:
         results = invocation.console.results
@@ -227,14 +228,14 @@ async def fetch_files(
     options: GetOptions,
     at_once: int,
 ) -> int:
-    """Fetch files, so many at a time, and tell what came of each in their order; returns the exit status."""
+    """Fetch files, some at a time, and report each outcome in order; returns the exit status."""
     if console.json and options.output is None:
         raise UsageError("--json would mix with the file on standard output; add -o FILE")
     if places.directory is not None:
         places.make_directory()
     with ExitStack() as stack:
         progress = None
-        # Or it would be in the file's midst.
+        # The bar would mix with the file.
         if options.output is not None or not console.results.isatty():
             progress = stack.enter_context(progress_bar.ProgressBar(console, "get"))
 
@@ -263,12 +264,12 @@ def _asked_for(
     console: Console, caps: CapArguments, options: GetOptions
 ) -> tuple[list[NamedFile[Any]], OutputPaths]:
     """
-    Return the files, and where they go.
+    Return the files and their output paths.
 
-    All that can be wrong with the question is found here, before a grid is opened.
+    Everything that can be wrong with the arguments is found here, before a grid is opened.
 
     Raises:
-        click.UsageError, PipegridError: something is.
+        click.UsageError, PipegridError: the arguments are invalid.
     """
     if options.force and options.output is None:
         raise usage_error("--force needs -o")
@@ -286,7 +287,7 @@ def _asked_for(
 def _part_of(
     cap: ChkCap | LitCap | core_caps.MutableCap, byte_range: str | None
 ) -> tuple[int, int | None]:
-    """Return beginning and length of what is wanted of a file."""
+    """Return start and length of the wanted part of a file."""
     if not isinstance(cap, core_caps.MutableCap):
         return (0, cap.size) if byte_range is None else resolve(byte_range, cap.size)
     if byte_range is not None:
@@ -297,7 +298,7 @@ def _part_of(
 
 
 class LocalPlace(NamedTuple):
-    """Where a file goes on this machine, as ``OutputFile`` has it: path, whether by force, and directory."""
+    """The output of a file, for ``OutputFile``: path, whether to replace it, and directory."""
 
     path: str
     force: bool
@@ -312,7 +313,7 @@ async def fetch(
     place: LocalPlace | None,
     progress: ProgressCall | None,
 ) -> GetResult:
-    """Fetch a part of a file, given as start and length, to a place; None: to standard output."""
+    """Fetch a part of a file, given as start and length, to an output path; None: to standard output."""
     with ExitStack() as stack:
         sink: BinaryIO | PartFile = console.data_sink
         if place is not None:
@@ -330,7 +331,7 @@ async def fetch(
 def report(
     console: Console, file: NamedFile[Any], result: GetResult, path: str | None, lead: str
 ) -> None:
-    """Tell what came of one file, each line beginning with ``lead``."""
+    """Report the outcome for one file, each line beginning with ``lead``."""
     output.warn_of_corruption(console, result.corrupt, lead)
     console.detail(f"{lead}{counted(result.size, 'byte')} from shares {sorted(result.shares_used)}")
     console.json_result(
@@ -378,19 +379,19 @@ def cat_command(invocation: Invocation, caps: CapArguments) -> GridJob:
     return GridJob(work, *cap_lookup.starts_of(files))
 
 
-# Byte ranges as users give them: ``A-B`` with both ends included, as in HTTP.
+# Byte ranges on the command line: ``A-B`` with both ends included, as in HTTP.
 
 _RANGE = re.compile(r"([0-9]{1,20})?-([0-9]{1,20})?")
 
 
 def resolve(text: str, size: int) -> tuple[int, int]:
     """
-    Return the start and the length that a range means in a file of ``size`` bytes.
+    Return start and length of a range in a file of ``size`` bytes.
 
-    ``0-99`` is the first hundred bytes, ``100-`` all from byte 100 on, ``-100`` the last hundred.
+    ``0-99`` is the first hundred bytes, ``100-`` everything from byte 100 on, ``-100`` the last hundred.
 
     Raises:
-        UsageError: text is no range, or reaches outside the file.
+        UsageError: text is not a range, or reaches outside the file.
     """
     match = _RANGE.fullmatch(text)
     if match is None or text == "-":

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class GridChoice(NamedTuple):
-    """Which grid is asked for, as it is typed; see the command's options."""
+    """The options that choose a grid, as given."""
 
     local: bool
     servers: str | None
@@ -41,7 +41,7 @@ class GridChoice(NamedTuple):
 
     @property
     def is_given(self) -> bool:
-        """Whether anything was said of it."""
+        """Whether any of the options was given."""
         return self != (False, None, (), None, ())
 
 
@@ -100,7 +100,7 @@ def init_command(
 def _make(
     console: Console, named: str | None, wanted: GridChoice, encoding: Encoding, happy: int | None
 ) -> int:
-    """Make the directory, or change it; say what it has become."""
+    """Make the directory, or change it, and report the result."""
     if wanted.local + (wanted.node is not None) + bool(wanted.introducer_furls) > 1:
         raise UsageError("choose one of --local, --introducer and --tahoe")
     count, servers_file = _count_or_file(wanted.servers)
@@ -131,7 +131,7 @@ def _make(
 
 
 def _tell_moved(console: Console, place: Path) -> None:
-    """Say where a grid is that gave way."""
+    """Report where the previous grid was moved."""
     is_own = place == client_paths.aside_of(client_paths.default_directory())
     how = "pipegrid --local" if is_own else f"pipegrid -d {place}"
     console.say(f"pipegrid: the grid on this machine was moved to {place}; '{how}' reaches it")
@@ -146,7 +146,7 @@ def _create(
     encoding: Encoding,
     happy: int | None,
 ) -> GridConfig:
-    """Make it for servers that are named somewhere, or with servers of its own."""
+    """Make it for existing servers, or with servers of its own."""
     files: dict[str, str] = {}
     number: int | None = count
     makes_local = False
@@ -177,7 +177,7 @@ def _create(
 
 
 def _tell(console: Console, config: GridConfig) -> None:
-    """Say what was made, and with what numbers."""
+    """Report the new directory and its numbers."""
     for warning in config.warnings:
         console.say(f"pipegrid: {warning}")
 
@@ -200,7 +200,7 @@ def _tell(console: Console, config: GridConfig) -> None:
 
 
 def _fitting(suggestion: Params, encoding: Encoding) -> Params:
-    """Return parameters with what was chosen, and of the others what goes with it."""
+    """Return parameters with the given values, and matching values for the others."""
     required, total = encoding["required_shares"], encoding["total_shares"]
     if total is not None and required is None:
         required = min(suggestion.required_shares, total)
@@ -212,7 +212,7 @@ def _fitting(suggestion: Params, encoding: Encoding) -> Params:
 
 
 def _numbers(config: GridConfig) -> str:
-    """Return what the numbers mean, in a sentence."""
+    """Return a sentence that explains the numbers."""
     params, servers = config.params, creation.known_servers(config)
     shares = counted(params.total_shares, "share")
     if servers is None:
@@ -226,7 +226,7 @@ def _numbers(config: GridConfig) -> str:
 
 
 def _count_or_file(servers: str | None) -> tuple[int, str | None]:
-    """Return how many storage directories to make, and the file that names servers if it is one."""
+    """Return how many storage directories to make, and the file of servers if one was given."""
     if servers is None:
         return 10, None
     if not (servers.isascii() and servers.isdigit()):
@@ -237,14 +237,14 @@ def _count_or_file(servers: str | None) -> tuple[int, str | None]:
 
 
 def _named_servers(directory: Path) -> int | None:
-    """Return how many servers the directory's files name; 0 if it has none; None: introducers know."""
+    """Return how many servers the directory's files name; 0 without files; None if introducers know."""
     static, introducers = (
         servers_yaml.load_static_servers(directory),
         servers_yaml.load_introducers(directory),
     )
     if introducers.addresses:
         return None
-    if not static.servers and static.warnings:  # a local grid in their place would go unnoticed
+    if not static.servers and static.warnings:  # otherwise a local grid would replace it unnoticed
         raise UsageError(
             f"{directory} names no servers that can be used ({static.warnings[0]}); correct that, or add "
             "--local"
@@ -258,10 +258,10 @@ def _files(
     """
     Return the files of the new directory, checked before anything is made, and how many servers they name.
 
-    None: introducers know.
+    None instead of the number: introducers know it.
 
     Args:
-        sources: addresses of servers, and files that name some.
+        sources: addresses of servers, and files with such.
     """
     files = {}
     number = None
@@ -283,7 +283,7 @@ def _files(
 
 
 def _servers_file(sources: tuple[str, ...]) -> tuple[str, int]:
-    """Return the text of a ``servers.yaml`` with these servers, and how many these are."""
+    """Return the text of a ``servers.yaml`` with these servers, and their number."""
     import json
 
     addresses: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""``pipegrid ls``, ``du``, ``stats`` and ``manifest``: what is in directories."""
+"""``pipegrid ls``, ``du``, ``stats`` and ``manifest``: the contents of directories."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.public_grid import Grid
 
 
-# ``pipegrid ls``: what is in a directory?
+# ``pipegrid ls``: the names in a directory.
 
 Layout = Literal["names", "long", "human"]
 
@@ -39,14 +39,14 @@ Layout = Literal["names", "long", "human"]
 @click.command(name="ls", context_settings=NO_SHORT_HELP)
 @click.argument("path", metavar="CAP[/PATH]", shell_complete=grid_path)
 @click.option(
-    "-l", "long", is_flag=True, help="Show kinds, modes, sizes and times; --json always shows them."
+    "-l", "long", is_flag=True, help="Show types, modes, sizes and times; --json always shows them."
 )
 @human_option
 @click.option(
     "-R",
     "--recursive",
     is_flag=True,
-    help="List everything below, too, with its path; each directory once.",
+    help="Also list everything in subdirectories, with its path; each directory once.",
 )
 @click.option(
     "--read-only",
@@ -93,7 +93,7 @@ def ls_command(path: str, long: bool, human: bool, recursive: bool, read_only: b
 
 
 def _names(listing: Listing) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the line of each entry, as ``_shower`` would show it; ten thousand are worth a shorter way."""
+    """Yield the line of each entry, as ``_shower`` would show it; this is faster for ten thousand entries."""
     for entry in listing.entries:
         yield (
             cap_lookup.shown_path((entry.name,)) + ("/" if entry.kind == "directory" else ""),
@@ -116,7 +116,10 @@ async def _list_all(
 def _shower(
     json: bool, layout: Layout, read_only: bool
 ) -> Callable[[Sequence[str], PathEnd], tuple[str, dict[str, Any]]]:
-    """Return what makes of an entry's path and place the line for people and the fields of ``--json``."""
+    """
+    Return a function that makes of an entry's path and end the line for people and the fields of
+    ``--json``.
+    """
     import attrs
 
     def readable(place: PathEnd) -> PathEnd:
@@ -126,7 +129,7 @@ def _shower(
 
     def named(path: Sequence[str], place: PathEnd) -> str:
         name = cap_lookup.shown_path(path) + ("/" if place.kind == "directory" else "")
-        # One of a kind that nobody knows may be any text, of several lines.
+        # A cap of an unknown kind may be any text, even of several lines.
         return (
             f"{'-' if place.cap is None else printable(str(place.cap))} {name}"
             if read_only
@@ -137,7 +140,7 @@ def _shower(
         place = readable(place)
         if json:
             return "", _fields(path, place)
-        # Names alone need no metadata, which take as long as all the rest.
+        # Names alone need no metadata, which takes as long as everything else.
         if layout == "names":
             return named(path, place), {}
         return _long(named(path, place), place, layout == "human"), {}
@@ -176,7 +179,7 @@ def _long(name: str, place: PathEnd, human: bool) -> str:
 
 
 def size_of(cap: Cap | None) -> int | None:
-    """Return the bytes of a file, or of a directory's entries, where the cap says them."""
+    """Return the bytes of a file, or of a directory's entries, if the cap has them."""
     file = cap.file if isinstance(cap, caps.DirectoryCap) else cap
     return file.size if isinstance(file, (caps.ChkCap, caps.LitCap)) else None
 
@@ -188,7 +191,7 @@ def _mode(mode: int) -> str:
 
 
 def _time(stored: dict[str, Any], mtime_ns: int | None) -> str:
-    """Return the time of a file in UTC, or else of its link, as a person reads it."""
+    """Return the time of a file in UTC, or else of its link, for people."""
     from datetime import datetime, timezone
 
     seconds: Any = None if mtime_ns is None else mtime_ns / 1e9
@@ -198,16 +201,16 @@ def _time(stored: dict[str, Any], mtime_ns: int | None) -> str:
         try:
             return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
         except (OverflowError, ValueError, OSError):
-            pass  # a year that no calendar has
+            pass  # a year beyond the calendar
     return "-".ljust(20)
 
 
-# ``pipegrid du``: how large is a tree?
+# ``pipegrid du``: the size of a tree.
 
 
 @click.command(name="du", context_settings=NO_SHORT_HELP)
 @click.argument("paths", nargs=-1, required=True, metavar="CAP[/PATH]...", shell_complete=grid_path)
-@click.option("-s", "--summarize", is_flag=True, help="Print only the sum.")
+@click.option("-s", "--summarize", is_flag=True, help="Print only the total.")
 @human_option
 @reading_options
 def du_command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
@@ -266,7 +269,7 @@ def du_command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
     return GridJob(work, *paths)
 
 
-# ``pipegrid stats``: what is in a tree, counted.
+# ``pipegrid stats``: counts of a tree's objects.
 
 
 @click.command(name="stats")
@@ -297,7 +300,7 @@ def stats_command(path: str) -> GridJob:
     return GridJob(work, path)
 
 
-# ``pipegrid manifest``: the caps of all that is in a tree.
+# ``pipegrid manifest``: the caps of all objects in a tree.
 
 
 @click.command(name="manifest")
@@ -336,8 +339,8 @@ def manifest_command(path: str, verifier: bool, storage_index: bool) -> GridJob:
             kind = "storage-index" if storage_index else "verifycap" if verifier else "cap"
             shown = printable(
                 fields[kind]
-            )  # of a kind that nobody knows it may be any text, of several lines
-            told = console.json and not isinstance(met, walk.Found)  # with its error
+            )  # a cap of an unknown kind may be any text, even of several lines
+            told = console.json and not isinstance(met, walk.Found)  # together with its error
             if shown and not told:
                 line = shown if storage_index or not name else cap_file.as_line(shown, name)
                 console.result(line, fields)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from pipegrid.mirror.mirror_lists import Metalink
 
 
-# The options that the commands of ``pipegrid mirror`` have in common.
+# The common options of the commands of ``pipegrid mirror``.
 
 check_options = all_of(
     as_click(fast_args.PARANOID),
@@ -64,7 +64,7 @@ check_options = all_of(
         help="Hash PERCENT of the existing files, drawn at random.",
     ),
 )
-"""Say how much of what is there is read again."""
+"""Decides which existing files are hashed again."""
 
 from_grid_option = click.option(
     "--from-grid",
@@ -77,7 +77,7 @@ keep_going_option = as_click(fast_args.KEEP_GOING)
 
 
 def keyring_option(help: str = fast_args.KEYRING.help) -> Callable[[F], F]:
-    """Return the option that names keys, which comes as ``keyrings``."""
+    """Return the option for keys, with the value ``keyrings``."""
     return as_click(fast_args.KEYRING, type=click.Path(readable=False), metavar="FILE", help=help)
 
 
@@ -109,18 +109,18 @@ fetch_options = as_one(
     click.option(
         "--limit-rate",
         metavar="BYTES",
-        help="Fetch at most BYTES a second, such as 500K or 10M, from all mirrors together.",
+        help="Fetch at most BYTES per second, such as 500K or 10M, from all mirrors together.",
     ),
     as_click(fast_args.CONNECTIONS),
     click.option(
         "--dry-run",
         is_flag=True,
-        help="Fetch and remove nothing, and write nothing to DEST; say what would be.",
+        help="Only report what a run would do; DEST is not changed.",
     ),
     click.option(
         "--exit-unchanged",
         is_flag=True,
-        help="End with status 6 where all went well and nothing in DEST changed.",
+        help="Exit with status 6 if the run succeeded and changed nothing in DEST.",
     ),
     click.option(
         "--wait",
@@ -133,17 +133,17 @@ fetch_options = as_one(
     ),
     as_click(fast_args.DELETE),
     as_click(fast_args.FROM, metavar="URL"),
-    _file("--ca", "Trust the authorities in FILE (PEM) in place of the system's."),
+    _file("--ca", "Trust the authorities in FILE (PEM) instead of the system's."),
     _file("--client-cert", "Show this certificate (PEM) to the mirrors, and to no other host."),
     _file("--client-key", "The key of --client-cert, if it is not in the same file."),
     click.option(
         "--to-grid",
         is_flag=True,
-        help="When all files exist, store them in the grid, too, and print the cap that brings it back.",
+        help="When all files exist, also store them in the grid, and print the cap for --from-grid.",
     ),
     check_options,
 )
-"""Those that every command has that fetches."""
+"""The options of every command that fetches."""
 
 
 def _repeated(name: str, parameter: str, metavar: str, help: str) -> Callable[[F], F]:
@@ -151,69 +151,70 @@ def _repeated(name: str, parameter: str, metavar: str, help: str) -> Callable[[F
 
 
 _by_name = all_of(
-    _repeated("--include", "include", "GLOB", "Only packages with such a name, as 'linux-*'."),
-    _repeated("--exclude", "exclude", "GLOB", "No packages with such a name, as '*-dbg'."),
+    _repeated(
+        "--include", "include", "GLOB", "Only packages whose name matches, such as 'linux-*'."
+    ),
+    _repeated("--exclude", "exclude", "GLOB", "No packages whose name matches, such as '*-dbg'."),
     click.option(
         "--newest",
         type=click.IntRange(1, 1000),
         metavar="N",
-        help="Of packages with the same name and architecture only the N highest versions.",
+        help="Only the N highest versions of each name and architecture.",
     ),
     click.option(
         "--delete-excluded",
         is_flag=True,
-        help="As --delete; also files that only filters of earlier runs select.",
+        help="Like --delete; also removes files that only filters of earlier runs select.",
     ),
     click.option(
         "--reindex",
         is_flag=True,
-        help="Publish indexes of what was fetched in place of the archive's own; needs --sign-with.",
+        help="Publish new indexes of the fetched files instead of the archive's own; needs --sign-with.",
     ),
     click.option(
         "--sign-with",
         metavar="KEY",
-        help="Sign rebuilt indexes with KEY: a file with a secret key, or what gpg calls one.",
+        help="Sign the new indexes with KEY: a file with a secret key, or its name in gpg's keyring.",
     ),
 )
-"""The filters that both kinds of archives have."""
+"""The filters for both kinds of archives."""
 
 debian_filters = as_one(
     "filtering",
     dict,
     _by_name,
-    _repeated("--section", "sections", "GLOB", "Only packages of such a section, as 'libs'."),
-    _repeated("--priority", "priorities", "GLOB", "Only packages of such a priority."),
-    click.option(
-        "--sources", is_flag=True, help="The sources of the packages that are selected, too."
-    ),
+    _repeated("--section", "sections", "GLOB", "Only packages of this section, such as 'libs'."),
+    _repeated("--priority", "priorities", "GLOB", "Only packages of this priority."),
+    click.option("--sources", is_flag=True, help="Also the sources of the selected packages."),
 )
-"""Which packages of a Debian archive are wanted; see ``PackageFilter``."""
+"""The filters for packages of a Debian archive; see ``PackageFilter``."""
 
 rpm_filters = as_one(
     "filtering",
     dict,
     _by_name,
-    _repeated("--arch", "architectures", "GLOB", "Only packages of such an architecture."),
+    _repeated("--arch", "architectures", "GLOB", "Only packages of this architecture."),
     click.option(
         "--sources",
         is_flag=True,
-        help="The packages of sources (src.rpm) of those that are selected, too.",
+        help="Also the source packages (src.rpm) of the selected packages.",
     ),
     click.option(
         "--gpgcheck",
         is_flag=True,
-        help="Only packages that are signed by a key of --keyring; with --allow-unsigned these alone are.",
+        help="Only packages that are signed by a key of --keyring. With --allow-unsigned the index need "
+        "not be signed.",
     ),
 )
-"""Which packages of an RPM repository are wanted."""
+"""The filters for packages of an RPM repository."""
 
 
 def _signing_key(reindex: bool, sign_with: str | None) -> str | None:
-    """Return the key that signs rebuilt indexes, which is tried before anything is fetched."""
+    """Return the key that signs rebuilt indexes; it is tried before anything is fetched."""
     if reindex and not sign_with:
         raise usage_error("--reindex needs a key that signs the new indexes; give --sign-with KEY")
     if sign_with and not reindex:
-        raise usage_error("--sign-with signs rebuilt indexes alone; give --reindex as well")
+        raise usage_error("--sign-with only signs new indexes; give --reindex as well")
     if sign_with:
         signature_writer.check_key(sign_with)
     return sign_with or None
@@ -313,10 +314,10 @@ def debian_command(
 @click.option(
     "--metalink",
     metavar="URL",
-    help="Take mirrors from a metalink, and only a repomd.xml that it names.",
+    help="Use the mirrors of a metalink, and only a repomd.xml that it lists.",
 )
 @click.option(
-    "--mirrorlist", metavar="URL", help="Take mirrors from a list with a URL in each line."
+    "--mirrorlist", metavar="URL", help="Use the mirrors of a list with one URL per line."
 )
 @rpm_filters
 @fetch_options
@@ -344,7 +345,7 @@ def rpm_command(
 
 def _check_keys(options: DebianOptions | RpmOptions, gpgcheck: bool = False) -> None:
     if gpgcheck and not options.keyrings:
-        raise usage_error("--gpgcheck needs to know whose signatures count; give --keyring FILE")
+        raise usage_error("--gpgcheck needs the keys that may sign; give --keyring FILE")
     if options.allow_unsigned and options.keyrings and not gpgcheck:
         raise usage_error("with --allow-unsigned no --keyring is used; give one of them")
 
@@ -358,7 +359,7 @@ def _check_urls(fetching: MirrorOptions) -> None:
 
 
 def _take_lists(fetching: MirrorOptions, options: RpmOptions) -> Metalink | None:
-    """Add the mirrors of lists, if some are named, to those that were given; returns the metalink."""
+    """Add the mirrors of the given lists to the given mirrors; returns the metalink."""
     found, metalink, mirrorlist = None, options.metalink, options.mirrorlist
     urls = list(fetching.urls)
     if metalink is not None:
@@ -375,9 +376,9 @@ def _take_lists(fetching: MirrorOptions, options: RpmOptions) -> Metalink | None
 
 
 def bring_back(cap: str, dest: str, fetching: MirrorOptions) -> GridJob:
-    """Return the job that fetches a mirror from the grid."""
+    """Return the job that restores a mirror from the grid."""
     if fetching.urls or fetching.to_grid:
-        raise usage_error("--from-grid goes with neither --from nor --to-grid; leave them out")
+        raise usage_error("--from-grid cannot be combined with --from or --to-grid; leave them out")
     check_no_file(cap)
     fetching.check_deleting(dest)
 
@@ -456,7 +457,7 @@ def _patch(
         try:
             patched = pdiff.apply_patches(index, patches, out.fileno())
         except OSError as error:
-            if error.filename is not None:  # what is read has its name in what is wrong with it
+            if error.filename is not None:  # an error of an input file, whose message names it
                 raise
             raise SinkError(
                 f"cannot write {output}: {error.strerror}; free some space or choose another place"

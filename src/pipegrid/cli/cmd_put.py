@@ -35,8 +35,8 @@ class PutOptions(NamedTuple):
     The options of ``put``; see their declarations.
 
     Attributes:
-        selection: what of directories is stored, as ``SelectionOptions`` has it.
-        key: how the keys of files are made, as ``Grid.put`` has it.
+        selection: which files of directories are stored, for ``SelectionOptions``.
+        key: how the keys of files are made, for ``Grid.put``.
     """
 
     recursive: bool
@@ -52,16 +52,16 @@ class PutOptions(NamedTuple):
 
     @property
     def makes_plain_files(self) -> bool:
-        """Whether nothing is said that a mutable file has of its own, or that makes it a directory."""
+        """Whether no option is for mutable files or directories."""
         has_key = self.key["random_key"] or self.key["convergence"] is not None
         return not (self.recursive or has_key or self.encoding["max_segment_bytes"] is not None)
 
     def selected(self) -> SelectionOptions | None:
         """
-        Return what is stored of directories; None if files are stored.
+        Return the selection of files in directories; None if files are stored.
 
         Raises:
-            click.UsageError: files are, and it is said what of directories.
+            click.UsageError: files are stored, and there are options for directories.
         """
         if self.recursive:
             return SelectionOptions(**self.selection)
@@ -83,7 +83,7 @@ class PutOptions(NamedTuple):
     "-r",
     "--recursive",
     is_flag=True,
-    help="Each FILE is a directory: store it with all that is in it, and print its capability.",
+    help="Each FILE is a directory: store it with everything in it, and print its capability.",
 )
 @click.option(
     "--mutable",
@@ -156,7 +156,7 @@ def put_command(files: tuple[str, ...], options: PutOptions) -> GridJob:
 
 
 def _split(files: tuple[str, ...], recursive: bool) -> tuple[tuple[str, ...], str | None]:
-    """Return what is stored, and the place on the grid that it goes to, if one is named."""
+    """Return the sources, and the place on the grid that they go to, if one is given."""
     if files.count("-") > 1:
         raise click.UsageError("standard input can be stored only once", None)
     destination = put_files.destination_of(files)
@@ -172,7 +172,7 @@ def _split(files: tuple[str, ...], recursive: bool) -> tuple[tuple[str, ...], st
 
 
 def _check_place(destination: str | None, options: PutOptions) -> None:
-    """Raise click.UsageError if options do not go together."""
+    """Raise click.UsageError if options contradict each other."""
     if options.format is not None and not options.mutable:
         raise usage_error("only mutable files have a format; add --mutable")
     if options.force and destination is None:
@@ -189,7 +189,7 @@ def _check_place(destination: str | None, options: PutOptions) -> None:
 
 
 def _is_placed(destination: str | None, sources: tuple[str, ...], options: PutOptions) -> bool:
-    """Return whether one file is stored at a place, or as one that can change."""
+    """Return whether one file is stored at a place, or as a mutable file."""
     placed = destination is not None or options.mutable
     if placed and (len(sources) != 1 or options.long):
         raise usage_error(
@@ -199,9 +199,9 @@ def _is_placed(destination: str | None, sources: tuple[str, ...], options: PutOp
 
 
 def _encoding(grid: Grid, encoding: Encoding, happy: int | None) -> dict[str, Any]:
-    """Return how ``Grid.put`` encodes: what was said, and the grid's configuration for the rest."""
+    """Return the encoding for ``Grid.put``: the given options, and the grid's configuration for the rest."""
     params = choose_params(grid.config.params, encoding)
     if happy is None:
-        # Who asks for three shares in all cannot mean that seven servers must have one.
+        # With three shares in all, the configured seven servers cannot each have one.
         happy = min(grid.config.happy, params.total_shares)
     return {"params": params, "happy": happy}

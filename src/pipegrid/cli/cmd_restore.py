@@ -1,4 +1,4 @@
-"""``pipegrid backups`` and ``restore``: list the runs of backups, and bring one back."""
+"""``pipegrid backups`` and ``restore``: list the runs of backups, and restore one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.public_grid import Grid
 
 
-# ``pipegrid backups``: which runs are there?
+# ``pipegrid backups``: the list of runs.
 
 NONE_LISTED = (
     "this client's own list has no backup; if another machine has stored one, give the cap that 'pipegrid "
@@ -88,16 +88,16 @@ async def listed_runs(
     grid: Grid, console: Console, cap: str | None, *, some: bool = False
 ) -> Sequence[BackupRun]:
     """
-    Return the runs that a catalogue lists, or archives keep, or this client's own.
+    Return the runs of a catalogue, of an archives directory, or of this client.
 
     Args:
-        cap: of a catalogue, or a path that leads to one, or to where archives are kept.
-        some: whether it is an error if this client's own list has none.
+        cap: of a catalogue, or a path that leads to one, or to an archives directory.
+        some: whether an empty list of this client is an error.
 
     Raises:
-        CapError: not the cap of a catalogue.
+        CapError: it is not the cap of a catalogue.
         PipegridError: it cannot be read.
-        UsageError: this client's own list has none, and there must be some.
+        UsageError: this client's list is empty, and ``some`` is true.
     """
     backups = backup_run.Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
     if cap is None:
@@ -114,7 +114,7 @@ async def listed_runs(
     return catalogue.runs_of(place.cap, content) if archived is None else archived
 
 
-# ``pipegrid restore``: bring back what a backup has stored.
+# ``pipegrid restore``: restores a run of a backup.
 
 MAX_PATHS = 20_000_000
 
@@ -172,7 +172,7 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
         raise usage_error(f"-o: {EMPTY_NAME}")
     if any(
         not each.strip() for each in arguments
-    ):  # '/' is all of a run, an unset variable is nothing
+    ):  # '/' is the whole run, but an empty argument is an unset variable
         raise usage_error(f"CAP or PATH: {EMPTY_NAME}")
     rest = list(arguments)
     cap = rest.pop(0) if rest and _is_cap(rest[0]) else None
@@ -204,7 +204,7 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
 async def _root_of(
     grid: Grid, run: BackupRun, names: tuple[str, ...], runs: Sequence[BackupRun], alone: bool
 ) -> tuple[Cap | None, bytes]:
-    """Return the cap of the directory that is restored, and its metadata; arguments as of ``_found``."""
+    """Return the cap of the restored directory, and its metadata; arguments as of ``_found``."""
     import json
 
     if not names:
@@ -212,11 +212,11 @@ async def _root_of(
     place = await _found(grid, run.cap, names, {each.name for each in runs}, alone)
     if isinstance(place.cap, caps.DirectoryCap):
         return place.cap, place.metadata_json
-    return _directory_of_one(place), b"{}"  # as if it were alone in its directory
+    return _directory_of_one(place), b"{}"  # as the only entry of its directory
 
 
 def _described(run: BackupRun, runs: Sequence[BackupRun]) -> str:
-    """Return which run is restored, and what it lacks."""
+    """Return a description of the restored run, and of its missing files."""
     machines = {each.machine.id for each in runs if each.name == run.name} - {""}
     host = f", on {printable(run.machine.name)}" if len(machines) > 1 and run.machine.name else ""
     lacking = f"; {run.left_out} left out when it was stored" if run.left_out else ""
@@ -224,7 +224,7 @@ def _described(run: BackupRun, runs: Sequence[BackupRun]) -> str:
 
 
 def _too_many(paths: list[str], cap: str | None, missing: str) -> str:
-    """Return what to say of several paths."""
+    """Return the message for several paths."""
     if cap is not None or missing:
         return (
             f"{missing and missing + '; '}give one CAP and one PATH; --as NAME says of which backup"
@@ -239,15 +239,15 @@ async def _found(
     grid: Grid, root: Cap, names: tuple[str, ...], called: set[str], alone: bool
 ) -> PathEnd:
     """
-    Return what a path in a run leads to.
+    Return the end of a path in a run.
 
     Args:
-        called: the names of all backups: what is one, and no path, wants ``--as``.
-        alone: no cap was given, so it may be what was to be one.
+        called: the names of all backups: a name that is not a path needs ``--as``.
+        alone: whether no cap was given, so that this may be meant as one.
 
     Raises:
-        CapError: it was meant otherwise.
-        NoSuchChild: there is nothing.
+        CapError: it was meant as a name or cap.
+        NoSuchChild: it does not exist.
     """
     path = "/".join(names)
     try:
@@ -264,16 +264,16 @@ async def _found(
 
 
 def _missing_alias(text: str) -> str:
-    """Return what is to be said of a path that looks as if it began with an alias; nothing of others."""
+    """Return a hint for a path that looks as if it began with an alias; "" for others."""
     return aliases.no_alias(text.partition(":")[0]) if grid_paths.names_alias(text) else ""
 
 
 def _directory_of_one(place: PathEnd) -> caps.DirectoryCap:
     """
-    Return the cap of a directory, held by that cap, with nothing in it but what a path leads to.
+    Return the cap of a literal directory whose only entry is the end of a path.
 
     Raises:
-        CapError: nothing is known that reads this, or it can change, and no backup has stored it.
+        CapError: no cap for reading is known, or it is mutable, and so not part of a backup.
     """
     cap = cap_lookup.check_known(place).cap
     if cap is None or isinstance(cap, caps.MutableCap):
@@ -288,7 +288,7 @@ def _directory_of_one(place: PathEnd) -> caps.DirectoryCap:
 
 
 def _is_cap(text: str) -> bool:
-    """Return whether an argument is a cap or begins with an alias that is there, and is no path in a run."""
+    """Return whether an argument is a cap or begins with an existing alias, and so is not a path in a run."""
     bare = as_pasted(text)
     if bare.startswith("URI:") or ":" not in bare:
         return bare.startswith("URI:")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 class ServeOptions(NamedTuple):
     """
-    The options of ``serve``; see their declarations. None: the node's directory says it.
+    The options of ``serve``; see their declarations. None: the node's directory decides.
 
     Attributes:
         introducers: fURLs, ``configured`` or ``none``.
@@ -54,7 +54,7 @@ class ServeOptions(NamedTuple):
     def settings(
         self, directory: Path, introducers: dict[str, Furl], found: ServerDirectory
     ) -> ServeSettings:
-        """Return the settings of a server: what is chosen here, else what was found in its directory."""
+        """Return the settings of a server: the options, else the values of its directory."""
         return found.serve_settings(
             directory,
             port=self.port,
@@ -74,7 +74,7 @@ class ServeOptions(NamedTuple):
 
 
 class ServeJob(GridJob):
-    """Serve until it is stopped; that is success."""
+    """Serves until it is stopped, which is success."""
 
     asks_servers = False
 
@@ -82,12 +82,10 @@ class ServeJob(GridJob):
         self._options = options
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
-        """Serve; being cancelled stops in good order, and gives 0."""
+        """Serve; cancelling stops the server in order, and gives 0."""
         lazy_modules.bring_in(log_file, serve, systemd)
         console = invocation.console
-        forget = (
-            systemd.end_without_memory()
-        )  # sees all that is logged, before what may fail itself
+        forget = systemd.end_without_memory()  # first, so that it logs failures of the following
         try:
             with log_file.logging_to(console, self._options.log_file, reactor):
                 SHORTAGE.tell = None  # the log has it
@@ -112,13 +110,13 @@ def settings_of(
     directory: Path, options: ServeOptions, warn: Callable[[str], object]
 ) -> ServeSettings:
     """
-    Return the settings of a server: what was chosen, else what its directory says.
+    Return the settings of a server: the options, else the values of its directory.
 
     Args:
-        warn: told, in a sentence, what is left out of what the directory says.
+        warn: gets a sentence for each setting of the directory that is not supported.
 
     Raises:
-        UsageError: a server runs on the directory already, or it says something impossible.
+        UsageError: a server runs in the directory already, or a setting is invalid.
     """
     running_process.refuse_if_running(directory)
     found = server_config.load(directory)
@@ -168,7 +166,7 @@ def settings_of(
     show_default=True,
     help="What must be on the disk before a share is acknowledged.",
 )
-@click.option("--expire-leases", is_flag=True, help="Remove shares whose leases have all run out.")
+@click.option("--expire-leases", is_flag=True, help="Remove shares whose leases have all expired.")
 @click.option(
     "--metrics", metavar="PORT", help="Serve metrics for Prometheus at this port or endpoint."
 )
@@ -218,10 +216,10 @@ def introducers_of(
     directory: Path, found: ServerDirectory, given: tuple[str, ...]
 ) -> dict[str, Furl]:
     """
-    Return the introducers to announce the server to; by default, those that a Tahoe-LAFS node announces to.
+    Return the introducers to announce the server to; by default, those of a Tahoe-LAFS node.
 
     Raises:
-        UsageError: one of them is no fURL, or the directory has none although they are asked for.
+        UsageError: one of them is not a fURL, or the directory has none although they are required.
     """
     chosen: dict[str, Furl] = {}
     if not given and found.is_tahoe:
@@ -247,7 +245,7 @@ def introducers_of(
 
 
 def announce(console: Console, node: StorageNode) -> None:
-    """Print where the server is."""
+    """Print the addresses of the server."""
     fields: dict[str, object] = {
         "nurl": node.nurl,
         "nurls": node.nurls,

@@ -1,4 +1,4 @@
-"""``pipegrid speedtest``: how far from the speed of the wire are transfers here?"""
+"""``pipegrid speedtest``: compares transfers with the speed of the network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipegrid.speedtest.run_results import Run
 
 
-# ``pipegrid speedtest``: how far from the wire? The commands of the group are loaded when they are named.
+# ``pipegrid speedtest``. The commands of the group are loaded when they are named.
 
 HOMES = {
     "run": "speedtest_run",
@@ -34,7 +34,7 @@ HOMES = {
     "responder": "cmd_speedtest",
     "proxy": "cmd_speedtest",
 }
-"""The module of each command, in which it is called as it is here."""
+"""The module of each command, in which it has the same name."""
 
 DEFAULT = "run"
 SELF_CHECK = "--self-check"
@@ -45,18 +45,18 @@ _HELP = ("-h", "--help")
 
 
 class SpeedTestGroup(CommandGroup):
-    """``run`` is meant where no command is named."""
+    """A group whose default command is ``run``."""
 
     homes = {name: (home, name) for name, home in HOMES.items()}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, with the name of the command in its place."""
+        """Parse, with the default command if none is named."""
         if ctx.resilient_parsing and not with_command(args)[:-1]:
-            return super().parse_args(ctx, args)  # a shell completes what is not written yet
+            return super().parse_args(ctx, args)  # a shell completes an incomplete command line
         return super().parse_args(ctx, with_command(args))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
-        """Complete a command, or an option of the one that is meant where none is named."""
+        """Complete a command, or an option of the default command."""
         found = super().shell_complete(ctx, incomplete)
         if not incomplete.startswith("-"):
             return found
@@ -73,7 +73,7 @@ class SpeedTestGroup(CommandGroup):
 
 
 def with_command(args: list[str]) -> list[str]:
-    """Return arguments in which a command is named, behind the group's own options."""
+    """Insert the default command after the group's own options if none is named."""
     at = 0
     while at < len(args) and args[at].partition("=")[0] in (*_FLAGS, *_VALUED):
         at += 2 if args[at] in _VALUED else 1
@@ -96,7 +96,7 @@ def speedtest_command() -> None:
     """
 
 
-# ``pipegrid speedtest compare`` and ``report``: what runs say, without measuring anything.
+# ``pipegrid speedtest compare`` and ``report``: show runs without measuring.
 
 
 def read_run(path: str) -> Run:
@@ -104,7 +104,7 @@ def read_run(path: str) -> Run:
     Return the run in a file.
 
     Raises:
-        UsageError: it holds none that this version reads.
+        UsageError: the file has no run that this version can read.
         SourceError: it cannot be read.
     """
     try:
@@ -124,10 +124,12 @@ def read_run(path: str) -> Run:
     help="Another run before the change; several give a better answer.",
 )
 @click.option("--more-after", multiple=True, metavar="FILE", help="Another run after the change.")
-@click.option("--all", "everything", is_flag=True, help="Show unchanged measurements, too.")
-@click.option("--anyway", is_flag=True, help="Compare what was measured under other conditions.")
+@click.option("--all", "everything", is_flag=True, help="Also show unchanged measurements.")
 @click.option(
-    "--fail-on-regression", is_flag=True, help="The exit status is 1 if anything got slower."
+    "--anyway", is_flag=True, help="Compare runs that were measured under different conditions."
+)
+@click.option(
+    "--fail-on-regression", is_flag=True, help="Exit with status 1 if anything got slower."
 )
 @common_options
 def compare(
@@ -183,7 +185,7 @@ def report(run: str, earlier: Sequence[str], output: str) -> OfflineJob:
     return OfflineJob(work)
 
 
-# ``pipegrid speedtest responder`` and ``proxy``: the far end of a measured path, and an emulated path.
+# ``pipegrid speedtest responder`` and ``proxy``: the other end of a measured path, and an emulated link.
 
 
 @click.command(name="responder")
@@ -205,7 +207,7 @@ def report(run: str, earlier: Sequence[str], output: str) -> OfflineJob:
     type=byte_size,
     default="10GB",
     show_default=True,
-    help="End after this many bytes.",
+    help="Exit after this many bytes.",
 )
 @click.option(
     "--max-seconds",
@@ -213,7 +215,7 @@ def report(run: str, earlier: Sequence[str], output: str) -> OfflineJob:
     default=3600.0,
     show_default=True,
     metavar="SECONDS",
-    help="End after this time.",
+    help="Exit after this time.",
 )
 @common_options
 def responder(

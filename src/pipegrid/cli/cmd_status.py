@@ -1,4 +1,4 @@
-"""``pipegrid status``: which servers are there?"""
+"""``pipegrid status``: the servers of the grid."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def status_command() -> GridJob:
 
 
 def _lines(servers: Sequence[ServerStatus], directory: Path, with_version: bool) -> list[str]:
-    """Return a line for each server; of one that does not answer, why."""
+    """Return a line for each server, with the reason if it does not respond."""
     has_ids = any(server.nickname != server.server_id for server in servers)
     rows = []
     for server in servers:
@@ -73,14 +73,14 @@ def _lines(servers: Sequence[ServerStatus], directory: Path, with_version: bool)
             row[-1] += no_uploads
         else:
             row = [*who, f"unreachable: {server.reason} ({address}){no_uploads}"]
-        # A server that has lines in its version would make some for others here.
+        # A line break in a server's version would make extra lines.
         rows.append([printable(cell) for cell in row])
     first = 3 if has_ids else 2
     return columns(rows, right=(first, first + 1))
 
 
 def _short(server_id: str) -> str:
-    """Return as much of an id as people need to tell servers apart; ``--json`` has all of it."""
+    """Return the beginning of an id, enough for people; ``--json`` has all of it."""
     return server_id if len(server_id) <= 16 else f"{server_id[:11]}…"
 
 

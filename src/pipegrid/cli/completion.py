@@ -1,4 +1,6 @@
-"""Shell completion: what a shell asks, what could come next, and how it is put into the line."""
+"""
+Shell completion: parses the typed line, finds the possible continuations, and quotes them for the shell.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,12 @@ if TYPE_CHECKING:
     from pipegrid.tree.public_grid import Grid
 
 
-# What is typed in a shell, taken apart as that shell does, and names put into it so that they stay one word.
+# Parsing a typed line as a shell does, and quoting names so that each stays one word.
 #
-# A line ends where the cursor is, so its last word may have a quote that is still open. Pure.
+# The line ends at the cursor, so its last word may have an open quote. Pure.
 
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./^-]")
-"""ASCII that no shell takes for more than it is, within a word."""
+"""ASCII characters without a special meaning to a shell, within a word."""
 
 _ESCAPES = dict(zip("ntrabfveE", "\n\t\r\a\b\f\v\x1b\x1b", strict=True))
 _CODE = re.compile(r"x([0-9A-Fa-f]{1,2})|u([0-9A-Fa-f]{1,4})|U([0-9A-Fa-f]{1,8})|([0-7]{1,3})")
@@ -44,10 +46,10 @@ class TypedLine(NamedTuple):
     A line up to the cursor.
 
     Attributes:
-        words: those that are ended, as the command is given them; the first is its name.
-        last: the word that the cursor is in or behind, likewise; empty: none has begun.
-        quote: that is open there: ``'``, ``"`` or ``$'``; empty: none.
-        kept: of ``last``, what stands before the place from which on bash replaces it.
+        words: the complete words, unquoted; the first is the name of the command.
+        last: the word at the cursor, unquoted; empty if none has begun.
+        quote: the open quote in it: ``'``, ``"`` or ``$'``; empty if none.
+        kept: the part of ``last`` that bash does not replace.
     """
 
     words: list[str]
@@ -58,11 +60,11 @@ class TypedLine(NamedTuple):
 
 def split(text: str, breaks: str = "", fish: bool = False) -> TypedLine:
     """
-    Take a line apart.
+    Parse a line.
 
     Args:
-        breaks: characters behind which, where they are not quoted, bash begins to replace ($COMP_WORDBREAKS).
-        fish: it is fish's, whose quotes know escapes.
+        breaks: characters after which, unless quoted, bash begins to replace ($COMP_WORDBREAKS).
+        fish: the rules of fish, whose quotes have escapes.
     """
     words: list[str] = []
     last = quote = broken = opened = ""
@@ -85,7 +87,7 @@ def split(text: str, breaks: str = "", fish: bool = False) -> TypedLine:
                 words.append(last)
             last, broken, begun = "", "", False
         elif char in "'\"":
-            # $'...' is bash's and zsh's own.
+            # Only bash and zsh have $'...'.
             ansi = char == "'" and text[at - 2 : at - 1] == "$" and not fish and last.endswith("$")
             last = last[:-1] if ansi else last
             quote, opened, begun = "$'" if ansi else char, last, True
@@ -98,7 +100,7 @@ def split(text: str, breaks: str = "", fish: bool = False) -> TypedLine:
 
 
 def _escaped(text: str, at: int, quote: str, fish: bool) -> tuple[str, int]:
-    """Return what is meant behind a backslash, and where it ends."""
+    """Return the character of an escape, and the position after it."""
     if at == len(text):
         return "", at
     char = text[at]
@@ -111,7 +113,7 @@ def _escaped(text: str, at: int, quote: str, fish: bool) -> tuple[str, int]:
         if char in _ESCAPES:
             return _ESCAPES[char], at + 1
     if char == "\n":
-        return "", at + 1  # the line goes on
+        return "", at + 1  # the line continues
     special = {"'": "\\'", '"': '\\"$' if fish else '\\"$`'}.get(quote)
     if special is not None and char not in special:
         return "\\" + char, at + 1
@@ -120,11 +122,11 @@ def _escaped(text: str, at: int, quote: str, fish: bool) -> tuple[str, int]:
 
 def for_bash(value: str, quote: str, ended: bool) -> str:
     """
-    Return how bash is to have a value.
+    Return a value quoted for bash.
 
     Args:
-        quote: that is open where it goes.
-        ended: nothing will be added to it, so that the quote can be closed.
+        quote: the open quote before it.
+        ended: whether nothing will be added to it, so that the quote can be closed.
     """
     add = {"": _bare, "'": _in_single, '"': _in_double, "$'": _in_ansi}[quote]
     return "".join(map(add, value)) + (quote[-1:] if ended else "")
@@ -145,7 +147,7 @@ def _in_single(char: str) -> str:
 def _in_double(char: str) -> str:
     if char in '\\"$`':
         return f"\\{char}"
-    if char == "!":  # which an escape would not hide from the history
+    if char == "!":  # which an escape would not protect from the history
         return '"\\!"'
     return char if char.isprintable() else f"\"$'{_in_ansi(char)}'\""
 
@@ -158,18 +160,17 @@ def _in_ansi(char: str) -> str:
     return f"\\U{ord(char):08x}" if ord(char) > 0x7F else f"\\x{ord(char):02x}"
 
 
-# What bash, zsh and fish run at Tab, and in which form they are answered.
+# The scripts for bash, zsh and fish, and the format of the answers.
 #
-# click's own scripts hand over words that the shell has broken at colons, and quotes as they stand; so no
-# name behind ``ALIAS:``, and none with a blank, could be completed. Here the shell hands over the line up to
-# the cursor as it is typed, and ``words`` takes it apart. Whatever goes wrong, nothing is printed: a person
-# who types wants no sentence there.
+# click's own scripts pass words that the shell has split at colons, with their quotes; so no name after
+# ``ALIAS:``, and none with a space, could be completed. These scripts pass the line up to the cursor as
+# typed, and this module parses it. Errors print nothing, since the user is typing.
 
 LINE = "_PIPEGRID_LINE"
-"""In the environment: the command, as typed, up to the cursor."""
+"""An environment variable: the command up to the cursor, as typed."""
 
 BREAKS = "_PIPEGRID_BREAKS"
-"""The same of bash's $COMP_WORDBREAKS."""
+"""An environment variable: bash's $COMP_WORDBREAKS."""
 
 _BASH = """\
 %(complete_func)s() {
@@ -248,34 +249,32 @@ complete --no-files --command %(prog_name)s --arguments '(%(complete_func)s)'
 
 
 class _Shell(ShellComplete):
-    """What all have in common."""
+    """The common part of all shells."""
 
     def line(self) -> TypedLine:
-        """Return the words before the cursor, out of the environment that the script sets."""
+        """Return the typed line, from the environment that the script sets."""
         return split(os.environ.get(LINE, ""))
 
     def complete(self) -> str:
-        """Return the answer; nothing, if anything goes wrong."""
+        """Return the answer; empty after any error."""
         try:
             line = self.line()
             return self.answer(line, self._items(line))
-        except Exception:  # a broken configuration is told by the command itself
+        except Exception:  # the command itself reports a broken configuration
             return ""
 
     def answer(self, line: TypedLine, items: list[CompletionItem[Any]]) -> str:
-        """Return items in the form in which the shell's script reads them."""
+        """Return items in the format of the shell's script."""
         raise NotImplementedError
 
     def _items(self, line: TypedLine) -> list[CompletionItem[Any]]:
         names = [os.path.basename(word) for word in line.words]
-        begin = (
-            names.index(self.prog_name) if self.prog_name in names else 0
-        )  # behind sudo, nice...
-        # As the shell would; which of them are quoted does not matter but for who has such a directory.
+        begin = names.index(self.prog_name) if self.prog_name in names else 0  # after sudo, nice...
+        # Unlike the shell, ignore which of them are quoted; that matters only for a directory named ~.
         words = [os.path.expandvars(os.path.expanduser(word)) for word in line.words[begin + 1 :]]
         items = self.get_completions(words, line.last)
         option, found, _ = line.last.partition("=")
-        if found and line.last.startswith("-"):  # click leaves out what stands before the value
+        if found and line.last.startswith("-"):  # click leaves out the option before the value
             for item in items:
                 if item.type == "plain" and not str(item.value).startswith(f"{option}="):
                     item.value = f"{option}={item.value}"
@@ -283,7 +282,7 @@ class _Shell(ShellComplete):
 
 
 class Bash(_Shell):
-    """bash 4.4 and later; it replaces what is behind the last ``:`` or ``=``, and quotes nothing."""
+    """bash 4.4 and later; it replaces the text after the last ``:`` or ``=``, and quotes nothing."""
 
     name = "bash"
     source_template = _BASH
@@ -304,7 +303,7 @@ class Bash(_Shell):
 
 
 class Zsh(_Shell):
-    """zsh, which quotes what it inserts."""
+    """zsh, which quotes the text it inserts."""
 
     name = "zsh"
     source_template = _ZSH
@@ -315,7 +314,7 @@ class Zsh(_Shell):
 
 
 class Fish(_Shell):
-    """fish, which quotes what it inserts, and takes a line for each name."""
+    """fish, which quotes the text it inserts, and reads one name per line."""
 
     name = "fish"
     source_template = _FISH
@@ -329,35 +328,35 @@ class Fish(_Shell):
             kind, value = _kind(item), str(item.value)
             if kind in ("file", "dir"):
                 lines.append(kind)
-            elif value.isprintable():  # nothing else fits on a line
+            elif value.isprintable():  # other names do not fit on a line
                 lines.append(f"+{value}" + (f"\t{item.help}" if item.help else ""))
         return "".join(f"{each}\n" for each in lines)
 
 
 def _kind(item: CompletionItem[Any]) -> str:
-    """Return click's type of an item; ``open`` of one to which more is to be added."""
+    """Return click's type of an item; ``open`` if it is incomplete."""
     if item.type == "plain" and str(item.value).endswith(("/", ":")):
         return "open"
     return item.type
 
 
 def script(shell: str) -> str:
-    """Return what a shell has to run so that Tab completes the commands: bash, zsh or fish."""
+    """Return the script that makes bash, zsh or fish complete the commands."""
     kind = {each.name: each for each in (Bash, Zsh, Fish)}[shell]
     return kind(Command("pipegrid"), {}, "pipegrid", COMPLETION).source()
 
 
 def answer_shells() -> None:
-    """Have click answer shells so."""
+    """Register these shells with click."""
     for each in (Bash, Zsh, Fish):
         add_completion_class(each)
 
 
-# Names on a grid that could come next: aliases, and what is in the directory that the line has come to.
+# Completion of names on a grid: aliases, and the entries of a directory.
 #
-# Whoever presses Tab waits, and wanted nothing done. So a directory is read as ``ls`` reads it, no grid
-# is made where none is configured, and nothing is said, whatever goes wrong: after ``LIMIT_S``, or where
-# a directory is too large to be fetched meanwhile, nothing is offered.
+# The user waits, and has not run anything yet. So a directory is read as ``ls`` reads it, no grid is made
+# if none is configured, and errors are not reported. After ``LIMIT_S``, or if a directory is too large,
+# nothing is offered.
 
 LIMIT_S = 2.0
 MAX_NAMES = 300
@@ -367,11 +366,11 @@ MAX_DIRECTORY_BYTES = 4 << 20
 
 def on_grid(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
     """
-    Return what may follow on a grid.
+    Return the completions on a grid.
 
     Args:
-        invocation: tells the client's directory, and does what needs a grid.
-        text: what is typed of the argument.
+        invocation: gives the client's directory, and runs jobs with a grid.
+        text: the typed part of the argument.
     """
     if ":" not in text:
         return [] if "/" in text else aliases(invocation, text)
@@ -388,7 +387,7 @@ def on_grid(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
 
 
 def anywhere(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
-    """Return what may follow on a grid or this machine; what looks like no alias is left to the shell."""
+    """Return the completions on a grid or this machine; the shell completes text that cannot be an alias."""
     here = [CompletionItem(text, type="file")]
     if text.startswith(CAP_STARTS):
         return on_grid(invocation, text) or here
@@ -411,7 +410,7 @@ def anywhere(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
 
 
 def aliases(invocation: Invocation, begun: str, end: str = ":") -> list[CompletionItem[str]]:
-    """Return the aliases that begin so, each with ``end`` behind it."""
+    """Return the aliases that begin so, each followed by ``end``."""
     try:
         found = tree_aliases.read_aliases(_home(invocation))
     except UsageError:
@@ -425,9 +424,9 @@ def _home(invocation: Invocation) -> Path:
 
 
 def _items(head: str, names: Iterable[str], begun: str) -> list[CompletionItem[str]]:
-    """Return those names that begin so, as what the argument could become."""
+    """Return the names that begin so, each as a value of the argument."""
     found = sorted(each for each in names if each.startswith(begun) and _can_be_typed(each))
-    if len(found) > MAX_NAMES:  # the last one, too: how far all are alike the ends tell
+    if len(found) > MAX_NAMES:  # keep the last one: first and last show the common beginning of all
         found = [*found[: MAX_NAMES - 1], found[-1]]
     return [CompletionItem(head + each) for each in found]
 
@@ -437,7 +436,7 @@ def _can_be_typed(name: str) -> bool:
 
 
 def _read(invocation: Invocation, root: str, names: tuple[str, ...]) -> list[str]:
-    """Return the names in a directory, those of directories with a slash; none if that cannot be done."""
+    """Return the names in a directory, those of directories with a slash; none after an error."""
     found: list[str] = []
 
     async def work(grid: Grid, _: Console) -> int:
@@ -458,7 +457,7 @@ def _read(invocation: Invocation, root: str, names: tuple[str, ...]) -> list[str
 
     signal.signal(signal.SIGALRM, too_late)
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
-    # Only the directory counts of what the line says: no trace is to be written, nobody is to be told.
+    # Only the directory matters: a completion writes no trace, and prints nothing.
     bare = Invocation(Console(None, None, io.StringIO()))
     bare.directory = invocation.directory
     if invocation.run_job is not None:

@@ -1,7 +1,7 @@
 """
-Where a command writes and reads: results on stdout, prose and progress on stderr, and what stdin gives.
+The streams of a command: results on stdout, messages and progress on stderr, and input from stdin.
 
-The streams are handed in, so tests need no process of their own.
+They are arguments, so that tests need no process of their own.
 """
 
 from __future__ import annotations
@@ -21,38 +21,44 @@ from pipegrid.core.text import harmless, printable
 from pipegrid.disk.private_files import interruptible, wait_for_room
 from pipegrid.errors import SinkError, SourceError
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import Any, BinaryIO, TextIO
 
 CLOSED = "standard output is closed; redirect it, if only to /dev/null"
 
 _GATHERED_BYTES = 64 << 10
-"""Of results that are printed together."""
+"""The size of results that are printed together."""
 NO_TEXT = (
     "this file is not text, and would disturb the terminal; write it to a file with '-o FILE', or to the "
     "terminal with '-o -'"
 )
 _LOOKED_AT_BYTES = 4096
-"""Of each piece. A zero byte among the first thousands is what others go by, too."""
+"""
+The beginning of each piece that is checked. A zero byte in it means that it is not text, as for other
+programs.
+"""
 
 
 class ResultStream(io.BufferedIOBase):
     """
-    Standard output, remembering whether anybody is left to read it.
+    Standard output, with a record of failures.
 
     Attributes:
-        abandoned: the reader went away (``pipegrid get CAP | head -c 100``), or read no more, and the
-            command was told to end.
-        failed: it cannot be written to, and that was an error.
-        wants_text: what is no text is refused, since it would leave a terminal that nobody can read.
+        abandoned: the reader closed its end (``pipegrid get CAP | head -c 100``), or stopped reading and
+            the command was interrupted.
+        failed: writing to it has failed with an error.
+        wants_text: anything but text is refused, since it could make the terminal unusable.
         reached_terminal: text was sent through a pipe, whose reader may show it on the terminal.
-        before_text: called before that happens, once; a progress bar is taken away then, for good.
-        reader_left: ``abandoned`` because the reader went away.
+        before_text: called once before that happens; the progress bar is then removed for good.
+        reader_left: ``abandoned`` because the reader closed its end.
     """
 
     written_in_reactor = True
-    """Of the library: only the main thread may be interrupted by a signal while it waits for a reader."""
+    """
+    For the library: only a write in the main thread can be interrupted by a signal while it waits for a
+    reader.
+    """
 
     def __init__(self, stream: BinaryIO | None) -> None:
         self._stream = stream
@@ -65,15 +71,15 @@ class ResultStream(io.BufferedIOBase):
 
     @property
     def name(self) -> str:
-        """What an error about it calls it, as ``open`` files have it."""
+        """Its name for errors, as files from ``open`` have it."""
         return "standard output"
 
     def isatty(self) -> bool:
-        """Whether a person reads it as it comes."""
+        """Return whether it is a terminal."""
         return self._stream is not None and self._stream.isatty()
 
     def writable(self) -> bool:
-        """Return True, whatever happened: a failed write tells more."""
+        """Return True also after failures: the failed write has the reason."""
         return True
 
     def write(self, data: Any, /) -> int:
@@ -81,8 +87,8 @@ class ResultStream(io.BufferedIOBase):
         Write all of data.
 
         Raises:
-            BrokenPipeError: the reader went away.
-            SinkError: there is no standard output, or its disk is full, or text is wanted and this is none.
+            BrokenPipeError: the reader closed its end.
+            SinkError: standard output is closed, its disk is full, or data is not text as required.
         """
         if self._stream is None:
             self.failed = True
@@ -101,7 +107,7 @@ class ResultStream(io.BufferedIOBase):
         return length
 
     def _is_piped_text(self, view: memoryview) -> bool:
-        """Whether this goes through a pipe, so that ``tee`` or ``less`` may show it on the terminal."""
+        """Return whether this is text to a pipe, so that ``tee`` or ``less`` may show it on the terminal."""
         assert self._stream is not None
         try:
             mode = os.fstat(self._stream.fileno()).st_mode
@@ -112,10 +118,10 @@ class ResultStream(io.BufferedIOBase):
 
     def flush(self) -> None:
         """
-        Hand over what was written; raises as ``write`` does, unless that did already.
+        Flush the stream; raises as ``write`` does, unless that has raised already.
 
-        Python calls it once more when it takes the object apart, perhaps after the stream was closed, and
-        from 3.14 on tells people of what it raises then.
+        Python calls it once more when it deletes the object, perhaps after the stream was closed, and from
+        3.14 on prints what it raises then.
         """
         if self._stream is None or self._stream.closed:
             return
@@ -124,7 +130,7 @@ class ResultStream(io.BufferedIOBase):
                 return
 
     def _guard(self, act: Callable[[BinaryIO], int]) -> int:
-        """Do a part of the work; returns what ``act`` does, having waited if that is nothing."""
+        """Call ``act``, after waiting until it writes something; return its result."""
         assert self._stream is not None
         try:
             with interruptible(self._stream.fileno):
@@ -138,23 +144,23 @@ class ResultStream(io.BufferedIOBase):
         except OSError as error:
             self.failed = True
             raise SinkError(f"cannot write to standard output: {error.strerror}") from error
-        except BaseException:  # told to end while nobody read it: whatever is left would wait again
+        except BaseException:  # ended while no process read it: the rest would block again
             self.abandoned = True
             raise
 
 
 def _written(stream: BinaryIO, data: memoryview) -> int:
     """
-    Return how many bytes a stream takes now.
+    Return how many bytes a stream accepts now.
 
-    An unbuffered one (``PYTHONUNBUFFERED``, as in many containers) takes what the disk has room for, or the
-    pipe; and where another program has a pipe not wait, no stream does.
+    An unbuffered one (``PYTHONUNBUFFERED``, as in many containers) accepts what fits on the disk or in the
+    pipe. If another program has made the pipe non-blocking, every stream does.
     """
     try:
         taken: int | None = stream.write(data)
     except BlockingIOError as error:
         return error.characters_written
-    if taken is None:  # what tells nothing takes all, but for a file of the system's
+    if taken is None:  # such an object writes everything, except a raw file
         return 0 if isinstance(stream, io.RawIOBase) else len(data)
     return taken
 
@@ -169,10 +175,10 @@ def _is_flushed(stream: BinaryIO) -> bool:
 
 class Console:
     """
-    The streams of one command, and how much to say on them.
+    The streams of one command, and how much to print on them.
 
     Attributes:
-        json: results are JSON objects, one a line.
+        json: results are JSON objects, one per line.
         verbosity: -1 quiet, 0 normal, 1 with details and tracebacks.
     """
 
@@ -186,33 +192,33 @@ class Console:
 
     @property
     def data_sink(self) -> BinaryIO:
-        """Standard output as a place for a file's bytes."""
+        """Standard output as a sink for a file's bytes."""
         sink: BinaryIO = self.results  # type: ignore[assignment]  # as a file, but for its name
         return sink
 
     @property
     def shows_progress(self) -> bool:
-        """Whether a progress bar would be seen and is wanted, and can be drawn over."""
+        """Whether a progress bar is wanted and would be visible on a terminal."""
         if self.verbosity < 0 or self.results.reached_terminal or not self.stderr.isatty():
             return False
         return os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
     def get_ready(self) -> None:
-        """Load what results will need."""
+        """Load the modules that results will need."""
         if self.json:
             import json  # noqa: F401
 
     def result(self, text: str, fields: dict[str, Any]) -> None:
-        """Print one result: text for people, or its documented fields under ``--json``."""
+        """Print one result: text for people, or its documented fields with ``--json``."""
         self._print(self._line(text, fields))
 
     def json_result(self, fields: dict[str, Any]) -> None:
-        """Print one result under ``--json``; people are told nothing."""
+        """Print one result with ``--json``; nothing otherwise."""
         if self.json:
             self.result("", fields)
 
     def results_of(self, rows: Iterable[tuple[str, dict[str, Any]]]) -> None:
-        """Print many that are at hand; a write for each took much of a listing's time."""
+        """Print many results together; one write for each took much of a listing's time."""
         lines = bytearray()
         for text, fields in rows:
             lines += self._line(text, fields)
@@ -225,7 +231,7 @@ class Console:
     def _line(self, text: str, fields: dict[str, Any]) -> bytes:
         if self.json:
             return _json_line(fields)
-        # A path may hold bytes that are no text; they come out as they went in.
+        # A path may contain bytes that are not text; they are printed unchanged.
         return harmless(text).encode("utf-8", "surrogateescape") + b"\n"
 
     def _print(self, lines: bytes | bytearray) -> None:
@@ -234,33 +240,33 @@ class Console:
             self.results.flush()
 
     def say(self, text: str) -> None:
-        """Tell the user something, unless quiet."""
+        """Print a message for the user, unless quiet."""
         if self.verbosity >= 0:
             self._prose(text)
 
     def fault(self, text: str) -> None:
-        """Tell the user of something that went wrong, and counts in the exit status; quiet or not."""
+        """Print a message about an error that counts in the exit status, even if quiet."""
         self._prose(text)
 
     def detail(self, text: str) -> None:
-        """Tell the user something that only ``-v`` asks for."""
+        """Print a detail, only with ``-v``."""
         if self.verbosity > 0:
             self._prose(text)
 
     def complain(self, error: BaseException, about: str = "") -> ExitStatus:
         """
-        Tell the user what went wrong, in one sentence; with ``-v``, the traceback first.
+        Print an error, in one sentence; with ``-v``, the traceback first.
 
         Args:
-            about: which of several things it was, such as a file's name, if the error may not say.
+            about: the name of the item, such as a file, if the error may not have it.
 
         Returns:
-            The exit status that tells a script the same.
+            The exit status for the error.
         """
         if self.results.reader_left and isinstance(error, BrokenPipeError):
             return ExitStatus.FAILED
         if self.verbosity > 0:
-            import traceback  # which those need that are told more than a sentence
+            import traceback  # only some runs need it
 
             self._prose("".join(traceback.format_exception(error)).rstrip())
         text = sentence(error)
@@ -278,26 +284,26 @@ class Console:
         **more: Any,
     ) -> ExitStatus:
         """
-        Tell what went wrong with one of several things, as ``complain`` does, and in JSON if that is wanted.
+        Print the error of one of several items, as ``complain`` does, and in JSON if wanted.
 
         Args:
-            fields: say in JSON which of them it was.
-            one_of_several: it is one of several arguments: then the status is 1 where it would be 2 for it
-                alone, since the command line as a whole made sense.
-            more: what JSON says behind the error.
+            fields: the JSON fields that identify the item.
+            one_of_several: whether it is one of several arguments: then the status is 1 where it would be 2
+                for it alone, since the command line as a whole was valid.
+            more: further JSON fields, after the error.
         """
-        if self.results.reader_left:  # nobody wants to know: the command ends
+        if self.results.reader_left:  # the reader has closed its end, so the command stops
             raise BrokenPipeError
         status = self.complain(error, about)
         if one_of_several and status == ExitStatus.USAGE:
             status = ExitStatus.FAILED
-        if self.results.failed:  # nothing can be told there, as was just said or is about to be
+        if self.results.failed:  # its error is reported separately
             return status
         self.json_result({**fields, "error": sentence(error), "exit_status": int(status), **more})
         return status
 
     def print_within(self, aside: Callable[[], AbstractContextManager[None]] | None) -> None:
-        """Have every line, result or prose, printed within this, so that a progress bar makes room."""
+        """Print every line, result or message, within this context, so that a progress bar can be hidden."""
         self._aside = aside or nullcontext
 
     def _prose(self, text: str) -> None:
@@ -307,11 +313,11 @@ class Console:
                 self.stderr.write(data + "\n")
                 self.stderr.flush()
         except (OSError, ValueError):
-            pass  # nobody listens; the exit status still tells
+            pass  # stderr is closed too; the exit status remains
 
 
 def _names(text: str, about: str) -> bool:
-    """Return whether a sentence names something; that 'a' is a word of it does not tell of a file ``a``."""
+    """Return whether a sentence contains a name; the word 'a' in it does not count for a file ``a``."""
     if about not in text:
         return False
     import re
@@ -323,28 +329,30 @@ def _names(text: str, about: str) -> bool:
 
 
 def _json_line(fields: dict[str, Any]) -> bytes:
-    """Return an object as a line of valid UTF-8, whatever bytes a path in it is made of."""
+    """Return an object as a line of valid UTF-8, whatever bytes a path in it has."""
     plain = plain_json(fields)
     if plain is not None:
         return plain
-    import json  # which some never need, and others not before the end
+    import json  # some runs never need it, others only at the end
 
     try:
         text = json.dumps(fields, ensure_ascii=False, allow_nan=False)
-    except ValueError:  # an entry of a directory may say 1e999, or NaN, which is no JSON
+    except (
+        ValueError
+    ):  # an entry of a directory may contain 1e999, or NaN, which JSON does not have
         fields = _finite(fields)
         text = json.dumps(fields, ensure_ascii=False)
     try:
-        if not text.isprintable():  # a terminal obeys more than JSON has escapes for
+        if not text.isprintable():  # JSON does not escape all control characters of terminals
             text = json.dumps(fields)
         line = text.encode("utf-8")
-    except UnicodeEncodeError:  # a byte 0xff that is no text becomes the lone surrogate \udcff
+    except UnicodeEncodeError:  # a byte 0xff that is not text becomes the lone surrogate \udcff
         line = json.dumps(fields).encode("ascii")
     return line + b"\n"
 
 
 def _finite(value: Any) -> Any:
-    """Return the same with null for numbers that JSON has not."""
+    """Return the value with null for numbers that JSON does not have."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -356,26 +364,26 @@ def _finite(value: Any) -> Any:
 
 
 class NoInput:
-    """Standard input where there is none; reading it says so."""
+    """Closed standard input; reading it raises an error."""
 
     name = "standard input"
 
     def read(self, length: int = -1, /) -> bytes:
-        """Raises SourceError, always: standard input is closed."""
+        """Raise SourceError: standard input is closed."""
         raise SourceError("cannot read standard input: it is closed")
 
 
 def read_given(path: str, stdin: BinaryIO | None, most: int) -> bytes:
     """
-    Return what is in a file, or its beginning.
+    Return the content of a file, or its beginning.
 
     Args:
         path: ``-`` is standard input.
 
     Raises:
-        SourceError: there is no standard input.
+        SourceError: standard input is closed.
         OSError: it cannot be read.
-        ValueError: no file can be called so.
+        ValueError: the path is invalid.
     """
     if path != "-":
         with open(path, "rb") as file:
@@ -385,14 +393,14 @@ def read_given(path: str, stdin: BinaryIO | None, most: int) -> bytes:
 
 def read_whole(file: BinaryIO, most: int) -> bytes:
     """
-    Return what there is to read, or its beginning, however long that takes.
+    Return the content of a stream, or its beginning, however long that takes.
 
-    Another program may have made standard input one that does not wait: then a read returns what is there by
-    now, or None, and not what there will be.
+    Another program may have made standard input non-blocking: then a read returns only what has arrived, or
+    None.
     """
     try:
         waits = os.get_blocking(file.fileno())
-    except (OSError, ValueError):  # not a file at all
+    except (OSError, ValueError):  # without a descriptor
         waits = True
     if waits:
         return file.read(most)
@@ -410,11 +418,12 @@ def read_whole(file: BinaryIO, most: int) -> bytes:
 
 def source_of(path: str, stdin: BinaryIO | None) -> Any:
     """
-    Return what ``Grid.put`` reads of what a command names; it can stop waiting for a pipe or terminal.
+    Return the source for ``Grid.put`` of a file that a command names; it can stop waiting for a pipe or
+    terminal.
 
     Args:
         path: ``-`` is standard input.
-        stdin: None: it is closed.
+        stdin: None if it is closed.
     """
     if path != "-":
         return path

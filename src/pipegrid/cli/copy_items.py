@@ -1,4 +1,4 @@
-"""What ``cp`` does: from names on the command line to items, and to what becomes of them."""
+"""The work of ``cp``: from names on the command line to copied items."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class CopiesTold:
-    """What is said of a copy, from one source or ``several``; ``statuses`` of what failed."""
+    """Reports the copies from one source or ``several``; ``statuses`` has those of failures."""
 
     def __init__(self, console: Console, several: bool) -> None:
         self._console = console
@@ -43,13 +43,13 @@ class CopiesTold:
         self.statuses: set[ExitStatus] = set()
 
     def failed(self, label: str, error: Exception) -> None:
-        """Tell that ``label`` is not copied, and why; the error's exit status joins ``statuses``."""
+        """Report that ``label`` is not copied, and why; add the error's exit status to ``statuses``."""
         fields = {"source": label}
         status = self._console.failed(error, printable(label), fields, self._several)
         self.statuses.add(status)
 
     def done(self, item: Item, how: str, cap: Cap | None) -> None:
-        """Tell that ``item`` is there now, ``how``; the JSON line has its cap, null if there is none."""
+        """Report that ``item`` was copied, ``how``; the JSON line has its cap, null without one."""
         self._console.detail(f"{printable(item.label)}: {how}")
         fields = {"source": item.label, "name": item.name, "outcome": how}
         self._console.json_result({**fields, "cap": None if cap is None else str(cap)})
@@ -70,7 +70,7 @@ async def store_copies(
         sources: each with whether it is on the grid itself.
 
     Raises:
-        UsageError, CapError, NoSuchChild, ChildExists: that cannot be.
+        UsageError, CapError, NoSuchChild, ChildExists: the copy is not possible.
         PipegridError: the grid failed.
     """
     told = CopiesTold(console, several=len(sources) > 1)
@@ -106,7 +106,7 @@ async def store_copies(
 async def _copy_to(
     grid: Grid, copier: Copier, items: Sequence[Item], single: bool, target: str
 ) -> None:
-    """Copy items to what a path leads to; ``single``: one file, which may take the name of the path."""
+    """Copy items to the end of a path; ``single``: one file, which may get the name of the path."""
     root, names = root_of(grid, target)
     way = await directory.look_up(grid, root, names)
     there = way[-1] if len(way) == len(names) + 1 else None
@@ -144,10 +144,10 @@ async def _items(
     failed: Callable[[str, Exception], None],
 ) -> tuple[list[Item], bool]:
     """
-    Return what is to be copied, and whether it is what is in a directory.
+    Return the items to copy, and whether they are the entries of a directory.
 
     Args:
-        failed: told what one of several sources is called, and why it is not copied.
+        failed: gets the name of each of several sources that is not copied, and the reason.
 
     Raises:
         PipegridError: the only source cannot be copied.
@@ -188,7 +188,7 @@ async def _grid_item(grid: Grid, text: str) -> tree_copy.Item:
 
 
 async def _found(grid: Grid, text: str) -> tuple[Child, str]:
-    """Return what is at a place, and its name; none if the cap or alias stands alone."""
+    """Return the object at a place, and its name; "" for a cap or alias alone."""
     root, names = root_of(grid, text)
     way = await directory.look_up(grid, root, names)
     if len(way) <= len(names):
@@ -231,8 +231,8 @@ async def fetch_copies(
     Copy from the grid to a local file or directory; returns the status.
 
     Raises:
-        UsageError, NoSuchChild: that cannot be.
-        PipegridError: as ``get``, if there is one file only.
+        UsageError, NoSuchChild: the copy is not possible.
+        PipegridError: as ``get``, if there is only one file.
     """
     alone = len(sources) == 1
     told = CopiesTold(console, several=not alone)
@@ -259,7 +259,7 @@ async def _found_among(
     recursive: bool,
     failed: Callable[[str, Exception], None],
 ) -> list[tuple[Child, str]]:
-    """Return what is at some places, and its names; arguments and errors as of ``_items``."""
+    """Return the objects at some places, and their names; arguments and errors as of ``_items``."""
     found: list[tuple[Child, str]] = []
     for number, source in enumerate(sources, 1):
         try:
@@ -284,7 +284,7 @@ async def _fetch(
     alone: bool,
     home: DirectoryFd,
 ) -> ExitStatus:
-    """Fetch one of several into a directory; unless it is alone, its failure is told."""
+    """Fetch one of several into a directory; report its failure, unless it is alone."""
     try:
         if child.kind == "directory":
             return await _fetch_directory(grid, console, child, place, force, home)
@@ -302,10 +302,10 @@ def _placed(
     failed: Callable[[str, Exception], None] | None,
 ) -> list[tuple[Child, str]]:
     """
-    Return each with its local path; names that lead elsewhere are refused.
+    Return each with its local path; names that lead outside are refused.
 
     Args:
-        failed: as of ``_items``; None: there is one source only.
+        failed: as of ``_items``; None if there is only one source.
     """
     taken: set[str] = set()
     result = []

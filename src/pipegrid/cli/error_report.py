@@ -1,7 +1,7 @@
 """
-From an error to what a person reads and a script tests: one sentence and an exit status.
+Errors as one sentence for people, and as an exit status for scripts.
 
-Statuses are an interface, documented in ``docs/reference-cli.md``.
+The statuses are an interface, documented in ``docs/reference-cli.md``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipegrid.errors import (
     UsageError,
 )
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import TypeGuard
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ExitStatus(enum.IntEnum):
-    """What the process tells its caller."""
+    """The exit statuses of the process."""
 
     DONE = 0
     FAILED = 1
@@ -43,11 +43,11 @@ class ExitStatus(enum.IntEnum):
 
 
 class Interrupted(Exception):
-    """The user wants no more of it, and all is cleaned up."""
+    """The user has interrupted the command, and it has cleaned up."""
 
 
 class UnprintedCap(SinkError):
-    """A cap that nobody else has could not be printed; where it is kept is said."""
+    """The only copy of a cap could not be printed; the text says where it is kept."""
 
 
 _STATUS_OF: tuple[tuple[type[Exception], ExitStatus], ...] = (
@@ -68,13 +68,13 @@ def status_of(error: BaseException) -> ExitStatus:
 
 
 def _is_clicks(error: BaseException) -> TypeGuard[click.UsageError]:
-    """Whether click does not understand the command line; where it was not imported, it said nothing."""
+    """Return whether it is click's error about the command line; False if click was not imported."""
     click = sys.modules.get("click")
     return click is not None and isinstance(error, click.UsageError)
 
 
 def one_status(statuses: Collection[ExitStatus]) -> ExitStatus:
-    """Return the status of a command on several files: that which all failures share, or 1."""
+    """Return the status of a command on several files: the one that all failures share, or 1."""
     failures = set(statuses) - {ExitStatus.DONE}
     if len(failures) > 1:
         return ExitStatus.FAILED
@@ -91,11 +91,11 @@ _GRAVITY = (
     ExitStatus.USAGE,
     ExitStatus.INTERRUPTED,
 )
-"""From what can wait to what cannot: lost files are worse than damaged ones."""
+"""From the least to the most severe: lost files are worse than damaged ones."""
 
 
 def worst_status(statuses: Collection[ExitStatus]) -> ExitStatus:
-    """Return the gravest of them; 0 if there is none."""
+    """Return the worst of them; 0 if there is none."""
     return max(statuses, key=_GRAVITY.index, default=ExitStatus.DONE)
 
 
@@ -115,11 +115,11 @@ _OPTIONS = {
     "another directory": "another directory with -d",
     "give its directory": "name the client's directory with -d",
 }
-"""What errors call arguments of the library, and commands their options."""
+"""Names of library arguments in errors, and the options of the commands."""
 
 
 def with_options(text: str, parameters: Collection[str]) -> str:
-    """Return a sentence with options in the place of these words, each where it stands last."""
+    """Return a sentence with options instead of these words, each at its last occurrence."""
     for parameter in parameters:
         before, found, behind = text.rpartition(parameter)
         text = f"{before}{_OPTIONS[parameter]}{behind}" if found else text
@@ -127,7 +127,7 @@ def with_options(text: str, parameters: Collection[str]) -> str:
 
 
 def sentence(error: BaseException) -> str:
-    """Return what to tell the user, on one line, without a final full stop."""
+    """Return the message for an error, on one line, without a final full stop."""
     if isinstance(error, Interrupted):
         return "interrupted; the same command can be run again"
     if _is_clicks(error):
@@ -149,7 +149,7 @@ def sentence(error: BaseException) -> str:
 
 
 def _is_nowhere() -> bool:
-    """Whether the working directory was removed, so that no relative name leads anywhere."""
+    """Return whether the working directory was removed, so that relative paths do not work."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -161,7 +161,7 @@ _CLICKS_WORDS = (
     ("is not a valid integer range", "is not a whole number"),
     ("is not a valid float range", "is not a number"),
 )
-"""How click says that something is no number at all, and how people do."""
+"""click's words about invalid numbers, and simpler ones."""
 
 
 def _usage_sentence(error: click.UsageError) -> str:

@@ -1,4 +1,4 @@
-"""Where commands that change directories put things: a directory, and a name in it."""
+"""The destination of commands that change directories: a directory, and a name in it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 def is_on_grid(text: str) -> bool:
     """
-    Return whether an argument is a place on the grid, or else a local file.
+    Return whether an argument is a place on the grid, and not a local file.
 
-    A cap and an alias that is there are, and so is what looks like one of them, unless there is a local file
-    of this name.
+    It is if it is a cap or begins with an existing alias, or looks like that and no local file has this
+    name.
 
     Raises:
         UsageError: the aliases cannot be read.
@@ -39,7 +39,7 @@ def is_on_grid(text: str) -> bool:
 
 def alias_meant(text: str) -> str:
     """
-    Return the alias that an argument names without its colon, if there is no file of that name; or nothing.
+    Return the alias that an argument names without its colon, if no file has that name; else "".
 
     Raises:
         UsageError: the aliases cannot be read.
@@ -52,14 +52,14 @@ def alias_meant(text: str) -> str:
 @attrs.frozen
 class GridDestination:
     """
-    A name in a directory that can be changed.
+    A name in a mutable directory.
 
     Attributes:
-        directory: that it is in; if some of the way is ``missing``, the last that is there.
-        there: what has this name now, or None.
-        way: caps of the directories that lead there, the last included.
-        missing: names of directories below ``directory`` that are to be made.
-        ends_with_slash: the path says that the name is a directory's.
+        directory: which has the name; if directories on the path are ``missing``, the last existing one.
+        there: the object that has this name now, or None.
+        way: caps of the directories on the path, the last included.
+        missing: names of directories below ``directory`` to create.
+        ends_with_slash: whether the path says that the name is a directory's.
     """
 
     _grid: Grid
@@ -72,7 +72,7 @@ class GridDestination:
 
     async def reach(self) -> Directory:
         """
-        Return the directory that it is in; missing directories are created.
+        Return the directory of the name; missing directories are created.
 
         Raises:
             PipegridError: as ``make_directories``.
@@ -84,13 +84,15 @@ class GridDestination:
 
     def check_free(self, force: bool, cap: Cap | None = None) -> None:
         """
+        Check that the name may be used.
+
         Args:
-            cap: of what is put there, if it is known.
+            cap: of the new object, if it is known.
 
         Raises:
             NoSuchChild: as of ``check_kind``.
-            ChildExists: there is something already that is not to be replaced, or another directory that can
-                be changed: nobody may have its write cap but this entry.
+            ChildExists: an object has the name and must not be replaced, or it is another mutable
+                directory, whose only write cap may be in this entry.
         """
         self.check_kind(cap)
         there = self.there
@@ -108,8 +110,10 @@ class GridDestination:
 
     def check_kind(self, cap: Cap | None = None) -> None:
         """
+        Check that a path with a slash at its end leads to a directory.
+
         Raises:
-            NoSuchChild: the path ends with a slash, there is no directory, and none is put there.
+            NoSuchChild: it does not, and the new object is not a directory.
         """
         is_directory = self.there is not None and self.there.kind == "directory"
         if self.ends_with_slash and not (is_directory or isinstance(cap, DirectoryCap)):
@@ -120,18 +124,18 @@ async def spot_at(
     grid: Grid, text: str, into: str | None = None, make: bool = False
 ) -> GridDestination:
     """
-    Return the spot that a path leads to.
+    Return the destination at a path.
 
     Args:
-        into: the name that something gets if the path leads to a directory that is there, as with cp and
-            mv; None to mean that directory itself.
-        make: something is put there; directories on the way may be missing, ``GridDestination.reach``
-        makes them.
+        into: the name that an object gets if the path leads to an existing directory, as with cp and mv;
+            None to return that directory itself.
+        make: whether an object is added; then directories on the path may be missing, and
+            ``GridDestination.reach`` creates them.
 
     Raises:
-        UsageError: the path is none, has no name, or one that no child can have, or there is no such alias.
-        NoSuchChild: a directory on the way is not there, or is none.
-        CapError: the directory cannot be changed.
+        UsageError: the path is invalid, has no name, or an invalid one, or there is no such alias.
+        NoSuchChild: an object on the path does not exist, or is not a directory.
+        CapError: the directory is not mutable.
     """
     root, names = cap_lookup.root_of(grid, text)
     ends_with_slash = text.rstrip().endswith("/")
@@ -151,7 +155,7 @@ async def spot_at(
         )
     if make:
         for name in names[len(way) - 1 :]:
-            directory.check_name(name)  # before anything is stored, or made
+            directory.check_name(name)  # before anything is stored or created
     way_there = way[: len(names)]
     before = way_there[-1]
     if before.cap is None:
@@ -165,11 +169,11 @@ async def spot_at(
 
 async def check_takes(grid: Grid, path: str, sources: Sequence[str]) -> None:
     """
-    Check that what several things are put at is a directory, before any of them is.
+    Check that the target of several objects is a directory, before any is stored.
 
     Raises:
-        UsageError: it is none.
-        PipegridError: what the path leads to cannot be read.
+        UsageError: it is not a directory.
+        PipegridError: it cannot be read.
     """
     if len(sources) < 2:
         return
@@ -184,14 +188,14 @@ async def check_takes(grid: Grid, path: str, sources: Sequence[str]) -> None:
 
 
 def missing(spot: GridDestination) -> NoSuchChild:
-    """Return the error that there is nothing at a spot."""
+    """Return the error that a name does not exist."""
     return NoSuchChild(
         f"there is no '{printable(spot.name)}'; 'pipegrid ls' lists what exists", spot.name
     )
 
 
 def no_directory(name: str) -> NoSuchChild:
-    """Return the error that a path ends with a slash and leads to no directory."""
+    """Return the error that a path with a slash at its end does not lead to a directory."""
     return NoSuchChild(
         f"there is no directory '{printable(name)}'; make it with 'pipegrid mkdir', or leave out the slash",
         name,

@@ -1,8 +1,8 @@
 """
-What a parsed command line asks for, ready to be done.
+The job of a parsed command line, ready to be run.
 
-Commands return a job instead of doing it: those that need a grid want a running reactor, which
-the process (or a test) provides.
+Commands return a job instead of doing it: jobs with a grid need a running reactor, which the process (or a
+test) provides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipegrid.reactor import trace
 from pipegrid.transfer import settings
 from pipegrid.tree import grid_paths
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import Any
 
@@ -34,17 +34,17 @@ OpenGrid = Callable[..., "Deferred[Grid]"]
 
 class Invocation:
     """
-    What the options before the command say.
+    The values of the global options.
 
     Attributes:
         directory: of the client's configuration; None: the user's own.
-        trace: where to write a trace of all that happened, or None.
-        wait_for: how many servers must answer before work begins; 0: as many as it needs are known.
-        max_segment_bytes: files with larger segments are not fetched; None: the usual.
-        limit_rate: bytes a second, each way, over all connections; None: no limit.
-        jobs: files at once; None: as many as memory and windows allow.
-        max_memory_bytes: of data; None: the usual.
-        run_job: does a job while the command line is still looked at, once; None: nobody can.
+        trace: where to write a trace of all operations, or None.
+        wait_for: how many servers must respond before work begins; 0: as soon as enough are known.
+        max_segment_bytes: files with larger segments are not fetched; None: the default.
+        limit_rate: bytes per second, in each direction, over all connections; None: no limit.
+        jobs: files at the same time; None: as many as memory and windows allow.
+        max_memory_bytes: of data; None: the default.
+        run_job: runs a job while the command line is still being parsed, once; None if that is impossible.
     """
 
     def __init__(self, console: Console) -> None:
@@ -66,7 +66,7 @@ class OfflineJob:
         self.work = work
 
     def run(self, console: Console) -> int:
-        """Do it; errors become a sentence and a status."""
+        """Do the work; errors become a sentence and a status."""
         try:
             return self.work(console)
         except KeyboardInterrupt:
@@ -80,11 +80,11 @@ class GridJob:
     Work on an open grid, which is opened before and closed after.
 
     Args:
-        paths: on the grid, or ""; where nothing is configured, no grid is made for an alias or a cap.
-        makes: whether one is made there for anything else; not for what a new grid cannot have.
+        paths: on the grid, or ""; if no grid is configured, none is made for an alias or a cap.
+        makes: whether one is made for other paths; not for objects that a new grid cannot have.
 
     Attributes:
-        asks_servers: whether it is going to connect to the servers of the client's directory.
+        asks_servers: whether it will connect to the servers of the client's directory.
         follows_blacklist: see ``Grid.open``.
     """
 
@@ -99,7 +99,7 @@ class GridJob:
         self._makes = makes
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
-        """Do it; errors and cancellation become a sentence and a status."""
+        """Do the work; errors and cancellation become a sentence and a status."""
         return await status_of_job(invocation.console, self._run(invocation, reactor, open_grid))
 
     async def _run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
@@ -119,12 +119,12 @@ class GridJob:
 
     def _may_make_grid(self) -> bool:
         """
-        Return whether there may be a new grid where none is configured.
+        Return whether a new grid may be made if none is configured.
 
-        Not for a cap: it would have nothing of what that names, and say so of what another grid has.
+        Not for a cap: a new grid would not have its object, and would report one of another grid as lost.
 
         Raises:
-            CapError: a path begins with a cap that is damaged: a grid would be in the way of the one meant.
+            CapError: a path begins with a damaged cap: a new grid would get in the way of the right one.
             UsageError: a path begins with an alias, and there are none.
         """
         if (self._makes and not self._paths) or client_paths.is_configured(
@@ -152,9 +152,9 @@ class GridJob:
             try:
                 status = await self.work(grid, console)
             finally:
-                warn(grid, console, told)  # of what came up meanwhile
+                warn(grid, console, told)  # warnings since the start
         except BaseException:
-            with suppress(Exception):  # the first error is the one to tell
+            with suppress(Exception):  # the first error is the one to report
                 await grid.close()
             raise
         await grid.close()
@@ -168,18 +168,18 @@ class ReactorJob:
         self.work = work
 
     async def run(self, invocation: Invocation, reactor: Any) -> int:
-        """Do it; errors and cancellation become a sentence and a status."""
+        """Do the work; errors and cancellation become a sentence and a status."""
         return await status_of_job(invocation.console, self.work(reactor, invocation.console))
 
 
 class NoReactorJob(ReactorJob):
     """
-    Work that may be done before there is a reactor: loading one takes longer than many a run.
+    Work that may be possible without a reactor: loading one takes longer than many runs.
 
     Args:
-        shortcut: does the work, and returns the exit status; None: it cannot, or not all of it, and ``work``
-            does the rest. It blocks, so only a process of its own calls it. It is given what tells whether it
-            is to end, which it does soon, by raising ``Interrupted``.
+        shortcut: does the work, and returns the exit status; None: it cannot, or not completely, and
+            ``work`` does the rest. It blocks, so only a process of its own calls it. Its argument returns
+            whether it must end; it then ends soon, by raising ``Interrupted``.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class NoReactorJob(ReactorJob):
         self._shortcut = shortcut
 
     def run_without_reactor(self, console: Console, stopped: Callable[[], bool]) -> int | None:
-        """Do it if that can be; errors become a sentence and a status."""
+        """Do the work without a reactor if possible; errors become a sentence and a status."""
         try:
             return self._shortcut(console, stopped)
         except (KeyboardInterrupt, Interrupted):
@@ -201,7 +201,7 @@ class NoReactorJob(ReactorJob):
 
 
 class ReactorGridJob(GridJob):
-    """Work on an open grid that needs the reactor for other things, too."""
+    """Work on an open grid that needs the reactor for other purposes, too."""
 
     def __init__(self, work: Callable[[Any, Grid, Console], Awaitable[int]], *paths: str) -> None:
         self._work, self._paths, self._makes = work, paths, True
@@ -215,7 +215,7 @@ Job = OfflineJob | GridJob | ReactorJob
 
 
 def warn(grid: Grid, console: Console, told: tuple[str, ...]) -> None:
-    """Say what is wrong with the grid, beyond what was told."""
+    """Print the grid's warnings, except those in ``told``."""
     for warning in grid.warnings:
         if warning not in told:
             console.say(f"pipegrid: {warning}")
@@ -238,7 +238,7 @@ def failure(error: Exception, console: Console) -> int:
     """
     Report the error that ended a command, and return its exit status.
 
-    A reader of stdout who has seen enough is no reason for words, nor is what comes of that.
+    If the reader of stdout has closed it, that and its consequences are not reported.
     """
     gone = (
         console.results.reader_left
@@ -258,14 +258,14 @@ def failure(error: Exception, console: Console) -> int:
 
 @contextmanager
 def tracing(path: str | None, reactor: Any) -> Iterator[trace.Tracer | None]:
-    """Give a tracer that writes to path, whole at the end; None if no path is given."""
+    """Give a tracer that writes to path, atomically at the end; None without a path."""
     if path is None:
         yield None
         return
 
     with ExitStack() as stack:
         try:
-            # It says which files were moved, and when.
+            # It shows which files were transferred, and when.
             fd = private_files.open_private(path, os.O_WRONLY | os.O_TRUNC)
             file = stack.enter_context(os.fdopen(fd, "wb"))
         except OSError as error:
@@ -277,6 +277,6 @@ def tracing(path: str | None, reactor: Any) -> Iterator[trace.Tracer | None]:
             try:
                 tracer.close()
             except OSError as error:
-                with suppress(OSError):  # what it could not write it would try again
+                with suppress(OSError):  # a second attempt to write the rest would fail too
                     file.close()
                 raise SinkError(f"cannot write the trace to {path}: {error.strerror}") from error

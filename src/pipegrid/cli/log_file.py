@@ -1,8 +1,8 @@
 """
 The log of ``pipegrid serve``: lines on stderr, and JSON in a file that can be rotated.
 
-Strangers' words stand in it: what a terminal would obey is escaped, and what they say stays on one line.
-The file is its owner's alone, since it tells which shares there are.
+It contains untrusted text: control characters are escaped, and each message stays on one line. Only its
+owner can read the file, since it shows which shares exist.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pipegrid.errors import UsageError
 
 class LogFile:
     """
-    A file that is appended to, and opened anew when that is wanted.
+    A file that is appended to, and can be opened again.
 
     Raises:
         UsageError: it cannot be written.
@@ -47,26 +47,26 @@ class LogFile:
             ) from error
 
     def write(self, text: str) -> None:
-        """Append, for the log's observer; readers of the file see it after ``flush``."""
+        """Append text, for the log's observer; readers of the file see it after ``flush``."""
         self._file.write(text)
 
     def flush(self) -> None:
-        """Hand what was written to the system. Raises OSError if the disk does not take it."""
+        """Flush the buffer. Raises OSError if the disk does not accept it."""
         self._file.flush()
 
     def reopen(self) -> None:
         """
-        Go on in what has the name now; it is made if it was moved away.
+        Continue in the file that has the name now; it is made if the old one was moved.
 
         Raises:
-            OSError: it cannot be opened; all goes on as before.
+            OSError: it cannot be opened; the old file stays in use.
         """
         old, self._file = self._file, self._open()
         with suppress(OSError):
             old.close()
 
     def close(self) -> None:
-        """Close the file; an error in writing the rest of its buffer is passed over."""
+        """Close the file; an error in writing the rest of its buffer is ignored."""
         with suppress(OSError):
             self._file.close()
 
@@ -78,7 +78,7 @@ class LogFile:
 @contextmanager
 def logging_to(console: Console, path: str | None, reactor: Any) -> Iterator[None]:
     """
-    Log to stderr, and to a file if there is one, which SIGHUP opens anew.
+    Log to stderr, and to a file if there is one; SIGHUP opens it again.
 
     Raises:
         UsageError: the file cannot be written.
@@ -106,7 +106,7 @@ def logging_to(console: Console, path: str | None, reactor: Any) -> Iterator[Non
         observers.append(jsonFileLogObserver(written, recordSeparator=""))
     for observer in observers:
         globalLogPublisher.addObserver(observer)
-    # Without a file there is nothing to do, but a server that a closing terminal ends serves nobody.
+    # Without a file SIGHUP does nothing, so that a closing terminal does not end the server.
     before = signal.signal(signal.SIGHUP, lambda *_: reactor.callFromThread(reopen))
     try:
         yield
@@ -119,8 +119,8 @@ def logging_to(console: Console, path: str | None, reactor: Any) -> Iterator[Non
 
 
 def line(event: Any) -> str:
-    """Return an event for people: one line, and a traceback's where there is one."""
-    # Values come from strangers; what we say around them does not, and a traceback keeps its lines.
+    """Return an event for people: one line, and the lines of a traceback if it has one."""
+    # Values are untrusted; the text around them is not, and a traceback keeps its lines.
     safe = {
         key: printable(value) if isinstance(value, str) and key != "log_format" else value
         for key, value in event.items()

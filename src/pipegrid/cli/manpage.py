@@ -1,7 +1,7 @@
 r"""
-The manual page, made of what the commands' ``--help`` says: ``python -m pipegrid.cli.manpage`` prints it.
+The manual page, made from the commands' ``--help``: ``python -m pipegrid.cli.manpage`` prints it.
 
-It is in the wheel, as ``share/man/man1/pipegrid.1``; a test holds it current. Source: man(7).
+The wheel has it as ``share/man/man1/pipegrid.1``; a test checks that it is current. Source: man(7).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from pipegrid.version import __version__
 
 STATUSES = (
     ("0", "done"),
-    ("1", "a file could not be read or written, or an error without a number of its own"),
-    ("2", "the command line, a cap or a configuration makes no sense"),
+    ("1", "a file could not be read or written, or any other error"),
+    ("2", "the command line, a cap or a configuration is invalid"),
     ("3", "not enough servers, or happiness not reached"),
     ("4", "not enough shares"),
     ("5", "corruption found"),
-    ("130", "interrupted, and cleaned up"),
+    ("130", "interrupted, after cleaning up"),
 )
 
 _COMMON = {"--directory", "--json", "--quiet", "--verbose", "--trace", "--help", "--version"}
-"""Options that every command takes; they are told of once."""
+"""Options of every command; they are described once."""
 
 
 def page() -> str:
@@ -91,7 +91,7 @@ def _commands(
 
 
 def _command(name: str, command: click.Command, context: click.Context) -> list[str]:
-    # Without "[OPTIONS]", which stands for those that follow.
+    # Without "[OPTIONS]", which is replaced by the list of options.
     words = [word for word in command.collect_usage_pieces(context) if word != "[OPTIONS]"]
     arguments = " ".join(rf"\fI{_escaped(word)}\fR" for word in words)
     return [
@@ -120,7 +120,7 @@ def _help(command: click.Command) -> str:
 
 
 def _prose(text: str) -> list[str]:
-    """Return the lines of troff for text whose paragraphs are an empty line apart."""
+    """Return the lines of troff for text with empty lines between paragraphs."""
     lines: list[str] = []
     for number, paragraph in enumerate(re.split(r"\n\s*\n", text)):
         lines += [*([".PP"] if number else []), _escaped(" ".join(paragraph.split()))]
@@ -128,7 +128,7 @@ def _prose(text: str) -> list[str]:
 
 
 def _escaped(text: str, *, keep: bool = False) -> str:
-    r"""Return text that roff shows as it is; ``keep``: but for ``\fB`` and ``\fR``."""
+    r"""Return text that roff shows unchanged; ``keep``: except ``\fB`` and ``\fR``."""
     text = text if keep else text.replace("\\", r"\e")
     text = text.replace("-", r"\-")
     return rf"\&{text}" if text[:1] in (".", "'") else text

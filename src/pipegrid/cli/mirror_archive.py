@@ -1,4 +1,7 @@
-"""``mirror debian`` and ``mirror rpm``: without a reactor while all goes well, as ``mirror_list``."""
+"""
+The jobs of ``mirror debian`` and ``mirror rpm``, without a reactor as long as possible, as
+``mirror_listed_files``.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +39,16 @@ if TYPE_CHECKING:
     from pipegrid.mirror.suites import KeptForm, Selection
 
 UpdateArchive = Callable[["ArchiveMirror", "Console"], Awaitable[tuple[Any, dict[str, Any]]]]
-"""Brings an archive up to date; returns what has become of it, and what there is to tell besides."""
+"""Brings an archive up to date; returns the outcome, and further JSON fields."""
 
 Keep = Callable[["Report"], Awaitable[dict[str, Any]]]
-"""Stores what is there now, if that is wanted; returns what there is to tell of it."""
+"""Stores the mirror in a grid, if that is wanted; returns further JSON fields."""
 
 DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
 class DebianOptions(NamedTuple):
-    """What ``mirror debian`` is told of an archive; see the declarations of its options."""
+    """The options of ``mirror debian``; see their declarations."""
 
     suites: tuple[str, ...]
     components: tuple[str, ...]
@@ -61,7 +64,7 @@ class DebianOptions(NamedTuple):
     from_grid: str | None = None
 
     def selection(self, filter: PackageFilter) -> Selection:
-        """Return what of the archive is wanted."""
+        """Return the wanted parts of the archive."""
         return suites.Selection(
             suites=tuple(dict.fromkeys(self.suites)),
             components=tuple(dict.fromkeys(self.components)),
@@ -75,7 +78,7 @@ class DebianOptions(NamedTuple):
 
 
 class RpmOptions(NamedTuple):
-    """What ``mirror rpm`` is told of a repository; see the declarations of its options."""
+    """The options of ``mirror rpm``; see their declarations."""
 
     newest_only: bool
     keep_going: bool
@@ -87,7 +90,7 @@ class RpmOptions(NamedTuple):
 
 
 def debian_job(dest: str, options: DebianOptions, fetching: MirrorOptions) -> ReactorJob | GridJob:
-    """Return what ``mirror debian`` does."""
+    """Return the job of ``mirror debian``."""
 
     async def update(mirror: ArchiveMirror, console: Console) -> tuple[Any, dict[str, Any]]:
 
@@ -116,7 +119,7 @@ def rpm_job(
     fetching: MirrorOptions,
     metalink: Metalink | None = None,
 ) -> ReactorJob | GridJob:
-    """Return what ``mirror rpm`` does; ``metalink`` is what was read where the options say it is."""
+    """Return the job of ``mirror rpm``; ``metalink`` is the parsed one of the options."""
 
     async def update(mirror: ArchiveMirror, console: Console) -> tuple[Any, dict[str, Any]]:
 
@@ -142,19 +145,19 @@ def rpm_job(
 def opened_key(
     fetching: MirrorOptions, mirror: ArchiveMirror
 ) -> AbstractContextManager[GpgKey | None]:
-    """Return what signs the indexes that this run rebuilds; it rebuilds none without that."""
+    """Give the key that signs the indexes that this run rebuilds; None if it rebuilds none."""
     if fetching.sign_with is None:
         return nullcontext()
     return signature_writer.GpgKey(fetching.sign_with, mirror.is_stopped)
 
 
 def filter_of(given: Mapping[str, Any] | None) -> PackageFilter:
-    """Return the filter of the options that were given; see ``filter_options``."""
+    """Return the filter of the given options; see ``filter_options``."""
     return package_filter.PackageFilter(**given) if given else package_filter.ALL
 
 
 def _left_out(absent: list[str]) -> str:
-    """Return one sentence for all that was wanted and that the release files do not name."""
+    """Return one sentence for all wanted items that the release files do not name."""
     more = len(absent) - 1
     return f"pipegrid: {printable(absent[0])}" + (
         f"; and so with {counted(more, 'other index', 'other indexes')}" if more else ""
@@ -162,10 +165,10 @@ def _left_out(absent: list[str]) -> str:
 
 
 def _tell_unmatched(console: Console, outcome: Any) -> list[str]:
-    """Name the patterns of filters that match nothing; return those in JSON."""
+    """Report the patterns of filters that match nothing; return them for JSON."""
     if outcome.spares_others:
         console.say(
-            "pipegrid: files that filters of earlier runs select stay; --delete-excluded removes them"
+            "pipegrid: files that filters of earlier runs select are kept; --delete-excluded removes them"
         )
     if not outcome.unmatched:
         return []
@@ -176,7 +179,7 @@ def _tell_unmatched(console: Console, outcome: Any) -> list[str]:
 
 
 class ArchiveRun:
-    """One run, begun without a reactor where that can be."""
+    """One run, without a reactor as long as possible."""
 
     def __init__(self, dest: str, fetching: MirrorOptions, update: UpdateArchive) -> None:
         self._dest = dest
@@ -186,16 +189,16 @@ class ArchiveRun:
 
     def job(self) -> ReactorJob | GridJob:
         """
-        Return what does it.
+        Return the job of this run.
 
         Raises:
-            UsageError: it would delete what is not its own.
+            UsageError: it would delete files that are not the mirror's.
         """
         self._fetching.check_deleting(self._dest)
         return self._fetching.job(self.early, self.run)
 
     def early(self, console: Console, stopped: Callable[[], bool]) -> int | None:
-        """Return the exit status if no reactor is needed; else ``run`` does it, or the rest of it."""
+        """Return the exit status if no reactor is needed; else ``run`` does the work, or the rest of it."""
         fetching = self._fetching
         addresses = fetching.direct_addresses(console)
         if addresses is None:
@@ -206,7 +209,7 @@ class ArchiveRun:
             if target is not None:
                 opened.callback(target.close)
             ahead = stack.enter_context(closing(fetching.dial(addresses)))
-            # Now that the mirrors are on their way, there is time to import what will talk to them.
+            # While the connections are being made there is time for imports.
 
             display = stack.enter_context(Display(console))
             if target is None:
@@ -261,7 +264,7 @@ class ArchiveRun:
         return ended.tell(console, fetching)
 
     async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
-        """Do it, or what ``early`` left of it."""
+        """Do the work, or what ``early`` left of it."""
         from twisted.internet.defer import Deferred
 
         begun = self._begun

@@ -1,4 +1,4 @@
-"""``mirror list``: without a reactor while all goes well, and with one from there on if it does not."""
+"""The job of ``mirror list``, without a reactor as long as possible."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipegrid.mirror import (
     preconnect_mirrors,
 )
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def list_job(file: str, dest: str, jobs: int, fetching: MirrorOptions) -> ReactorJob | GridJob:
-    """Return what ``mirror list`` does."""
+    """Return the job of ``mirror list``."""
     run = ListRun(file, dest, fetching, jobs)
     return fetching.job(run.sprint, run.run)
 
@@ -48,7 +48,7 @@ class ListRun:
         self._looked: tuple[int, int] | None = None
 
     def sprint(self, console: Console, stopped: Callable[[], bool]) -> int | None:
-        """Return the exit status if no reactor is needed; else ``run`` does it, or the rest of it."""
+        """Return the exit status if no reactor is needed; else ``run`` does the work, or the rest of it."""
         fetching = self._fetching
         addresses = fetching.direct_addresses(console)
         if addresses is None:
@@ -60,7 +60,7 @@ class ListRun:
             if target is not None:
                 stack.callback(target.close)
             ahead = stack.enter_context(closing(fetching.dial(addresses, self._each())))
-            # Now that the mirrors are on their way, there is time to import what will talk to them.
+            # While the connections are being made there is time for imports.
 
             display = stack.enter_context(Display(console))
             if target is None:
@@ -83,7 +83,7 @@ class ListRun:
                 if stopped():
                     raise Interrupted
                 self._begun = work
-                stack.pop_all()  # the destination stays open; the list was read
+                stack.pop_all()  # the destination stays open, and the list has been read
                 source.close()
                 ahead.close()
                 return None
@@ -93,7 +93,7 @@ class ListRun:
             return RunOutcome(self._dest, report, removed, target.changes).tell(console, fetching)
 
     def _keep(self, source: BinaryIO, target: Destination) -> list[str]:
-        """All files exist: note what is wanted, and return what was removed."""
+        """All files exist: record them, and return the removed paths."""
 
         if self._fetching.delete:
             self._check_same(source)
@@ -103,14 +103,14 @@ class ListRun:
         return target.delete_others(each.path for each in manifest.read_manifest(target))
 
     def _each(self) -> int:
-        """Return how many connections to begin to each mirror, before it is known what is missing."""
+        """Return how many connections to make to each mirror, before it is known what is missing."""
 
         return preconnect_mirrors.connections_for(
             self._file, self._dest, self._fetching.connections // self._jobs
         )
 
     async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
-        """Do it, or what ``sprint`` left of it."""
+        """Do the work, or what ``sprint`` left of it."""
 
         fetching = self._fetching
         work = self._begun
@@ -151,10 +151,10 @@ class ListRun:
 
     def _looked_at(self, source: BinaryIO) -> BinaryIO:
         """
-        Return it, having noted how it looks when it is read first.
+        Return the list, after recording its status at the first reading.
 
         Raises:
-            UsageError: it cannot be read once more, as some runs have to.
+            UsageError: it cannot be read again, which some runs need.
         """
         if not source.seekable():
             source.close()
@@ -167,18 +167,23 @@ class ListRun:
 
     def _check_same(self, source: BinaryIO) -> None:
         """
+        Check that the list has not changed.
+
         Raises:
-            SourceError: the list is another one now, perhaps because it is just being written.
+            SourceError: it has changed, perhaps because another program is writing it.
         """
         if _look_of(source) != self._looked:
             raise SourceError(
-                f"{self._file} was changed while it was read, so nothing is deleted for it; run it again"
+                f"{self._file} was changed while it was read, so nothing was deleted; run the command again"
             )
 
     def _check_deleting(self, source: BinaryIO) -> None:
         """
+        Check that ``--delete`` would not remove too much.
+
         Raises:
-            UsageError: everything would be deleted, for the list is empty; or what is not ours.
+            UsageError: the list is empty, so that everything would be removed; or the files are not the
+                mirror's.
         """
         fetching = self._fetching
         fetching.check_deleting(self._dest)
@@ -190,12 +195,12 @@ class ListRun:
             )
 
     def _all(self, source: BinaryIO, console: Console) -> Iterator[ArchiveFile]:
-        """Yield what the list names; at its end there are answers to wait for, and time to get ready."""
+        """Yield the files in the list; at its end, load modules while responses are outstanding."""
         yield from self._entries(source)
         console.get_ready()
 
     def _entries(self, source: BinaryIO) -> Iterator[ArchiveFile]:
-        """Yield what the list names, from its beginning."""
+        """Yield the files in the list, from its beginning."""
 
         source.seek(0)
         yield from list_format.read_list(list_format.lines_of(source), self._file)

@@ -1,4 +1,4 @@
-"""What the commands of ``pipegrid mirror`` share: their options as one object, and their output."""
+"""The common options of ``pipegrid mirror`` as one object, and the common output."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ if TYPE_CHECKING:
     from pipegrid.mirror.scheduler import Report, Tally
 
 
-# What the commands that mirror have in common: their options as one, and their progress on a terminal.
+# The common options as one object, and the progress bar.
 
 
 Shortcut = Callable[[Console, Callable[[], bool]], "int | None"]
 RunMirror = Callable[..., Awaitable[int]]
 
 LOCK_LOOK_S = 0.2
-"""How often it is looked whether another run has ended."""
+"""How often to check whether another run has ended."""
 
 
 APT = "/etc/apt"
-"""Where apt has ``auth.conf`` and ``auth.conf.d``."""
+"""The directory of apt's ``auth.conf`` and ``auth.conf.d``."""
 
 
 class Display:
-    """A context manager: a bar on stderr, if somebody watches."""
+    """A context manager: a bar on stderr, if that is a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -67,7 +67,7 @@ class Display:
             self._bar = progress_bar.open_bar(console, "mirror")
 
     def show(self, report: Report) -> None:
-        """Show how far it is."""
+        """Show the progress of a report."""
         bar = self._bar
         if bar is None:
             return
@@ -106,22 +106,22 @@ def has_credential_files(environment: Mapping[str, str]) -> bool:
 
 class MirrorOptions:
     """
-    How a command fetches: the options that all of them have.
+    The options that all commands that fetch share.
 
     Args:
         given: attributes by their names; the others have their defaults.
 
     Attributes:
         limit_bytes_per_s: from all mirrors together, or None.
-        sample: percent of what is there that is hashed again.
-        filters: which packages of indexes are wanted, as ``PackageFilter``; None: all.
-        delete_excluded: with ``delete``, what filters of earlier runs select goes as well.
-        gpgcheck: RPM packages have to be signed.
-        begun: connections to the mirrors that were begun before all else, or None.
-        wait_s: how long another run to the same destination is waited for; None: not at all.
-        exit_unchanged: the exit status says that nothing changed.
-        access: how hosts are asked; None: that was not needed yet.
-        tls: authorities and certificate that were given; None: none were.
+        sample: percent of the existing files that are hashed again.
+        filters: which packages of indexes are wanted, for ``PackageFilter``; None: all.
+        delete_excluded: with ``delete``, also remove files that only filters of earlier runs select.
+        gpgcheck: whether RPM packages must be signed.
+        begun: connections to the mirrors that were opened in advance, or None.
+        wait_s: how long to wait for another run to the same destination; None: not at all.
+        exit_unchanged: whether the exit status shows that nothing changed.
+        access: how hosts are asked; None until it is needed.
+        tls: the given authorities and certificate; None without any.
         sign_with: the key that signs rebuilt indexes; None: none are rebuilt.
     """
 
@@ -159,20 +159,19 @@ class MirrorOptions:
 
     @property
     def sample_share(self) -> float:
-        """How much of what is there is hashed again, 0.0 to 1.0; ``sample`` is in percent."""
+        """The share of existing files that are hashed again, 0.0 to 1.0; ``sample`` is in percent."""
         return self.sample / 100
 
     def job(self, shortcut: Shortcut, work: RunMirror) -> ReactorJob | GridJob:
         """
-        Return what does a run.
+        Return the job of a run.
 
         Args:
-            shortcut: tried first where a reactor is needed only for mirrors that do not what they should; see
-                ``NoReactorJob``.
-            work: is given a grid, too, if the run is to be stored in one.
+            shortcut: tried first; a reactor is needed only for unusual mirrors; see ``NoReactorJob``.
+            work: also gets a grid, if the run is stored in one.
 
         Raises:
-            UsageError: it is, and none is configured.
+            UsageError: a grid is wanted, and none is configured.
         """
         if self.to_grid:
             _check_configured()
@@ -183,16 +182,16 @@ class MirrorOptions:
 
     def check_deleting(self, dest: str) -> None:
         """
+        Check that ``--delete`` cannot remove the files of another directory.
+
         Raises:
-            UsageError: files would be deleted that no run of ours has met, be it for a slip in ``dest``.
+            UsageError: no run has mirrored to ``dest``, perhaps because of a typing error.
         """
         if not self.delete or self.dry_run or _was_mirrored_to(dest):
             return
         for above, directories, files in os.walk(dest):
             if above == dest and HIDDEN in directories:
-                directories.remove(
-                    HIDDEN
-                )  # of a run that has failed before it gave any file its name
+                directories.remove(HIDDEN)  # of a run that failed before it published a file
             if files or any(os.path.islink(os.path.join(above, each)) for each in directories):
                 raise UsageError(
                     f"{dest} is not a mirror yet, and --delete would remove the files in it; if they belong "
@@ -200,7 +199,10 @@ class MirrorOptions:
                 )
 
     def host_access(self, console: Console) -> mirror_address.HostAccess:
-        """Return how hosts are asked: by which proxies, and with which credentials; warns of open files."""
+        """
+        Return how hosts are asked: through which proxies, and with which credentials; warns of files that
+        other users can read.
+        """
         if self.access is None:
             known = None
             if has_credential_files(os.environ):
@@ -217,13 +219,13 @@ class MirrorOptions:
         return self.access
 
     def direct_addresses(self, console: Console) -> list[Address] | None:
-        """Return those of the mirrors, if one can begin to ask them without a reactor."""
+        """Return the addresses of the mirrors, if they can be asked without a reactor."""
         access = self.host_access(console)
         addresses = [access.address(url) for url in self.urls]
         return addresses if mirror_sockets.can_sprint(addresses) else None
 
     def dial(self, addresses: Sequence[Address], each: int = 1) -> mirror_sockets.SocketCache:
-        """Begin to connect to mirrors, so many times to each, as far as that was not begun already."""
+        """Connect to mirrors, ``each`` times to each, unless that was begun already."""
 
         return mirror_sockets.SocketCache(addresses, each, self.begun)
 
@@ -231,11 +233,11 @@ class MirrorOptions:
         self, console: Console, dest: str, stopped: Callable[[], bool]
     ) -> destination.Destination | None:
         """
-        Return the destination as soon as no other run uses it; None: no run is to be waited for.
+        Return the destination as soon as no other run uses it; None if there is no waiting.
 
         Raises:
             DestinationLocked: another run has used it all the time.
-            Interrupted: all is to end.
+            Interrupted: the run must end.
         """
         if self.wait_s is None:
             return None
@@ -249,7 +251,7 @@ class MirrorOptions:
         return destination.Destination(dest)
 
     def _attempts(self, console: Console, dest: str) -> Iterator[None]:
-        """Yield as long as another run may be waited for, and say so."""
+        """Yield while another run may be waited for, and report the wait."""
         if not self.wait_s:
             return
         until_s = time.monotonic() + self.wait_s
@@ -264,7 +266,7 @@ class MirrorOptions:
     async def mirror(
         self, reactor: Any, console: Console, dest: str | Destination
     ) -> AsyncIterator[tuple[mirror.Mirror, Display]]:
-        """Open a mirror that shows its progress, as soon as no other run uses it; it is closed in the end."""
+        """Open a mirror with a progress bar, as soon as no other run uses it; it is closed at the end."""
         from twisted.internet.task import deferLater
 
         with Display(console) as display:
@@ -298,7 +300,7 @@ class MirrorOptions:
 
 
 def _was_mirrored_to(dest: str) -> bool:
-    """Return whether a run has begun there that was no dry one; who only looks leaves a lock there, too."""
+    """Return whether a run has begun there that was not a dry run; a dry run also leaves a lock there."""
     return any(
         os.path.lexists(os.path.join(dest, HIDDEN, name)) for name in (MANIFEST, NEW_MANIFEST)
     )
@@ -306,9 +308,11 @@ def _was_mirrored_to(dest: str) -> bool:
 
 def _check_configured() -> None:
     """
+    Check that a grid is configured.
+
     Raises:
-        UsageError: no grid is configured. A mirror is large, and is to survive this machine in the grid: one
-            that nobody chose would be on the same disk.
+        UsageError: none is. A mirror is large, and its copy in the grid must survive this machine: a new
+            local grid would be on the same disk.
     """
 
     directory = cap_lookup.client_directory()
@@ -319,15 +323,15 @@ def _check_configured() -> None:
         )
 
 
-# What the commands that mirror have to tell at their ends, and what of it goes into a grid.
+# The reports of the commands at their end, and the part of them about a grid.
 
-# as ``typing`` has it, which is not to be waited for
+# as in ``typing``, which is slow to import
 
 
 async def store(
     mirror: Mirror, grid: Grid | None, report: Report, fetching: MirrorOptions
 ) -> dict[str, Any]:
-    """Store what is there now, if that is wanted; returns what there is to tell of it."""
+    """Store the mirror in a grid, if that is wanted; returns further JSON fields."""
     if grid is None or report.failed_files or fetching.dry_run:
         return {}
 
@@ -339,7 +343,7 @@ async def store(
 
 
 def tell_skipped(console: Console, entries: Entries) -> None:
-    """Name the entries of indexes that could not be used."""
+    """Report the unusable entries of indexes."""
     for why in entries.skipped:
         console.fault(f"pipegrid: skipped: {printable(why)}")
     more = entries.skipped_files - len(entries.skipped)
@@ -351,12 +355,13 @@ def tell_skipped(console: Console, entries: Entries) -> None:
 
 class RunOutcome:
     """
-    What came of a run to ``dest``.
+    The outcome of a run to ``dest``.
 
     Args:
         removed: paths.
-        changes: how often something changed in ``dest``, or would change, besides files of ``report``.
-        further: what the kind of archive adds, in JSON.
+        changes: how often something changed in ``dest``, or would change, in addition to files of
+            ``report``.
+        further: JSON fields of the kind of archive.
     """
 
     def __init__(
@@ -375,10 +380,10 @@ class RunOutcome:
 
     def tell(self, console: Console, fetching: MirrorOptions) -> int:
         """
-        Print it; returns the exit status.
+        Print the outcome; returns the exit status.
 
-        A quiet run that changed nothing prints nothing; a quiet run that did also prints what it changed, and
-        the totals, as a mail of cron needs them.
+        A quiet run that changed nothing prints nothing; a quiet run with changes prints these, and the
+        totals, as a mail of cron needs them.
         """
         report, removed, further = self._report, self._removed, self._further
         for path, why in report.failed:
@@ -416,7 +421,7 @@ def _summary(report: Report, removed: Sequence[str], dry_run: bool, skipped: int
     would = "would be " if dry_run else ""
     text = (
         f"{counted(report.fetched_files, 'file')}, {counted(report.fetched_bytes, 'byte')} {would}fetched;"
-        f" {counted(report.present_files, 'was', 'were')} there, {report.failed_files} failed"
+        f" {counted(report.present_files, 'was', 'were')} present, {report.failed_files} failed"
     )
     if skipped:
         text += f", {skipped} skipped"
@@ -468,7 +473,7 @@ def _tell_how_many_more(console: Console, report: Report) -> None:
 def _ranked(tally: Tally) -> str:
     rate = f"{tally.bytes_per_s / 1e6:.1f} MB/s" if tally.bytes_per_s else "nothing"
     text = f"{tally.url}: {counted(tally.files, 'file')}, {rate}"
-    failed = f"{counted(tally.refused, 'file')} lacking or wrong" if tally.refused else ""
+    failed = f"{counted(tally.refused, 'file')} missing or wrong" if tally.refused else ""
     broken = f"{counted(tally.broken, 'request')} failed" if tally.broken else ""
     if failed or broken:
         text += f"; {', '.join(filter(None, (failed, broken)))}"
@@ -478,7 +483,7 @@ def _ranked(tally: Tally) -> str:
 
 
 def tell_verified(console: Console, report: Report, dest: str) -> int:
-    """Print what ``verify`` has found; returns the exit status."""
+    """Print the result of ``verify``; returns the exit status."""
     for path, why in report.failed:
         console.fault(f"pipegrid: {printable(path)}: {printable(why)}")
     _tell_how_many_more(console, report)

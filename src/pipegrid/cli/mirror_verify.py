@@ -1,4 +1,4 @@
-"""What ``mirror verify`` does: hash what is there in some processes, and say what is damaged."""
+"""The job of ``mirror verify``: hashes existing files in some processes, and reports damage."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from pipegrid.mirror import (
     verify,
 )
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from pipegrid.mirror.quick_check import QuickCheckResult
 
 MOST_PROCESSES = 4
-"""More wait for the disk, or for each other."""
+"""More would wait for the disk, or for each other."""
 
 
 def verify_job(
     dest: str, paranoid: bool, sample: float, glimpse: QuickCheckResult | None = None
 ) -> OfflineJob:
     """
-    Return what it does.
+    Return the job of a verification.
 
     Args:
-        sample: a share, 0.0 to 1.0, of what is there.
-        glimpse: what was found already; only where nothing is doubted.
+        sample: a share, 0.0 to 1.0, of the existing files.
+        glimpse: the result of the quick check; only if no recorded file is hashed again.
     """
 
     def work(console: Console) -> int:
@@ -55,7 +55,7 @@ def verify_job(
 
 
 def _open(dest: str) -> destination.Destination:
-    """Open it, also where this process may only read."""
+    """Open the destination, also if this process may only read it."""
     try:
         return destination.Destination(dest)
     except archive_file.MirrorError as error:

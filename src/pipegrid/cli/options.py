@@ -1,4 +1,4 @@
-"""Options and argument types that several commands share, with the completion of grid paths."""
+"""Common options and argument types of commands, with the completion of grid paths."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from pipegrid.core.encoding_parameters import Params
 
 
-# What a shell is offered where an argument may begin with an alias; what it costs is imported then.
+# Completion of arguments that may begin with an alias; its modules are imported only then.
 
 
 def grid_path(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Offer aliases, and names behind them."""
+    """Complete aliases, and names after them."""
     return completion.on_grid(_invocation(ctx), incomplete)
 
 
 def any_path(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Offer the same, and local files."""
+    """Complete the same, and local files."""
     return completion.anywhere(_invocation(ctx), incomplete)
 
 
 def alias_name(
     ctx: click.Context, _: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """Offer aliases, without the colon."""
+    """Complete aliases, without the colon."""
     return completion.aliases(_invocation(ctx), incomplete, "")
 
 
@@ -50,7 +50,7 @@ def _invocation(ctx: click.Context) -> Invocation:
     return invocation
 
 
-# Sizes and rates, as people write them on a command line.
+# Sizes and rates on the command line.
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
@@ -62,7 +62,7 @@ def byte_size(text: str) -> int:
     Return a number of bytes: ``131072``, ``128KiB``, ``1.5MiB``; ``K`` is ``KiB``, ``kB`` is 1000.
 
     Raises:
-        click.BadParameter: it is none, or zero.
+        click.BadParameter: it is not a size, or zero.
     """
     match = re.fullmatch(r"\s*([0-9]{1,15})(?:\.([0-9]{1,3}))?\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(match[3].lower()) if match else None
@@ -76,7 +76,7 @@ def byte_size(text: str) -> int:
 
 def byte_room(text: str) -> int:
     """
-    Return a number of bytes that may be none: a size, or ``0``; see ``byte_size``.
+    Return a number of bytes that may be zero: a size, or ``0``; see ``byte_size``.
 
     Raises:
         click.BadParameter: it is neither.
@@ -86,25 +86,25 @@ def byte_room(text: str) -> int:
 
 def byte_rate(text: str) -> int:
     """
-    Return bytes a second: a size, with ``/s`` behind it or not; see ``byte_size``.
+    Return bytes per second: a size, with or without ``/s`` at its end; see ``byte_size``.
 
     Raises:
-        click.BadParameter: it is none, or zero.
+        click.BadParameter: it is not a size, or zero.
     """
     try:
         return byte_size(text.strip().removesuffix("/s"))
     except click.BadParameter:
         raise click.BadParameter(
-            f"{text!r} is not a number of bytes a second, such as 500kB, 2MiB or 1.5MB/s"
+            f"{text!r} is not a number of bytes per second, such as 500kB, 2MiB or 1.5MB/s"
         ) from None
 
 
-# Options and argument types that several commands share.
+# Common options and argument types.
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 MIN_MEMORY_BYTES = 8 << 20
-"""A few segments of one MiB, coded: less would not get on."""
+"""A few encoded segments of one MiB: an upload needs at least that."""
 
 EMPTY_NAME = "the name is empty; perhaps a variable is not set"
 
@@ -114,7 +114,7 @@ def kept_duration(text: str) -> int:
     Return seconds: ``7 days``, ``12h``, ``30 minutes``.
 
     Raises:
-        click.BadParameter: it is none, or less than a minute.
+        click.BadParameter: it is not a duration, or less than a minute.
     """
     try:
         return client_config.parse_kept(text)
@@ -124,7 +124,7 @@ def kept_duration(text: str) -> int:
 
 def base32_bytes(text: str) -> bytes:
     """
-    Return the bytes that base32 spells, as in ``private/convergence``; the empty text is no bytes.
+    Return the bytes of base32 text, as in ``private/convergence``; empty text gives no bytes.
 
     Raises:
         click.BadParameter: it is not base32.
@@ -139,10 +139,10 @@ def base32_bytes(text: str) -> bytes:
 
 def as_click(option: Option, **more: Any) -> Callable[[F], F]:
     """
-    Return click's option of a declaration.
+    Return click's option for a declaration.
 
     Args:
-        more: of click's own attributes; they come before what is declared.
+        more: click's own attributes, which override the declaration.
     """
     told: dict[str, Any] = {"help": option.help}
     if option.is_flag:
@@ -159,7 +159,7 @@ def as_click(option: Option, **more: Any) -> Callable[[F], F]:
 
 
 def all_of(*options: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Return a decorator that adds several options, of which the last is the first in the help."""
+    """Return a decorator that adds several options; the last is the first in the help."""
 
     def add(function: F) -> F:
         for option in options:
@@ -173,10 +173,10 @@ def as_one(
     name: str, make: Callable[..., Any], *options: Callable[[Any], Any]
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """
-    Return a decorator that adds several options, whose values come as one argument.
+    Return a decorator that adds several options, whose values become one argument.
 
     Args:
-        make: makes it of the values, by their names.
+        make: makes the argument from the values, by their names.
     """
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,7 +195,7 @@ def as_one(
 
 def gathered(name: str, kind: type[tuple[Any, ...]]) -> Callable[[F], Callable[..., Any]]:
     """
-    Return a decorator that hands options on as one argument; it stands right above the function.
+    Return a decorator that passes options as one argument; put it right above the function.
 
     Args:
         kind: a named tuple; its fields have the names of the options.
@@ -214,7 +214,7 @@ def gathered(name: str, kind: type[tuple[Any, ...]]) -> Callable[[F], Callable[.
 
 
 def _noting(note: Callable[[Invocation, Any], None]) -> Callable[..., None]:
-    """Return a callback that notes an option, if it was given, where all commands look for it."""
+    """Return a callback that records a given option in the ``Invocation``."""
 
     def callback(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         invocation = ctx.find_object(Invocation)
@@ -227,7 +227,7 @@ def _noting(note: Callable[[Invocation, Any], None]) -> Callable[..., None]:
 
 
 def _noted(name: str, *declarations: str, **attributes: Any) -> Callable[[F], F]:
-    """Return an option that is noted as this attribute of the ``Invocation``."""
+    """Return an option that is recorded as this attribute of the ``Invocation``."""
     note = _noting(lambda invocation, value: setattr(invocation, name, value))
     return click.option(*declarations, expose_value=False, callback=note, **attributes)
 
@@ -290,14 +290,14 @@ local_option = click.option(
 )
 
 common_options = all_of(local_option, _common_but_local)
-"""Options that every command takes, before or after its name."""
+"""Options of every command, before or after its name."""
 
 init_options = _common_but_local
-"""The same without ``--local``, which means something else there."""
+"""The same without ``--local``, which has another meaning there."""
 
 
 def usage_error(text: str) -> click.UsageError:
-    """Return the error that a command line makes no sense; it points to the command's help."""
+    """Return the error for an invalid command line; it refers to the command's help."""
     return click.UsageError(text, click.get_current_context())
 
 
@@ -307,10 +307,10 @@ CapArguments = tuple[tuple[str, ...], tuple[str, ...]]
 
 def checked_caps(caps: tuple[str, ...], cap_files: tuple[str, ...]) -> CapArguments:
     """
-    Return what names files: caps, and cap files; ``files.named_files`` reads both.
+    Return caps and cap files together; ``cap_lookup.named_files`` reads both.
 
     Raises:
-        click.UsageError: neither were given.
+        click.UsageError: neither was given.
     """
     if not caps and not cap_files:
         raise usage_error("Missing argument 'CAP...' or option '--cap-file'.")
@@ -329,7 +329,7 @@ cap_file_option = click.option(
     help="Read caps from FILE, one per line, with or without names, as 'put -l' prints them; '-' is "
     "standard input. The caps then appear neither in the shell's history nor in the list of processes.",
 )
-"""Names files whose caps stand in a file."""
+"""Reads caps from a file."""
 
 cap_arguments = as_one(
     "caps",
@@ -337,7 +337,7 @@ cap_arguments = as_one(
     cap_file_option,
     click.argument("caps", nargs=-1, metavar="CAP...", shell_complete=grid_path),
 )
-"""Name files by their caps; what comes is that of ``checked_caps``."""
+"""Caps and cap files, as one argument; see ``checked_caps``."""
 
 wait_option = _noted(
     "wait_for",
@@ -346,7 +346,7 @@ wait_option = _noted(
     metavar="N",
     help="Start when N servers have answered.  [default: when enough are known]",
 )
-"""Says how many servers must be up."""
+"""How many servers must respond first."""
 
 segment_limit_option = _noted(
     "max_segment_bytes",
@@ -355,20 +355,20 @@ segment_limit_option = _noted(
     metavar="SIZE",
     help="Accept files with segments up to SIZE; each is held in memory.  [default: 16MiB]",
 )
-"""Lifts the bound on a file's segments."""
+"""Raises the limit of a file's segments."""
 
 grid_options = all_of(common_options, wait_option)
-"""Options of every command that reaches for the grid."""
+"""Options of every command that uses the grid."""
 
 reading_options = all_of(common_options, segment_limit_option, wait_option)
-"""Options of those that read files or directories, too."""
+"""Options of commands that also read files or directories."""
 
 human_option = click.option(
     "-h", "--human", is_flag=True, help="Show sizes with units, such as 1.23 MB."
 )
 
 NO_SHORT_HELP = {"help_option_names": ["--help"]}
-"""Settings of a command that takes ``human_option``."""
+"""Settings of a command with ``human_option``."""
 
 read_only_option = click.option(
     "--read-only",
@@ -385,10 +385,10 @@ format_option = click.option(
 
 def memory_size(text: str) -> int:
     """
-    Return a number of bytes that a command can do with.
+    Return a number of bytes that is enough for a command.
 
     Raises:
-        click.BadParameter: it is none, or too little.
+        click.BadParameter: it is not a size, or too small.
     """
     size = byte_size(text)
     if size < MIN_MEMORY_BYTES:
@@ -399,7 +399,7 @@ def memory_size(text: str) -> int:
 
 
 def upkeep_bounds(invocation: Invocation) -> settings.UpkeepSettings:
-    """Return how much a command that looks after many objects does at once."""
+    """Return the limits of a command for many objects."""
     bounds = settings.UpkeepSettings()
     jobs = bounds.jobs if invocation.jobs is None else invocation.jobs
     memory = invocation.max_memory_bytes
@@ -408,10 +408,10 @@ def upkeep_bounds(invocation: Invocation) -> settings.UpkeepSettings:
 
 def exact_modes_option(what_else: str) -> Callable[[F], F]:
     """
-    Return the option that brings back modes with all their bits.
+    Return the option that restores modes with all their bits.
 
     Args:
-        what_else: happens without it, for the help.
+        what_else: the behaviour without it, for the help.
     """
     return click.option(
         "--exact-modes",
@@ -421,7 +421,7 @@ def exact_modes_option(what_else: str) -> Callable[[F], F]:
 
 
 def max_paths_option(default: str) -> Callable[[F], F]:
-    """Return the option that bounds how many paths of a tree are fetched."""
+    """Return the option that limits how many paths of a tree are fetched."""
     return click.option(
         "--max-paths",
         type=click.IntRange(1),
@@ -445,7 +445,7 @@ limit_options = all_of(
         "--limit-rate",
         type=byte_rate,
         metavar="SIZE",
-        help="Send at most SIZE a second, and receive as much, over all connections.",
+        help="Send and receive at most SIZE per second each, over all connections.",
     ),
     _noted(
         "jobs",
@@ -455,10 +455,10 @@ limit_options = all_of(
         help="Work on at most N files at once.  [default: as many as memory and windows allow]",
     ),
 )
-"""Bound how much a command does at once."""
+"""Limits of a command."""
 
 Encoding = dict[str, int | None]
-"""How a file is encoded, as far as it was said: fields of ``Params``."""
+"""The given encoding options: fields of ``Params``."""
 
 encoding_options = as_one(
     "encoding",
@@ -490,7 +490,7 @@ encoding_options = as_one(
         "directory's; 3 in a new one, fewer if there are fewer than 7 servers]",
     ),
 )
-"""Say how a file is encoded."""
+"""The encoding of a file."""
 
 happy_option = click.option(
     "--happy",
@@ -500,7 +500,7 @@ happy_option = click.option(
     "the "
     "directory's, at most as many as there are shares; 7 in a new one, fewer if there are fewer servers]",
 )
-"""Says when a file counts as stored."""
+"""When a file counts as stored."""
 
 
 def _key(convergence: bytes | None, random_key: bool) -> dict[str, Any]:
@@ -525,15 +525,15 @@ key_options = as_one(
         "file under the same secret is stored once.",
     ),
 )
-"""Say where a file's key comes from, as ``Grid.put`` takes it."""
+"""The key of a file, as ``Grid.put`` takes it."""
 
 
 def choose_params(default: Params, encoding: Encoding) -> Params:
     """
-    Return the parameters: what was said, else the default.
+    Return the parameters: the given ones, else the defaults.
 
     Raises:
-        UsageError: they do not go together.
+        UsageError: they contradict each other.
     """
     import attrs
 
@@ -541,5 +541,5 @@ def choose_params(default: Params, encoding: Encoding) -> Params:
 
 
 def given(encoding: Encoding) -> dict[str, Any]:
-    """Return the encoding options that have a value, without those left to the default (None)."""
+    """Return the encoding options with a value; those left to the default (None) are dropped."""
     return {name: value for name, value in encoding.items() if value is not None}

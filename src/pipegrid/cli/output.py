@@ -1,4 +1,4 @@
-"""How several commands print results: caps, located files, amounts, and the health of a file."""
+"""The common output of commands: caps, files with their locations, amounts, and the health of a file."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
 
 
-# How results that several commands share are shown.
+# Common output of several commands.
 
 UNPRINTED = "unprinted.caps"
-"""In the client's private directory: a cap file."""
+"""A cap file in the client's private directory."""
 
 MAX_LINES = 20
-"""Of one kind, on a screen; a file of ten shares has fewer problems, unless somebody gave ten thousand."""
+"""Of one kind, on a screen; a file of ten shares has fewer problems, but ten thousand files may be given."""
 
 
 def corruption_fields(corrupt: Sequence[CorruptionError]) -> list[dict[str, Any]]:
-    """Return the documented JSON form of damage."""
+    """Return the documented JSON form of corruption errors."""
     return [
         {
             "share_number": error.share_number,
@@ -46,12 +46,12 @@ def corruption_fields(corrupt: Sequence[CorruptionError]) -> list[dict[str, Any]
 def warn_of_corruption(
     console: Console, corrupt: Sequence[CorruptionError], lead: str = ""
 ) -> None:
-    """Tell of damage that did no harm this time; ``lead`` says of which file, if there are several."""
+    """Report harmless damage; ``lead`` names the file, if there are several."""
     say_some(console, [f"{lead}worked around damage: {located(error)}" for error in corrupt])
 
 
 def say_some(console: Console, lines: Sequence[str]) -> None:
-    """Tell the first of many things, and how many more there are, which ``-v`` tells as well."""
+    """Print the first of many lines, and how many more there are, which ``-v`` prints as well."""
     shown = len(lines) if console.verbosity > 0 or len(lines) <= MAX_LINES else MAX_LINES - 1
     for line in lines[:shown]:
         console.say(f"pipegrid: {line}")
@@ -63,7 +63,7 @@ def print_cap(
     console: Console, directory: Path, text: str, fields: dict[str, Any], cap: str, name: str = ""
 ) -> None:
     """
-    Print the result with a cap that nobody else has; if that fails, keep the cap.
+    Print the only copy of a cap; if that fails, keep it in a file.
 
     Args:
         directory: the client's.
@@ -81,13 +81,13 @@ def print_cap(
 
 def keep_caps(directory: Path, lines: Sequence[str], error: Exception) -> UnprintedCap:
     """
-    Append lines of a cap file to the one with the caps that could not be printed.
+    Append lines to the cap file for caps that could not be printed.
 
     Args:
         error: why they could not.
 
     Returns:
-        The error that says why, and where they are; with the caps themselves if they cannot be kept.
+        The error with the reason, and with the file; with the caps themselves if they cannot be kept.
     """
     gone = isinstance(error, BrokenPipeError)
     why = "no program reads standard output any more" if gone else sentence(error)
@@ -109,7 +109,7 @@ def keep_caps(directory: Path, lines: Sequence[str], error: Exception) -> Unprin
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """
-    Return rows as lines with their columns aligned; the last of a row takes what it needs.
+    Return rows as lines with their columns aligned; the last of a row may have any length.
 
     Args:
         rows: may have different lengths.
@@ -130,7 +130,7 @@ def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
 
 
 def grouped(reasons: Sequence[str]) -> list[str]:
-    """Return each reason once, with the servers whose it is, if their names are its first word."""
+    """Return each reason once, with all its servers, if their names are its first word."""
     servers: dict[str, list[str]] = {}
     for reason in reasons:
         name, _, rest = reason.partition(" ")
@@ -142,24 +142,24 @@ def grouped(reasons: Sequence[str]) -> list[str]:
 
 
 def located(error: CorruptionError) -> str:
-    """Return what is damaged, and on which server if that is known and not said yet."""
+    """Return what is damaged, and the server if it is known and not in the text yet."""
     text = sentence(error)
     where = printable(error.server)
     return f"{where}: {text}" if where and where not in text else text
 
 
-# How the health of a file is shown: what ``check`` and ``repair`` found.
+# The health of a file, for ``check`` and ``repair``.
 
 MAX_DOWN = 5
-"""Servers that are named in a line about a file."""
+"""Servers in a line about a file."""
 
 _STATES = {"unspread": "on too few servers"}
 
 
 def summary(result: CheckResult) -> str:
-    """Return it in one line."""
+    """Return the health in one line."""
     if result.total_shares == 0:
-        return "healthy: the file is in its cap"
+        return "healthy: the cap contains the file"
     found = f"{len(result.good_shares)} of {counted(result.total_shares, 'share')}"
     down = f"; {are_down(result.unreachable)}" if result.unreachable else ""
     if result.state == "reachable":
@@ -179,13 +179,13 @@ def summary(result: CheckResult) -> str:
 
 
 def _waits(result: CheckResult) -> bool:
-    """Whether it is as well as it can be now, and could be better with servers that are down."""
+    """Return whether the file can only get better with servers that are down."""
     most = min(result.total_shares, result.happiness + len(result.unreachable))
     return bool(result.unreachable) and result.happiness < most
 
 
 def are_down(servers: Sequence[str]) -> str:
-    """Return a clause that names the first of servers that are down."""
+    """Return a clause with the first of servers that are down."""
     names = ", ".join(printable(name) for name in servers[:MAX_DOWN])
     if len(servers) == 1:
         return f"server {names} is down"
@@ -194,16 +194,16 @@ def are_down(servers: Sequence[str]) -> str:
 
 
 def lost(result: CheckResult | RenewResult) -> str:
-    """Return what to call a file that cannot be restored: who is out of reach may have what is missing."""
+    """Return the state of a file that cannot be restored: unreachable servers may have its shares."""
     return "unavailable" if result.unreachable else "lost"
 
 
 def say_more(console: Console, result: CheckResult, lead: str = "") -> None:
     """
-    Tell what is damaged or out of reach, and with ``-v`` what is where.
+    Report damaged shares and unreachable servers, and with ``-v`` the location of all shares.
 
     Args:
-        lead: what every line begins with, where several files are told of.
+        lead: the beginning of every line, if there are several files.
     """
     good = result.good_shares
     spare = " (a good copy exists)"
@@ -226,7 +226,7 @@ def say_more(console: Console, result: CheckResult, lead: str = "") -> None:
 
 
 def fields(result: CheckResult) -> dict[str, Any]:
-    """Return its documented JSON form, but for the cap."""
+    """Return the documented JSON form, without the cap."""
     return {
         "healthy": result.healthy,
         "recoverable": result.recoverable,
@@ -243,7 +243,7 @@ def fields(result: CheckResult) -> dict[str, Any]:
 
 
 def lacks_servers_only(outcome: results.CheckResult | RenewResult | RepairResult) -> bool:
-    """Whether nothing is wrong with an object but that servers are down."""
+    """Return whether an object's only problem is that servers are down."""
     return (
         isinstance(outcome, results.CheckResult)
         and outcome.state == "reachable"
@@ -252,7 +252,7 @@ def lacks_servers_only(outcome: results.CheckResult | RenewResult | RepairResult
 
 
 def is_well(outcome: results.CheckResult | results.RenewResult | RepairResult) -> bool:
-    """Whether there is nothing to tell of an object: it is whole, and nothing was in the way."""
+    """Return whether an object has no problem to report."""
     if isinstance(outcome, results.CheckResult):
         return outcome.healthy and not (outcome.corrupt or outcome.lease_problems)
     if isinstance(outcome, results.RenewResult):

@@ -1,7 +1,7 @@
 """
-Where ``-o`` goes: a file that appears under its name only when it is whole.
+The file of ``-o``, which appears under its name only when it is complete.
 
-``get`` takes up what an interrupted one has left beside it (``disk.part_file``), and says so.
+``get`` resumes from the part file of an interrupted one (``disk.part_file``), and reports that.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Say = Callable[[str], object]
 
 class OutputFile:
     """
-    A context manager; ``file`` takes the bytes, and leaving it without an error names them.
+    A context manager; ``file`` takes the bytes, and leaving it without an error gives the file its name.
 
     Args:
-        path: where the file shall be. A device or pipe there is written to directly.
+        path: of the file. A device or pipe there is written to directly.
         force: replace an existing file.
-        resume: take up what an interrupted command has left, and leave the same if this one is.
-        say: told in a sentence what was found, and what is left.
-        home: then the directory of the path: nothing leads out of it, and whatever has come into its place
-            gets nothing.
+        resume: resume from the part file of an interrupted command, and leave one if this is interrupted.
+        say: gets a sentence about a part file.
+        home: the open directory of the path: nothing is written outside it, even if it is replaced
+            meanwhile.
 
     Raises:
         SinkError: the file exists and may not be replaced, or cannot be written.
@@ -55,7 +55,7 @@ class OutputFile:
             )
 
     def tell(self, result: GetResult) -> None:
-        """Say so if what was found was not what it should have been."""
+        """Report a part file that did not fit."""
         if result.found_bytes and not result.here_bytes:
             self._say("pipegrid: the part file of an earlier get did not fit, and was overwritten")
         elif result.here_bytes:

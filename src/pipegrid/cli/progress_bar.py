@@ -16,21 +16,20 @@ if TYPE_CHECKING:
     from pipegrid.cli.console import Console
 
 
-# A progress bar on stderr, if somebody watches.
+# A progress bar on stderr, if that is a terminal.
 #
-# It counts bytes of files, as far as servers have acknowledged their shares: 100 % means stored, not
-# sent. All that a command prints meanwhile goes through the console, which takes the bar away and brings
-# it back.
+# It counts the bytes of files whose shares servers have acknowledged: 100 % means stored, not sent. All
+# output goes through the console, which hides the bar meanwhile.
 
 ProgressCall = Callable[[int, int], None]
 
 _SPARE = len("^C")
-"""Columns behind a bar, for what a terminal echoes there: it breaks no line then, and is taken away."""
+"""Columns after a bar for what the terminal echoes there, so that it fits on the line and is cleared."""
 
 
 @contextmanager
 def _aside(bar: Any) -> Iterator[None]:
-    """Let something be printed where a bar is."""
+    """Hide the bar while something is printed."""
     _clear(bar)
     try:
         yield
@@ -39,7 +38,7 @@ def _aside(bar: Any) -> Iterator[None]:
 
 
 def _clear(bar: Any) -> None:
-    """Take a bar away, and what was echoed behind it."""
+    """Clear a bar, and what was echoed after it."""
     if bar.disable:
         return
     if bar.ncols:
@@ -49,20 +48,20 @@ def _clear(bar: Any) -> None:
 
 def open_bar(console: Console, text: str, unit: str = "B") -> Any:
     """
-    Return a bar, which makes room for all that the console prints until ``close_bar``.
+    Return a bar that is hidden while the console prints, until ``close_bar``.
 
     Args:
-        unit: ``B``, of which thousands and millions are counted; or a word for one of what is counted.
+        unit: ``B``, shown in thousands and millions; or a word for one of what is counted.
     """
     import tqdm
 
-    tqdm.tqdm.monitor_interval = 0  # no thread of its own
+    tqdm.tqdm.monitor_interval = 0  # without a thread
     bar: Any = tqdm.tqdm(
         desc=text,
         total=0,
         unit=unit if unit == "B" else f" {unit}s",
         unit_scale=unit == "B",
-        miniters=1,  # else a phase that is slower than the one before is not shown for long
+        miniters=1,  # else a phase that is slower than the previous one is not shown for long
         leave=False,
         dynamic_ncols=True,
         file=console.stderr,
@@ -76,20 +75,20 @@ def open_bar(console: Console, text: str, unit: str = "B") -> Any:
 
 
 def _take_away(bar: Any) -> None:
-    """Take a bar away for good: what another program shows on the terminal comes when it likes."""
+    """Remove a bar for good: another program writes to the terminal now."""
     _clear(bar)
     bar.fp.flush()
     bar.disable = True
 
 
 def _shape_of(shape: Callable[[Any], tuple[int | None, int | None]], file: Any) -> Any:
-    """Return how many columns and lines a bar has on a terminal."""
+    """Return the columns and lines of a terminal for a bar."""
     columns, lines = shape(file)
     return columns and max(columns - _SPARE, 1), lines
 
 
 def close_bar(console: Console, bar: Any) -> None:
-    """Take away a bar of ``open_bar``; the console prints again without making room for it."""
+    """Remove a bar of ``open_bar``; the console prints normally again."""
     console.print_within(None)
     console.results.before_text = None
     _clear(bar)
@@ -99,13 +98,13 @@ def close_bar(console: Console, bar: Any) -> None:
 @attrs.define
 class Sums:
     """
-    How far some transfers have come, in bytes of their files.
+    The progress of some transfers, in bytes of their files.
 
     Attributes:
-        done, total: what was reported last.
-        found: what of that was there before.
+        done, total: as last reported.
+        found: the part of these that existed before.
         hashed: for the keys of files.
-        hashing: how many files are at that.
+        hashing: how many files are being hashed.
     """
 
     done: int = 0
@@ -115,7 +114,7 @@ class Sums:
     hashing: int = 0
 
     def exchange(self, before: Sums, after: Sums) -> None:
-        """One transfer has come from here to there."""
+        """Replace one transfer's previous numbers by its new ones."""
         for name in ("done", "total", "found", "hashed", "hashing"):
             change = getattr(after, name) - getattr(before, name)
             setattr(self, name, getattr(self, name) + change)
@@ -123,11 +122,11 @@ class Sums:
 
 class OneTransfer:
     """
-    One transfer of a command; what it reports is shown at once.
+    One transfer of a command; its reports are shown at once.
 
     Args:
-        changed: told what it was, and what it is now.
-        size: of its file, if what is reported counts something else, such as bytes of shares.
+        changed: gets its previous and its new numbers.
+        size: of its file, if the reports count something else, such as bytes of shares.
     """
 
     def __init__(self, changed: Callable[[Sums, Sums], None], size: int | None) -> None:
@@ -137,18 +136,18 @@ class OneTransfer:
         self._become(total=size or 0)
 
     def sent(self, done: int, total: int) -> None:
-        """It has come so far."""
+        """Report the bytes that are done."""
         done, total = self._of_the_file(done, total)
         self._become(done=done, total=total, hashed=0, hashing=0)
 
     def found(self, done: int, total: int) -> None:
-        """So much was there before."""
+        """Report the bytes that existed before."""
         self._become(found=self._of_the_file(done, total)[0])
 
     def hashed(self, done: int, total: int) -> None:
-        """Its key was made from so much of the file."""
+        """Report the bytes that were hashed for the key."""
         if self._size is None:
-            self._size = total  # of a pipe, this is the first that anybody knows
+            self._size = total  # for a pipe, the size is known only now
         self._become(total=total, hashed=done, hashing=1)
 
     def _become(self, **changes: int) -> None:
@@ -166,7 +165,7 @@ class ProgressBar:
     A context manager: one bar for all transfers of a command.
 
     Args:
-        unit: what is counted, if that is not bytes.
+        unit: what is counted, if not bytes.
     """
 
     def __init__(self, console: Console, verb: str, unit: str = "B") -> None:
@@ -180,19 +179,19 @@ class ProgressBar:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a bar is shown, so that bytes are worth telling; within the ``with`` only."""
+        """Whether a bar is shown, so that reports are useful; only within the ``with``."""
         return self._bar is not None
 
     def transfer(self) -> ProgressCall | None:
-        """Return what one transfer calls with what is done and what there is to do; None: nobody watches."""
+        """Return the function that one transfer calls with its done and total bytes; None without a bar."""
         return None if self._bar is None else self.upload(None).sent
 
     def upload(self, size: int | None) -> OneTransfer:
-        """Return what an upload reports to, which counts bytes of shares; its file has ``size`` bytes."""
+        """Return the object that an upload reports to in bytes of shares; its file has ``size`` bytes."""
         return OneTransfer(self._show, size)
 
     def waits(self, waits: bool) -> None:
-        """Say, or say no more, that nothing moves because too few servers are in reach."""
+        """Show whether the command waits because too few servers are reachable."""
         self._waits = ": waiting for servers" if waits else ""
         if self._bar is not None:
             self._describe(self._verb, self._bar.postfix or "")
@@ -203,19 +202,22 @@ class ProgressBar:
         if bar is None:
             return
         bar.total, found_before = sums.total or None, bar.initial
-        if sums.hashing and not sums.done:  # nothing has arrived yet
+        if sums.hashing and not sums.done:  # nothing has been sent yet
             self._describe(f"{self._verb}: hashing", "")
             done = sums.hashed
         else:
             done, found = sums.done, min(sums.done, sums.found)
-            if done < bar.n:  # another phase: it counts anew, with a time and a rate of its own
+            if done < bar.n:  # another phase, with its own count, time and rate
                 bar.initial = 0
                 bar.reset()
             self._describe(self._verb, f"{amount(found)} found" if found else "")
-            bar.last_print_n += found - bar.initial  # what was there says nothing of the rate
+            bar.last_print_n += (
+                found - bar.initial
+            )  # bytes that existed before do not count for the rate
             bar.initial = found
         bar.update(done - bar.n)
-        # For the rate, and so for when to show it, what was found is no step; where all is, none ever came.
+        # Found bytes are not a step for the rate, which decides when to redraw; without other steps it
+        # would never redraw.
         if bar.initial != found_before and bar._time() >= self._shown_s + bar.mininterval:
             self._shown_s = bar._time()
             bar.refresh()
@@ -238,11 +240,11 @@ class ProgressBar:
             self._bar = None
 
 
-# What commands say while servers are waited for, and of what was tried a second time.
+# Messages about waiting for servers, and about second attempts.
 
 
 def waiting_of(console: Console, progress: ProgressBar) -> Callable[[str | None], None]:
-    """Return what is told why servers are waited for, and None when they are there again."""
+    """Return a function that gets the reason for waiting for servers, and None when they have returned."""
 
     def waiting(why: str | None) -> None:
         progress.waits(why is not None)
@@ -252,5 +254,5 @@ def waiting_of(console: Console, progress: ProgressBar) -> Callable[[str | None]
 
 
 def retried_note(count: int) -> str:
-    """Return what came at a second try, in words for the end of a summary."""
+    """Return the number of second attempts that succeeded, as the end of a summary."""
     return f"{count} at the second attempt, after servers came back"

@@ -1,4 +1,4 @@
-"""What ``put`` does: files stored many at once, or one file at a place or as a mutable file."""
+"""The work of ``put``: stores many files at once, or one file at a place or as a mutable file."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from pipegrid.tree.public_grid import Grid
 
 
-# The files of one ``put``: stored many at once, their caps printed in the order asked for.
+# The files of one ``put``: stored many at once, with their caps printed in the given order.
 #
-# Which go at the same time is ``Grid.put_many``'s decision.
+# ``Grid.put_many`` decides which are stored at the same time.
 
 
 class Uploads:
@@ -147,7 +147,7 @@ class Uploads:
 
 class BarsOfFiles:
     """
-    What the files of one ``put`` report, each under its number, on one bar.
+    Shows the reports of one ``put``'s files, by their numbers, on one bar.
 
     Attributes:
         calls: the arguments of ``Grid.put_many`` that report.
@@ -166,14 +166,14 @@ def _name(path: str) -> str:
     return "standard input" if path == "-" else printable(path)
 
 
-# ``put`` of what has a place: mutable files, and names in directories that can be changed.
+# ``put`` to a place: mutable files, and names in mutable directories.
 
 
 def destination_of(files: Sequence[str]) -> str | None:
     """
-    Return the last of the arguments of ``put`` if it is a place on the grid, or None if all are files.
+    Return the last argument of ``put`` if it is a place on the grid, or None if all are files.
 
-    An alias that is there is one, and so is what looks like one, unless there is a local file of this name.
+    It is if it begins with an existing alias, or looks like that and no local file has this name.
 
     Raises:
         UsageError: the aliases cannot be read.
@@ -187,13 +187,14 @@ def destination_of(files: Sequence[str]) -> str | None:
 
 class Place(NamedTuple):
     """
-    Where one file goes, and as what.
+    The place and format of one file.
 
     Attributes:
-        path: on the grid, the write cap of a mutable file, or None: nowhere, it has its cap alone.
+        path: on the grid, the write cap of a mutable file, or None: without a place, only its cap is
+            printed.
         format: of a new mutable file; None for an immutable one.
-        force: what is there is replaced.
-        read_only: print the cap that reads.
+        force: replace an existing object.
+        read_only: print the read cap.
     """
 
     path: str | None
@@ -212,11 +213,11 @@ async def put_at(
         options: of ``Grid.put``.
 
     Raises:
-        ChildExists: there is something of that name that is not to be replaced.
+        ChildExists: an object has that name and must not be replaced.
         PipegridError: the grid or the file failed.
     """
     path, format, force, read_only = place
-    keeps = format is not None or options["random_key"]  # nobody else has the cap
+    keeps = format is not None or options["random_key"]  # this is the only copy of the cap
     show = partial(_show, console, grid.config.directory if keeps else None, file)
     if file != "-" and os.path.isdir(file):
         raise SourceError(
@@ -246,13 +247,13 @@ async def put_at(
         await _put_into(spot, source, place, options, left.append)
     except BaseException:
         if left:
-            show(left[0], False)  # its cap is what is left of it
+            show(left[0], False)  # otherwise the cap would be lost
         raise
     show(left[0], read_only)
 
 
 def _show(console: Console, keep_in: Path | None, file: str, cap: Cap, read_only: bool) -> None:
-    """Print a cap; where it cannot be printed, it is kept in this client's directory."""
+    """Print a cap; if that fails, keep it in this client's directory."""
     given = cap.readonly() if read_only and not isinstance(cap, UnknownCap) else cap
     text, fields = str(given), {"path": file, "cap": str(given)}
     if keep_in is None:
@@ -262,7 +263,7 @@ def _show(console: Console, keep_in: Path | None, file: str, cap: Cap, read_only
 
 
 def _name_of(file: str) -> str | None:
-    """Return what a local file is called in a directory, as ``put -r`` and ``cp`` call it."""
+    """Return a local file's name in a directory, as for ``put -r`` and ``cp``."""
     return None if file == "-" else metadata.entry_name(os.fsencode(os.path.basename(file)))[0]
 
 
@@ -273,7 +274,7 @@ async def _put_into(
     options: dict[str, Any],
     stored: Callable[[Cap], None],
 ) -> None:
-    """Make what is missing of the way, store a new file and link it; ``stored`` is told its cap between."""
+    """Create missing directories, store a new file and link it; ``stored`` gets its cap before the link."""
     if spot.missing and isinstance(source, str) and not os.path.exists(source):
         raise SourceError(f"there is no local file {printable(source)}; check the path")
     directory = await spot.reach()
@@ -285,12 +286,13 @@ async def _put_into(
 
 def _overwritten(spot: GridDestination, format: str | None, force: bool) -> MutableCap | None:
     """
-    Return the write cap of what is overwritten in place, if anything is.
+    Return the write cap of the object that is overwritten in place, if there is one.
 
-    With force, too: whoever has its cap is to see the new content, and nobody may have it but this entry.
+    This applies with force, too: other programs with its cap must see the new content, and this entry may
+    have the only copy of the cap.
 
     Args:
-        format: of a new mutable file, which takes the place of the old one only with force.
+        format: of a new mutable file, which replaces the old one only with force.
     """
     there = None if spot.there is None else spot.there.write_cap
     if not isinstance(there, MutableCap) or (force and format is not None):

@@ -1,4 +1,4 @@
-"""``pipegrid speedtest run`` and ``selfcheck``: measure, and say what came of it."""
+"""``pipegrid speedtest run`` and ``selfcheck``: measure, and report the results."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def window(text: str) -> int | None:
 
 
 class SpeedTestJob(GridJob):
-    """A job with a reactor, which opens grids itself, if any."""
+    """A job with a reactor, which opens any grids itself."""
 
     def __init__(self, measure: Callable[[Any, Invocation], Any]) -> None:
         self._measure = measure
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
-        """Do it; errors and cancellation become a sentence and a status."""
+        """Do the work; errors and cancellation become a sentence and a status."""
         return int(await status_of_job(invocation.console, self._measure(reactor, invocation)))
 
 
@@ -146,7 +146,7 @@ async def _measure(reactor: Any, invocation: Invocation, given: dict[str, Any]) 
 
     console = invocation.console
     target = make_target(reactor, invocation.directory, given)
-    if invocation.directory is None:  # what a grid's directory allows is known when it is up
+    if invocation.directory is None:  # the limits in a grid's directory are known when it is open
         scenarios.choose(known_scenarios(target, given["quick"]), given["only"])
     rounds = given["rounds"] or (1 if given["quick"] else runner.DEFAULT_ROUNDS)
     seed = random.randrange(1 << 32) if given["seed"] is None else given["seed"]
@@ -175,7 +175,7 @@ async def _measure(reactor: Any, invocation: Invocation, given: dict[str, Any]) 
 
 def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> FileTarget:
     """
-    Return what the options want measured.
+    Return the target that the options select.
 
     Raises:
         UsageError: they contradict each other.
@@ -211,7 +211,7 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> F
 
 
 def link_of(given: dict[str, Any]) -> EmulatedLink | None:
-    """Return the link that the options want: the usual one if none."""
+    """Return the link that the options select: the default one without options."""
     profile = given["link"]
     details = [given[name] for name in ("rtt", "up", "down")]
     if profile == NO_LINK:
@@ -228,7 +228,7 @@ def link_of(given: dict[str, Any]) -> EmulatedLink | None:
 def params_of(
     given: dict[str, Any], default: encoding_parameters.Params, servers: int
 ) -> encoding_parameters.Params:
-    """Return how files are encoded."""
+    """Return the encoding of the files."""
     required, total = given["required"], given["total"]
     total = default.total_shares if total is None else total
     required = min(default.required_shares, total) if required is None else required
@@ -236,12 +236,12 @@ def params_of(
 
 
 def responder(text: str) -> Responder:
-    """Return a responder by what it printed."""
+    """Return a responder from its printed line."""
     return probe.parse_responder(text)
 
 
 def known_scenarios(target: FileTarget, quick: bool) -> list[Scenario]:
-    """Return all that could be measured on a target."""
+    """Return all scenarios of a target."""
     if quick:
         return scenarios.quick(target.params, target.servers)
     return scenarios.full(target.link, target.params, target.servers)
@@ -249,10 +249,10 @@ def known_scenarios(target: FileTarget, quick: bool) -> list[Scenario]:
 
 def choose(target: FileTarget, given: dict[str, Any], console: Console) -> Sequence[Scenario]:
     """
-    Return the scenarios that are wanted, that the target can do, and that its link lets through.
+    Return the selected scenarios that the target supports and that its link is fast enough for.
 
     Raises:
-        UsageError: that leaves none.
+        UsageError: there are none.
     """
     chosen = scenarios.choose(known_scenarios(target, given["quick"]), given["only"])
     if not target.adjustable:
@@ -261,7 +261,7 @@ def choose(target: FileTarget, given: dict[str, Any], console: Console) -> Seque
         chosen = [each for each in chosen if each.group != run_results.COLD_START]
     within, beyond = scenarios.split_by_duration(chosen, target.link, target.params)
     if beyond and given["only"] and not within:
-        within, beyond = beyond, []  # asked for by name
+        within, beyond = beyond, []  # selected by name
     if beyond:
         names = ", ".join(each.title for each in beyond)
         console.say(f"left out, since they would take minutes on this link: {names}")
@@ -272,7 +272,7 @@ def choose(target: FileTarget, given: dict[str, Any], console: Console) -> Seque
 
 def prepare_output(directory: Path) -> Path:
     """
-    Make the directory for a report; before anything is measured, which takes minutes.
+    Make the directory for a report; before the measurement, which takes minutes.
 
     Raises:
         UsageError: it cannot be made, or a library that draws the report is not installed.
@@ -287,7 +287,7 @@ def prepare_output(directory: Path) -> Path:
 
 def write_output(directory: Path, result: Run, console: Console) -> None:
     """
-    Write the run and the report on it, with what the directory's history holds.
+    Write the run and its report, with the earlier runs in the directory.
 
     Raises:
         SinkError: a file cannot be written.
@@ -309,7 +309,7 @@ def write_output(directory: Path, result: Run, console: Console) -> None:
 
 
 def earlier_runs(directory: Path, result: Run) -> list[Run]:
-    """Return the runs of a directory that measured the same, oldest first."""
+    """Return the directory's runs of the same measurements, oldest first."""
     import attrs
 
     def what(run: Run) -> Any:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # ``get -r``: a whole directory into a local one.
 
 MAX_NOTED = 20
-"""Files without their mode or time, each of which is reported on its own; all are counted."""
+"""Files without their mode or time that are reported each; all are counted."""
 
 
 class TreeOptions(NamedTuple):
@@ -50,7 +50,7 @@ def tree_job(
     Return the job of fetching one tree.
 
     Raises:
-        click.UsageError: the arguments make no sense.
+        click.UsageError: the arguments are invalid.
     """
     caps, cap_files = named
     if len(caps) != 1 or cap_files:
@@ -80,7 +80,7 @@ async def fetch_tree(
     into: DirectoryFd | None = None,
 ) -> ExitStatus:
     """
-    Fetch a tree, and tell what came of it; returns the status of what failed, or 1 if that differs.
+    Fetch a tree, and report the outcome; returns the status of its failures, or 1 if they differ.
 
     Args:
         metadata_json, into: see ``Grid.tree.get_tree``.
@@ -122,7 +122,7 @@ async def fetch_tree(
 
 
 def _tell(console: Console, directory: str, result: TreeGetResult) -> None:
-    """Tell what is there now, and what is not."""
+    """Report what was fetched, and what is missing."""
     fields = {
         "directory": directory,
         "files": result.files,
@@ -154,13 +154,13 @@ def _tell(console: Console, directory: str, result: TreeGetResult) -> None:
         console.say(f"pipegrid: {fetched}, in {directories}{left_out}")
 
 
-# Whole directories on their way to a grid: what ``put -r`` and ``backup`` share.
+# Storing whole directories: the common part of ``put -r`` and ``backup``.
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_LIST_BYTES = 64 << 20
 MAX_UNMATCHED = 20
-"""Patterns that matched nothing, each of which is reported on its own."""
+"""Patterns that matched nothing, which are reported each."""
 
 
 selection_options = as_one(
@@ -203,19 +203,19 @@ selection_options = as_one(
         "directory ('build/*.o', '**/cache/'); a slash at the end means directories only.",
     ),
 )
-"""Say what of a directory is stored; ``SelectionOptions`` takes them."""
+"""Which files of a directory are stored; ``SelectionOptions`` takes them."""
 
 
 class SelectionOptions:
     """
-    What the options of ``selection_options`` say.
+    The values of ``selection_options``.
 
     Attributes:
-        one_file_system: what is mounted in the directory is stored as an empty directory.
-        strict: what no tree holds makes a difference to the status.
+        one_file_system: store mounted directories as empty ones.
+        strict: skipped special files change the status.
 
     Raises:
-        UsageError: a pattern makes no sense.
+        UsageError: a pattern is invalid.
         SourceError: a file of patterns or paths cannot be read.
     """
 
@@ -238,7 +238,7 @@ class SelectionOptions:
             patterns += selection.VCS
         self._unmatched = set(self._given_in)
         self._made: selection.TreeSelection | None = None
-        selection.TreeSelection(patterns)  # to say now what is wrong with them
+        selection.TreeSelection(patterns)  # reports invalid patterns now
         self.one_file_system = one_file_system
         self.strict = strict
         self._patterns = patterns
@@ -246,7 +246,7 @@ class SelectionOptions:
 
     def of(self, directory: str) -> Callable[[], selection.TreeSelection]:
         """
-        Return what makes the selection for one walk through a directory.
+        Return a function that makes the selection for one walk through a directory.
 
         Raises:
             UsageError: a listed path is not below it.
@@ -268,7 +268,7 @@ class SelectionOptions:
             self._unmatched.intersection_update(self._made.unmatched)
 
     def status_of(self, counts: TreeCounts) -> ExitStatus:
-        """Return the status of what was stored, by what was not."""
+        """Return the status of a stored tree, by what was left out."""
         failed = counts.left_out or (self.strict and counts.skipped)
         return ExitStatus.FAILED if failed else ExitStatus.DONE
 
@@ -300,7 +300,7 @@ def _text_of(path: str) -> str:
 
 
 def reports_of(console: Console, progress: Any) -> tree_upload.TreeReports:
-    """Return what tells of what is left out, a line each, and moves the bar."""
+    """Return the functions that report each left-out file on a line, and move the bar."""
 
     def left_out(path: str, why: str) -> None:
         why = with_options(why, ("less with happy",))
@@ -325,14 +325,14 @@ def reports_of(console: Console, progress: Any) -> tree_upload.TreeReports:
     def sending(counts: TreeCounts, more: int) -> None:
         nonlocal sending_bytes
         sending_bytes += more
-        if more > 0:  # else what is stored is told next
+        if more > 0:  # otherwise the result follows at once
             moved(counts)
 
     return tree_upload.TreeReports(left_out, moved, sending, waiting, skipped)
 
 
 def counts_of(counts: TreeCounts) -> str:
-    """Return in a few words what was met, sent and left out."""
+    """Return a summary of what was found, sent and left out."""
     directories = counted(counts.directories, "directory", "directories")
     sent_directories = counted(counts.sent_directories, "directory", "directories")
     links = f", {counted(counts.links, 'link')}" if counts.links else ""

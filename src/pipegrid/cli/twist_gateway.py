@@ -28,11 +28,11 @@ from pipegrid.server.systemd import end_without_memory
 
 log = Logger()
 
-tell_time()  # of a clock that is set beyond 2262, be it later, for all that twist has loaded
+tell_time()  # for clocks beyond 2262, in all modules that twist has loaded
 
 
 class GatewayOptions(usage.Options):
-    """What ``twist pipegrid-gateway`` takes: options of ``pipegrid gateway``, checked as those are."""
+    """The options of ``twist pipegrid-gateway``, checked like those of ``pipegrid gateway``."""
 
     optParameters = [
         ["directory", "d", None, "The client's directory, perhaps a Tahoe-LAFS node's."],
@@ -55,7 +55,7 @@ class GatewayOptions(usage.Options):
         self._hosts.append(name)
 
     def postOptions(self) -> None:
-        """Refuse what makes no sense, and a process that may open too few files."""
+        """Refuse invalid values, and a process that may open too few files."""
         if (why := few_files()) is not None:
             raise usage.UsageError(why)
         if self["directory"] is None:
@@ -78,19 +78,19 @@ class GatewayOptions(usage.Options):
             raise usage.UsageError(str(error)) from None
 
     def settings(self) -> GatewaySettings:
-        """Return them as the gateway takes them."""
+        """Return the settings of the gateway."""
         assert self._settings is not None, "options were parsed"
         return self._settings
 
 
 def makeService(options: GatewayOptions) -> GatewayService:
-    """Return the service; what ``twist`` calls."""
+    """Return the service, for ``twist``."""
     from twisted.internet import reactor
 
     exits = ExitWithStatus()
     atexit.register(exits.at_exit)
     end_without_memory()
-    make_monotonic(reactor)  # the process is ours, whatever its program is called
+    make_monotonic(reactor)  # the process is ours, whatever its program's name
     running: Any = reactor
 
     def failed(error: BaseException) -> None:

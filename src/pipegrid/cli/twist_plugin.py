@@ -3,12 +3,9 @@ The storage server as a service of ``twist``:
 
     twist pipegrid --directory DIR [--port PORT] [--durability batch] ...
 
-The options are those of ``pipegrid serve``, and the directory's settings count as they do there. The NURL and
-the fURL are in the log.
-
-A server that cannot start ends the process, with the sentence and the status of ``pipegrid serve``. ``twist``
-has no status for an application that fails: what fails before the reactor runs raises ``SystemExit``; later,
-the reactor is stopped, and ``ExitWithStatus`` ends the process when all else has ended.
+The options are those of ``pipegrid serve``, and the directory's settings are used in the same way. The NURL
+and the fURL are in the log. A server that cannot start ends the process, with the sentence and the status
+of ``pipegrid serve``.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ from pipegrid.server.systemd import end_without_memory
 
 log = Logger()
 
-tell_time()  # of a clock that is set beyond 2262, be it later, for all that twist has loaded
+tell_time()  # for clocks beyond 2262, in all modules that twist has loaded
 
 
 def _room(text: str) -> int:
@@ -51,7 +48,7 @@ def _room(text: str) -> int:
 
 
 class Options(usage.Options):
-    """What ``twist pipegrid`` takes: options of ``pipegrid serve``, checked as those are."""
+    """The options of ``twist pipegrid``, checked like those of ``pipegrid serve``."""
 
     optParameters = [
         ["directory", "d", None, "The node's directory."],
@@ -68,7 +65,7 @@ class Options(usage.Options):
     ]
     optFlags = [
         ["read-only", None, "Accept no new shares."],
-        ["expire-leases", None, "Remove shares whose leases have all run out."],
+        ["expire-leases", None, "Remove shares whose leases have all expired."],
     ]
 
     def __init__(self) -> None:
@@ -81,7 +78,7 @@ class Options(usage.Options):
         self._introducers.append(furl)
 
     def postOptions(self) -> None:
-        """Refuse what makes no sense, and a process that may open too few files."""
+        """Refuse invalid values, and a process that may open too few files."""
         if (why := few_files()) is not None:
             raise usage.UsageError(why)
         if self["directory"] is None:
@@ -97,7 +94,7 @@ class Options(usage.Options):
             raise usage.UsageError(str(error)) from None
 
     def settings(self) -> ServeSettings:
-        """Return them as the server takes them."""
+        """Return the settings of the server."""
         assert self._settings is not None, "options were parsed"
         return self._settings
 
@@ -126,10 +123,14 @@ class Options(usage.Options):
 
 class ExitWithStatus:
     """
-    The status of a process whose main program knows none.
+    Ends the process with a status, although its main program does not support one.
+
+    ``twist`` has no status for an application that fails. A failure before the reactor runs raises
+    ``SystemExit``; after a later one, the reactor is stopped, and this ends the process when all else has
+    ended.
 
     Args:
-        end: ends the process; the interpreter has nothing left to do then.
+        end: ends the process without further work of the interpreter.
     """
 
     def __init__(self, end: Callable[[int], object] = os._exit) -> None:
@@ -137,10 +138,10 @@ class ExitWithStatus:
         self._end = end
 
     def at_exit(self) -> None:
-        """End with the status, unless all went well; the last that the interpreter calls."""
+        """End with the status, unless it is 0; the last function that the interpreter calls."""
         if self.status is not ExitStatus.DONE:
             for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError, AttributeError):  # full, closed, not there
+                with suppress(OSError, ValueError, AttributeError):  # full, closed, or absent
                     stream.flush()
             self._end(self.status)
 
@@ -157,7 +158,7 @@ class StorageService(Service):
 
     def startService(self) -> None:
         """
-        Begin to listen; failing to ends the process.
+        Begin to listen; a failure ends the process.
 
         Raises:
             SystemExit: it failed at once.
@@ -169,7 +170,7 @@ class StorageService(Service):
             raise SystemExit(int(self._exits.status))
 
     def stopService(self) -> Deferred[None]:
-        """Fires when the node has stopped; until then the reactor goes on."""
+        """Return a Deferred that fires when the node has stopped; the reactor runs until then."""
         super().stopService()
         return self.node.stop()
 
@@ -184,11 +185,11 @@ class StorageService(Service):
 
 
 def makeService(options: Options) -> StorageService:
-    """Return the service; what ``twist`` calls."""
+    """Return the service, for ``twist``."""
     from twisted.internet import reactor
 
     exits = ExitWithStatus()
     atexit.register(exits.at_exit)
     end_without_memory()
-    make_monotonic(reactor)  # the process is ours, whatever its program is called
+    make_monotonic(reactor)  # the process is ours, whatever its program's name
     return StorageService(reactor, options.settings(), exits)

@@ -41,15 +41,15 @@ _PIECE_BYTES = 1 << 20
 
 def few_files() -> str | None:
     """
-    Return a sentence if the process may not open ``LEAST_FILES``; a limit that may be raised is.
+    Return a sentence if the process may not open ``LEAST_FILES``; the limit is raised if possible.
 
-    What fails halfway for want of a file has no good end.
+    A command that runs out of files in its middle could not end well.
     """
     limit = os.sysconf("SC_OPEN_MAX")
     if not 0 <= limit < LEAST_FILES:
         return None
     try:
-        import resource  # which not every system has
+        import resource  # not every system has it
 
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (LEAST_FILES, hard))

@@ -28,7 +28,7 @@ byte, and the client would wait for all of it: an eighth of a put of 100 MB, mea
 """
 
 MAX_BEGINNING = 16
-"""The limit of threads that do so; with a busy disk they wait. The rest is written when it is synced."""
+"""The limit of threads that do so; with a busy disk they wait. The sync writes the rest."""
 
 LINGER_S = 0.003
 MAX_GROUP_SHARES = 64

@@ -32,8 +32,8 @@ from pipegrid.reactor.tls_settings import BATCH_BYTES, GATHERED_BYTES, RECORD_BY
 
 # Importing pyOpenSSL and ``cryptography``'s X.509 takes a tenth of the CPU time of a ``put`` of a small
 # file. A client of storage servers needs only the handshake, one check of the certificate, and records. As
-# in ``tls``, all records of one read are delivered together, those of one write are sent together and at
-# once, and large buffers are encrypted in place.
+# in ``server_tls``, all records of one read are delivered together, those of one write are sent together
+# and at once, and large buffers are encrypted in place.
 
 log = Logger()
 
@@ -98,7 +98,7 @@ class ClientTLS(Protocol):
         self._handshaking = True
         self._lost = False
         self._aborted = False
-        self._said_goodbye = False  # by either side
+        self._close_notified = False  # by either side
         self._reason: Failure | None = None
         self._waiting: list[bytes] = []  # written before the handshake was complete
         self._producer: Any = None
@@ -149,7 +149,7 @@ class ClientTLS(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """Pass the reason of the end to the protocol."""
-        if not self._lost and not self._said_goodbye and reason.check(ConnectionDone):
+        if not self._lost and not self._close_notified and reason.check(ConnectionDone):
             reason = Failure(ConnectionLost("it ended without TLS's close_notify"))
         self._lost = self._aborted = True
         self.connected = 0
@@ -185,7 +185,7 @@ class ClientTLS(Protocol):
         if IHandshakeListener.providedBy(self.wrappedProtocol):
             self.wrappedProtocol.handshakeCompleted()
         if self.disconnecting and self._producer is None:
-            self._say_goodbye()
+            self._send_close_notify()
 
     # Receiving.
 
@@ -206,7 +206,7 @@ class ClientTLS(Protocol):
         if failure is not None:
             self._fail(failure)
         elif goodbye:
-            self._say_goodbye()
+            self._send_close_notify()
 
     def _decrypt(self, encrypted: memoryview, received: list[bytes]) -> bool:
         """Append the complete records; returns whether the peer has sent close_notify."""
@@ -313,7 +313,7 @@ class ClientTLS(Protocol):
         transport: Any = self.transport
         transport.unregisterProducer()
         if self.disconnecting and not self._handshaking and not self._lost:
-            self._say_goodbye()
+            self._send_close_notify()
 
     # Ends.
 
@@ -325,7 +325,7 @@ class ClientTLS(Protocol):
         if self._handshaking and not self._waiting:
             self.abortConnection()
         elif not self._handshaking and self._producer is None:
-            self._say_goodbye()
+            self._send_close_notify()
 
     def abortConnection(self) -> None:
         """Close now, whatever is unsent; nothing more is delivered."""
@@ -334,9 +334,9 @@ class ClientTLS(Protocol):
         if transport is not None:
             getattr(transport, "abortConnection", transport.loseConnection)()
 
-    def _say_goodbye(self) -> None:
+    def _send_close_notify(self) -> None:
         """Send close_notify, as the first or as the answer, and close."""
-        self._said_goodbye = self.disconnecting = True
+        self._close_notified = self.disconnecting = True
         if self._lost:
             return
         self._lost = True
@@ -518,11 +518,11 @@ class PreconnectedEndpoint:
 
     def adopt(self, begun: Preconnected, factory: IProtocolFactory) -> IProtocol:
         """
-        Return the protocol over a connection that was made ahead.
+        Return the protocol over a preconnected connection.
 
         Raises:
             OSError: it is lost already, or it is not wanted any more.
-            Exception: whatever those who got it thought of it. It has ended, in any case.
+            Exception: an error of the protocol or its factory; the connection has been closed.
         """
         tls = ClientTLSFactory(self._context, self._check, factory, begun)
         with begun.socket as socket:  # the reactor has its own descriptor

@@ -53,7 +53,8 @@ def wall_time() -> float:
     """
     Return seconds since 1970, by the clock that people set.
 
-    In the place of ``time.time``, which a default argument would keep as it is when a module is imported.
+    Use it instead of ``time.time`` as a default argument, which would keep the function of the time of
+    import.
     """
     return time.time()
 
@@ -138,8 +139,8 @@ def tune_gc() -> None:
     gc.set_threshold(50_000, 10, 10)
 
 
-# Threads that the system does not give: a user may have so many processes and threads (``ulimit -u``), and a
-# control group, too. All that starts one here goes on without it, in the thread that wanted it.
+# A process may run out of threads: users (``ulimit -u``) and control groups have limits. Code that starts a
+# thread here continues without it, in the calling thread.
 
 FEW_THREADS = (
     "the system gives no more threads (see 'ulimit -u'); work continues with fewer, and is slower"
@@ -173,7 +174,7 @@ SHORTAGE = ThreadShortage()
 
 
 def start_thread(thread: Thread) -> bool:
-    """Start a thread; False: the system gives none, which has been reported."""
+    """Start a thread; False if the system has none, which has been reported."""
     try:
         thread.start()
     except RuntimeError:
@@ -184,9 +185,9 @@ def start_thread(thread: Thread) -> bool:
 
 class ThreadlessResolver:
     """
-    Looks up names as a reactor does, in its pool of threads, and in the reactor's where it gets none.
+    Looks up names as a reactor does, in its pool of threads, or in the reactor's thread if there is none.
 
-    Twisted's own waits for ever then.
+    Twisted's own resolver would wait forever.
     """
 
     def __init__(self, reactor: Any) -> None:
@@ -195,7 +196,7 @@ class ThreadlessResolver:
         self._in_thread: Any = None
 
     def resolveHostName(self, *arguments: Any, **options: Any) -> Any:
-        """Look up a name, as ``IHostnameResolver`` has it, and give its addresses to the receiver."""
+        """Look up a name, as in ``IHostnameResolver``, and give its addresses to the receiver."""
         if self._in_thread is None:
             pool = self._reactor.getThreadPool()
             self._in_thread = pool.callInThreadWithCallback
@@ -221,8 +222,8 @@ class ThreadlessResolver:
 
 
 def need_no_threads(reactor: Any) -> None:
-    """Have a reactor look up names also where the system gives no threads."""
-    if hasattr(reactor, "installNameResolver"):  # not all that tests use can look up names
+    """Make a reactor look up names even if no thread can be started."""
+    if hasattr(reactor, "installNameResolver"):  # some test reactors cannot look up names
         reactor.installNameResolver(ThreadlessResolver(reactor))
 
 

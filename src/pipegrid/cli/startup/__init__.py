@@ -1,1 +1,4 @@
-"""What runs before click and Twisted are loaded: the process, plain command lines, connections ahead."""
+"""
+Code that runs before click and Twisted are loaded: the process, simple command lines, connections in
+advance.
+"""

@@ -1,17 +1,16 @@
 """
-Command lines that are plainly right, of commands that are often over before click is imported.
+Simple command lines of commands that often end before click is imported.
 
-Of a clone of a thousand small files, or a look at them, a third was the reading of the command line. What
-is written as most people and all scripts write it is read here, by the declarations of options that click is
-given, too (``cmd_mirror``). Anything else, help and every mistake included, is click's to understand, which
-then says what is wrong.
+For a clone of a thousand small files, or a check of them, parsing the command line with click was a third
+of the time. The usual spelling is parsed here, from the same declarations of options that click gets
+(``cmd_mirror``). Everything else, including help and mistakes, is left to click.
 """
 
 from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for here
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
@@ -23,24 +22,24 @@ if TYPE_CHECKING:
 
     Values = dict[str, Any]
     Read = tuple[str, Values, list[str]]
-    """Command, options, and what else there is."""
+    """Command, options, and arguments."""
 
 COMPLETION = "_PIPEGRID_COMPLETE"
-"""In the environment: a shell asks what could come next, which is click's to answer."""
+"""The environment variable of a shell that asks click for completions."""
 
 
 class Option:
     """
-    One option, declared once: what is read here, and what click is told (``options.as_click``).
+    One option, declared once: for this parser, and for click (``options.as_click``).
 
     Args:
         flags: its spellings.
-        name: under which its value is handed on.
+        name: of its value.
         help: a sentence.
-        default: its value if it is not given; False: it is a flag, and takes none.
-        among: the texts that it takes, if those are few.
-        limits: the least and the largest number that it takes.
-        unlike: beginnings of texts that click is to look at.
+        default: its value if it is not given; False: it is a flag without a value.
+        among: its possible values, if they are few.
+        limits: the least and the largest number.
+        unlike: beginnings of values that are left to click.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Option:
         return isinstance(self.default, tuple)
 
     def take(self, values: Values, text: str) -> bool:
-        """Add its value; returns whether that is one without doubt."""
+        """Add its value; returns False if click must check it."""
         if self.is_repeated:
             values[self.name] = (*values.get(self.name, ()), text)
             return bool(text) and not text.startswith(self.unlike)
@@ -98,7 +97,7 @@ FROM = Option(
     "urls",
     "URL of a mirror; may be given several times: mirrors share the work.",
     (),
-    unlike=("mirror",),  # a list of mirrors is no mirror
+    unlike=("mirror",),  # a list of mirrors
 )
 DURABILITY = Option(
     ("--durability",),
@@ -172,7 +171,7 @@ ALSO = Option(
 )
 
 COMMON = (JSON, QUIET)
-"""They may stand before the command, too."""
+"""Also accepted before the command."""
 
 FETCH = (*COMMON, DELETE, PARANOID, FROM, DURABILITY, CONNECTIONS)
 
@@ -188,11 +187,11 @@ COMMANDS: dict[str, tuple[tuple[Option, ...], int]] = {
     ),
     "mirror verify": ((*COMMON, PARANOID), 1),
 }
-"""The options of each that are read here, and how many words stand behind its name."""
+"""The options of each command that are parsed here, and the number of its arguments."""
 
 
 def read(arguments: Sequence[str]) -> Read | None:
-    """Return what a command line says; None: click is to look at it."""
+    """Parse a command line; None if click must do it."""
     if COMPLETION in os.environ:
         return None
     values: Values = {}
@@ -226,7 +225,7 @@ def read(arguments: Sequence[str]) -> Read | None:
 
 
 def dial(found: Read) -> EarlySockets | None:
-    """Begin to connect to mirrors before anything is loaded that will talk to them, if that can be."""
+    """Connect to the mirrors, if possible, before the modules that use them are loaded."""
     command, values, words = found
     if "urls" not in values or any(name.lower().endswith("_proxy") for name in os.environ):
         return None
@@ -241,10 +240,10 @@ def dial(found: Read) -> EarlySockets | None:
 
 def cut_short(found: Read) -> int | QuickCheckResult | None:
     """
-    Do what is over before all that a command usually needs is loaded.
+    Do a command that can end before its usual modules are loaded.
 
     Returns:
-        The exit status; else what was found until then, or None.
+        The exit status; else the result so far, or None.
     """
     command, values, words = found
     if command != "verify" or values["paranoid"]:
@@ -261,10 +260,10 @@ def plain_job(
     glimpse: QuickCheckResult | None = None,
 ) -> Job | None:
     """
-    Return what a command line asks for, having told the console what is for it; None: as ``read``.
+    Return the job of a command line, and set the options of the console; None: as ``read``.
 
     Args:
-        begun: what ``dial`` made of it; ``glimpse``: what ``cut_short`` did.
+        begun: the result of ``dial``; ``glimpse``: that of ``cut_short``.
     """
     found = read(arguments)
     if found is None:

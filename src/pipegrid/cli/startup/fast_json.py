@@ -1,17 +1,17 @@
-"""Results in JSON that are so plain that ``json`` is not worth loading, which takes six milliseconds."""
+"""Simple results in JSON without loading ``json``, which takes six milliseconds."""
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import Any
 
 
 def plain_json(fields: dict[str, Any]) -> bytes | None:
     """
-    Return an object as a line, as ``json`` would write it: numbers, and texts that need no escapes.
+    Return an object as a line, as ``json`` would write it: numbers, and texts without escapes.
 
-    None: there is something else in it.
+    None if it has any other value.
     """
     parts = []
     for name, value in fields.items():

@@ -1,8 +1,7 @@
 """
-``mirror verify`` where nothing has changed: what it finds and says is over before the rest could be loaded.
+``mirror verify`` of an unchanged mirror, which ends before the usual modules could be loaded.
 
-The rest is what does all else: ``mirror_verify``, ``console``, ``process``. What is not as it should
-be is for that to find out, and to say.
+If anything is not as expected, ``mirror_verify``, ``console`` and ``process`` do the work and report it.
 """
 
 from __future__ import annotations
@@ -13,23 +12,23 @@ import sys
 
 from pipegrid.cli.startup.fast_json import plain_json
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import Any
 
     from pipegrid.mirror.quick_check import QuickCheckResult
 
 MAX_DEST = 1000
-"""Letters of a path that are printed together with the rest, or not at all."""
+"""Characters of a path up to which this module prints it."""
 
 
 def verify_if_same(dest: str, as_json: bool, quiet: bool) -> int | QuickCheckResult | None:
     """
-    Say that all of a mirror is there and right, and return the exit status.
+    Report that all files of a mirror are unchanged, and return the exit status.
 
     Returns:
-        Else nothing was said, and there is more to be found out, beyond what was seen at a glance; None:
-        nothing was seen, or somebody watches how far it is.
+        Otherwise, without a report, the result of the quick check; None: there is none, or a progress bar
+        is wanted.
     """
     from pipegrid.mirror.quick_check import glimpse
 
@@ -37,7 +36,7 @@ def verify_if_same(dest: str, as_json: bool, quiet: bool) -> int | QuickCheckRes
         return None
     if len(dest) > MAX_DEST or (as_json and plain_json({"dest": dest}) is None):
         return None
-    for number in (_signal.SIGTERM, _signal.SIGHUP):  # as ``process`` has it
+    for number in (_signal.SIGTERM, _signal.SIGHUP):  # as in ``process``
         if _signal.getsignal(number) != _signal.SIG_IGN:
             _signal.signal(number, _signal.default_int_handler)
     try:
@@ -55,7 +54,7 @@ def verify_if_same(dest: str, as_json: bool, quiet: bool) -> int | QuickCheckRes
     try:
         while line:
             line = line[os.write(1, line) :]
-    except OSError:  # which ``console`` has a sentence for, or waits until there is room
+    except OSError:  # ``console`` has a message for the error, or waits for space
         return found
     return 0
 
@@ -63,7 +62,7 @@ def verify_if_same(dest: str, as_json: bool, quiet: bool) -> int | QuickCheckRes
 def verified(
     dest: str, files: int, size_bytes: int, right: int, wrong: int, unnoted: int
 ) -> tuple[str, dict[str, Any]]:
-    """Return what ``verify`` says of its result, for people and in JSON."""
+    """Return the report of ``verify`` for people, and its JSON fields."""
     return f"{right} of {files} files exist and are right", {
         "dest": dest,
         "files": files,

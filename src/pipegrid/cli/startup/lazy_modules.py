@@ -1,19 +1,8 @@
 """
-Modules that are imported when they are used, and not where they are named.
+Modules that are executed on first use instead of at their import.
 
-**The package's own.** A command names at the top of its modules all that some run of it may need, and most
-runs need a part of it. So in the process of a command ``from pipegrid.tree import walk`` gives a module that
-is executed when something in it is asked for, by whatever way; ``from pipegrid.tree.walk import Met`` asks.
-It stays the same object.
-
-**Those of others** that Twisted imports and a command hardly ever needs.
-
-Twisted's ``Deferred`` names two classes of asyncio in annotations; an old list of its has ``http.cookiejar``,
-with ``urllib``, ``http.client`` and ``email`` behind it; its reactor would have TLS, processes, UDP, and
-sockets in the file system; zfec has commands. Together they were a quarter of what a ``put`` of a small file
-computes. ``click`` has a type for UUIDs, ``urllib.parse`` knows addresses in brackets. So a stand-in takes
-their place among Python's modules, which imports the real one as soon as anybody asks it for anything. Only
-the process of a command does that, whose modules are all ours to say; it must come before Twisted.
+It must be set up before Twisted is imported, and only in the process of a command, which decides about all
+its modules.
 """
 
 from __future__ import annotations
@@ -27,7 +16,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from types import CoroutineType, GeneratorType, ModuleType
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import Any
 
@@ -45,11 +34,11 @@ LAZY = (
 
 
 _ASKED_BY_IMPORTS = ("__path__", "__file__", "__cached__")
-"""What Python looks up in a module while it imports it."""
+"""Names that Python looks up in a module while it imports it."""
 
 
 class UnusedModule(ModuleType):
-    """One of the package's own modules, as long as nothing of it was asked for."""
+    """One of the package's own modules before its first use."""
 
     __loader__: Any
 
@@ -61,10 +50,10 @@ class UnusedModule(ModuleType):
 
 class _OnUse:
     """
-    The loader of one of the package's own modules: it executes the module when that is used.
+    The loader of one of the package's own modules: it executes the module on first use.
 
     Args:
-        loader: the one that Python would have taken.
+        loader: Python's own.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -82,7 +71,9 @@ class _OnUse:
         """Leave the module as it is until ``execute`` is called."""
 
     def execute(self, module: ModuleType) -> None:
-        """Execute a module, once; another thread waits for it, and circular imports see what is there."""
+        """
+        Execute a module once; other threads wait for it, and circular imports get the unfinished module.
+        """
         with self._lock:
             if self._executed:
                 return
@@ -90,13 +81,13 @@ class _OnUse:
             try:
                 self._loader.exec_module(module)
             except BaseException:
-                self._executed = False  # who asks again is told again
+                self._executed = False  # the next use raises the error again
                 raise
             module.__class__ = ModuleType
 
 
 class OwnModules:
-    """Finds the modules of the package, and leaves them to be executed when they are used."""
+    """Finds the modules of the package, and delays their execution to the first use."""
 
     @staticmethod
     def find_spec(fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
@@ -111,27 +102,33 @@ class OwnModules:
 
 
 def load_own_modules_on_use() -> None:
-    """Have the package's modules executed when they are used, in a process that runs one command."""
+    """
+    Execute the package's modules on first use, in a process that runs one command.
+
+    A command's modules import at their top everything that some run may need, and most runs need a part of
+    it. So ``from pipegrid.tree import walk`` gives a module that is executed when an attribute of it is
+    used; ``from pipegrid.tree.walk import Met`` uses one. It stays the same object.
+    """
     finder: Any = OwnModules
     sys.meta_path.insert(0, finder)
 
 
 class LazyModule(ModuleType):
     """
-    Stands for a module, until something of it is asked for that is not known here.
+    Replaces a module until an attribute is used that is not in ``known``.
 
     Args:
-        name: of the module, which has to exist.
-        known: some of what is in it.
+        name: of the module, which must exist.
+        known: some of its attributes.
     """
 
     def __init__(self, name: str, **known: object) -> None:
         super().__init__(name)
         spec = None
-        if "." not in name:  # looking for one within a package would import the package
+        if "." not in name:  # finding a module in a package would import the package
             self.__spec__ = spec = find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
-            self.__path__ = spec.submodule_search_locations  # or ``from`` would ask for it
+            self.__path__ = spec.submodule_search_locations  # otherwise ``from`` would look for it
         self.__dict__.update(known)
 
     def __getattr__(self, name: str) -> Any:
@@ -145,9 +142,10 @@ class LazyModule(ModuleType):
 
 class _Within:
     """
-    Finds modules within packages that are put off: those have to be imported first, with all they have.
+    Finds modules in delayed packages, which must be imported completely first.
 
-    As ``importlib.abc`` describes finders and loaders; importing that takes longer than all the rest here.
+    It has the methods of finders and loaders in ``importlib.abc``, whose import takes longer than
+    everything else here.
     """
 
     def __init__(self) -> None:
@@ -158,7 +156,7 @@ class _Within:
         if not isinstance(package, LazyModule):
             return None
         package._real()
-        found = sys.modules.pop(fullname, None)  # there, it would be taken for one to execute again
+        found = sys.modules.pop(fullname, None)  # otherwise Python would execute it again
         if found is None:
             return None
         self._found[fullname] = found
@@ -169,16 +167,23 @@ class _Within:
         return self._found.pop(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """It was, when its package was imported."""
+        """Do nothing: it was executed when its package was imported."""
 
 
 def install_lazy_modules() -> None:
-    """Have stand-ins for what is not imported yet."""
+    """
+    Delay modules of other packages that a command rarely needs, unless they are imported already.
+
+    Twisted's ``Deferred`` names two classes of asyncio in annotations; one of its old lists has
+    ``http.cookiejar``, which imports ``urllib``, ``http.client`` and ``email``; its reactor imports TLS,
+    processes, UDP, and Unix sockets; zfec has commands. Together they were a quarter of the CPU time of a
+    small ``put``. ``click`` has a type for UUIDs, ``urllib.parse`` supports addresses in brackets.
+    """
     for name in LAZY:
         if name not in sys.modules:
             sys.modules[name] = LazyModule(name)
     if "asyncio" not in sys.modules:
-        # The classes are for annotations, which nobody evaluates.
+        # The classes are for annotations, which are not evaluated.
         sys.modules["asyncio"] = LazyModule(
             "asyncio", iscoroutine=_iscoroutine, AbstractEventLoop=None, Future=None
         )
@@ -187,12 +192,12 @@ def install_lazy_modules() -> None:
 
 def bring_in(*own: ModuleType) -> None:
     """
-    Import all that was put off.
+    Import all delayed modules.
 
-    For a process that runs for long: its program may be replaced by another version's meanwhile.
+    For a long-running process: an upgrade may replace its program meanwhile.
 
     Args:
-        own: modules of the package that it is going to use; it gets all that these name, and those in turn.
+        own: modules of the package that it will use; with all modules that these import.
     """
     for module in list(sys.modules.values()):
         if isinstance(module, LazyModule):
@@ -213,15 +218,15 @@ def bring_in(*own: ModuleType) -> None:
 @contextmanager
 def tls_put_off() -> Iterator[None]:
     """
-    Have Twisted's reactor, if it is imported meanwhile, import its TLS when that is used.
+    Delay the TLS of Twisted's reactor, if the reactor is imported within this context.
 
-    Connections to storage servers over HTTPS do not use it, and with it come pyOpenSSL and X.509.
+    HTTPS connections to storage servers do not use it, and it imports pyOpenSSL and X.509.
     """
     name = "twisted.protocols.tls"
     if name in sys.modules:
         yield
         return
-    # This is all that the reactor asks of it, and the reactor alone shall have it.
+    # The reactor needs only this of it, and only the reactor may get it.
     stand_in: Any = ModuleType(name)
     stand_in.TLSMemoryBIOFactory = _tls_factory
     sys.modules[name] = stand_in
@@ -237,6 +242,6 @@ def _tls_factory(*arguments: Any, **more: Any) -> Any:
 
 
 def _iscoroutine(thing: object) -> bool:
-    """Say what ``asyncio.iscoroutine`` does; until Python 3.12 generators were coroutines, too."""
+    """Return the same as ``asyncio.iscoroutine``; until Python 3.12 generators were coroutines, too."""
     kinds = (CoroutineType, Coroutine)
     return isinstance(thing, kinds if sys.version_info >= (3, 12) else (*kinds, GeneratorType))

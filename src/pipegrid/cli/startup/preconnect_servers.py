@@ -1,10 +1,10 @@
 """
-Connections to the servers of a client's directory, before anything else of the grid is imported.
+Connections to the servers of a client's directory, opened before any other module of the grid is imported.
 
-Which those are is guessed from the text of ``servers.yaml``: reading it as what it is waits for modules that
-take as long as the connections. A wrong guess costs a connection that nobody uses; what is right is decided
-by ``servers``, as ever. Settings that forbid connections are never guessed: where the configuration is
-refused (``tahoe_settings``), or the file may say how a server is to be reached, nothing is dialled.
+The addresses are guessed from the text of ``servers.yaml``, since parsing it needs modules that take as
+long as the connections. A wrong guess costs an unused connection; ``servers`` makes the real decision. If
+the configuration is refused (``tahoe_settings``), or the file may have settings for connections, none is
+opened.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from pipegrid.grid.tahoe_settings import CONNECTIONS, checked_config
 if TYPE_CHECKING:
     from pipegrid.reactor.preconnect import HostPort, Preconnector
 
-# Sockets and TLS are imported when there is somebody to connect to: an embedded grid needs neither.
+# Sockets and TLS are imported only if there is a server: an embedded grid needs neither.
 
 _WAYS = (CONNECTIONS.encode(), b"\\")
-"""What may say how a server is to be reached; an escape may stand for any character."""
+"""Text that may be a setting for connections; an escape may be any character."""
 
 _MOST_BYTES = 64 << 10
-"""A longer file names more servers than are dialled."""
+"""A longer file has more servers than connections are opened."""
 
 
 def addresses_in(text: bytes) -> list[HostPort]:
     """
-    Return the addresses of the servers that speak HTTPS, as a ``servers.yaml`` seems to name them.
+    Return the addresses of the HTTPS servers that a ``servers.yaml`` seems to have.
 
-    None are returned if there are more than ``MOST``: which ones a file will be on is not known yet. Names
-    and what stands in a comment are left out.
+    None are returned if there are more than ``MOST``, since it is unknown which ones have a file. Host
+    names and comments are left out.
     """
     if any(each in text for each in _WAYS):
         return []
@@ -56,7 +56,7 @@ def addresses_in(text: bytes) -> list[HostPort]:
 
 def dial(directory: str | os.PathLike[str] | None) -> Preconnector | None:
     """
-    Begin to connect to the servers that a client's directory names; None: there are none to begin with.
+    Connect to the servers of a client's directory; None if there are none.
 
     Args:
         directory: None for the user's own.
@@ -69,11 +69,11 @@ def dial(directory: str | os.PathLike[str] | None) -> Preconnector | None:
             return None
         checked_config(place, "client")
     except (OSError, UsageError):
-        return None  # whoever opens the grid tells what is wrong
+        return None  # opening the grid reports the error
     from pipegrid.reactor.preconnect import Preconnector
     from pipegrid.reactor.tls_settings import http_context
 
     try:
         return Preconnector(addresses, http_context())
     except (OSError, RuntimeError):
-        return None  # without files or threads to spare
+        return None  # out of files or threads

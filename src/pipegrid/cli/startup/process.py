@@ -1,7 +1,7 @@
 """
 One command as a process: real streams, real signals, the real reactor.
 
-This is the only place that touches the global reactor.
+This is the only module that uses the global reactor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pipegrid.reactor.process_settings import (
     tune_gc,
 )
 
-TYPE_CHECKING = False  # as ``typing`` has it, which is not to be waited for
+TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import Any
 
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 _M_ARENA_MAX = -8  # of glibc's mallopt
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Being told to end, or a terminal that is closed, is as good a reason to clean up as Ctrl-C."""
+"""Signals that end a command after its cleanup, like Ctrl-C; a closed terminal sends the last."""
 
 
 def _end_now(_number: int, _frame: object) -> None:
     """
     End the process: nothing has begun yet, or all is done.
 
-    An exception would not do: one that is raised in a callback of the interpreter, as while it imports, is
-    printed and forgotten.
+    An exception would not work: Python prints and drops one that is raised in its own callbacks, such as
+    during an import.
     """
     with contextlib.suppress(OSError):
         os.write(2, f"pipegrid: {sentence(Interrupted())}\n".encode())
@@ -56,12 +56,12 @@ def _end_now(_number: int, _frame: object) -> None:
 
 
 def _interrupt(_number: int, _frame: object) -> None:
-    """Interrupt work that runs without a reactor, and cleans up."""
+    """Interrupt work that runs without a reactor, which cleans up."""
     raise KeyboardInterrupt
 
 
 def _raise_again(unraisable: Any) -> None:
-    """Take care of an error in a finalizer, where none can be raised: an interrupt comes once more."""
+    """Raise an interrupt again that came in a finalizer, which cannot raise errors."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
         import _thread
 
@@ -84,8 +84,8 @@ def run_process(
     Run a command line with this process's streams and signals, and return its exit status.
 
     Args:
-        begun: connections that it asks for, begun already.
-        glimpse: what was found at a glance of what it asks for.
+        begun: connections for it that were opened in advance.
+        glimpse: the result of the quick check for it.
     """
     _handle_all(_end_now)
     console = Console(
@@ -94,12 +94,14 @@ def run_process(
     SHORTAGE.tell = lambda sentence: console.say(f"pipegrid: {sentence}")
     try:
         invocation, job = _parse(arguments, console, begun, glimpse)
-    except BrokenPipeError:  # the reader of --help left
+    except BrokenPipeError:  # the reader of --help closed its end
         _forget_stdout()
         return ExitStatus.FAILED
     except Exception as error:
         status = failure(error, console)
-        if isinstance(error, SinkError):  # of the help, which click has written past the console
+        if isinstance(
+            error, SinkError
+        ):  # of the help, which click does not write through the console
             _forget_stdout()
             return status
         return _flush(console, status)
@@ -115,14 +117,14 @@ def run_process(
             begun.close()
         try:
             status = run_job(job, invocation) if found is None else found
-        except Exception as error:  # not even a reactor can be had, as without files to spare
+        except Exception as error:  # even the reactor failed, for example without free files
             status = failure(error, console)
     return _flush(console, status)
 
 
 def run_job(job: GridJob | ReactorJob, invocation: Invocation) -> int:
-    """Do a job with a reactor, and return its exit status; once in a process."""
-    install_lazy_modules()  # before Twisted
+    """Run a job with a reactor, and return its exit status; once in a process."""
+    install_lazy_modules()  # before Twisted is imported
     one_heap()  # before there are threads
     ahead = _dial(invocation) if isinstance(job, GridJob) and job.asks_servers else None
     from pipegrid.cli.app import start_job
@@ -141,23 +143,23 @@ def _parse(
     job = plain_job(arguments, console, begun, glimpse)
     if job is not None:
         return Invocation(console), job
-    install_lazy_modules()  # before click
+    install_lazy_modules()  # before click is imported
     from pipegrid.cli.app import parse
 
     return parse(arguments, console, run_job)
 
 
 def _dial(invocation: Invocation) -> Preconnector | None:
-    """Begin to connect to the servers, for what is to be imported takes longer than they are away."""
+    """Connect to the servers, since the following imports take longer than a round trip."""
     if invocation.limit_rate is not None:
-        return None  # every byte counts, those of handshakes too
+        return None  # every byte counts for the limit, also those of handshakes
     from pipegrid.cli.startup.preconnect_servers import dial
 
     return dial(invocation.directory)
 
 
 def _cut_short(job: NoReactorJob, console: Console) -> int | None:
-    """Do without a reactor what can be; signals end it where it looks for them, a second one at once."""
+    """Do the job without a reactor if possible; a signal ends it at its next check, a second one at once."""
     told: list[int] = []
 
     def note(number: int, _frame: Any) -> None:
@@ -178,7 +180,7 @@ def _stderr() -> Any:
 
 
 def _flush(console: Console, status: int) -> int:
-    """Hand over what is still buffered, now that a failure can still be told."""
+    """Flush the output while a failure can still be reported."""
     try:
         console.results.flush()
     except Exception as error:
@@ -189,7 +191,7 @@ def _flush(console: Console, status: int) -> int:
 
 
 def _forget_stdout() -> None:
-    """Keep the interpreter from flushing, and failing, once more when it exits."""
+    """Keep the interpreter from flushing, and failing, again at its exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -207,7 +209,7 @@ def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) 
     _log_to(invocation.console)
     outcome = _Outcome(reactor, invocation.console)
     reactor.callWhenRunning(outcome.begin, start)
-    # Twisted's own handlers would stop the reactor, and leave no time to clean up.
+    # Twisted's own handlers would stop the reactor before the cleanup.
     _handle_all(outcome.interrupted)
     wake_for_signals(reactor)
     reactor.run(installSignalHandlers=False)
@@ -217,19 +219,19 @@ def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) 
 
 def one_heap() -> None:
     """
-    Have the C library serve all threads from one heap, where it is one that keeps several (glibc).
+    Make the C library (glibc) serve all threads from one heap.
 
-    Segments are coded in threads and freed in the reactor's. With a heap for each thread, a put of a large
-    file over a long path peaked 10 MiB higher; it took no longer with one.
+    Segments are encoded in threads and freed in the reactor's. With a heap for each thread, a put of a
+    large file over a long path needed 10 MiB more at its peak; it took no longer with one.
     """
-    import ctypes  # a millisecond, which only commands that reach for the grid have to spend
+    import ctypes  # a millisecond, which only commands with a grid need
 
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def _handle(number: int, handler: Callable[[int, Any], Any]) -> None:
-    """Handle a signal, unless our parent wants it ignored (``nohup``, or a shell's background)."""
+    """Handle a signal, unless the parent process has it ignored (``nohup``, or a shell's background)."""
     if signal.getsignal(number) is not signal.SIG_IGN:
         signal.signal(number, handler)
 
@@ -247,14 +249,14 @@ class _Outcome:
     def begin(self, start: Callable[[Any], Deferred[int]]) -> None:
         from twisted.internet.defer import maybeDeferred
 
-        # What fails at once, such as an import without a file to spare, would else be waited for for ever.
+        # Otherwise an immediate failure, such as an import without free files, would be waited for forever.
         self._command = maybeDeferred(start, self._reactor)
-        tune_gc()  # what the command needs is imported now
+        tune_gc()  # the command's modules are imported now
         self._command.addCallback(self._finished).addErrback(self._broken)
         self._command.addBoth(lambda _: self._reactor.stop())
 
     def _finished(self, status: int) -> None:
-        # However a cancelled command put it, what happened is that it was interrupted.
+        # Whatever the cancelled command reported, it was interrupted.
         stopped = self._interrupted and status != ExitStatus.DONE
         self.status = ExitStatus.INTERRUPTED if stopped else status
 
@@ -262,14 +264,14 @@ class _Outcome:
         self.status = failure(reason.value, self._console)
 
     def interrupted(self, number: int, frame: Any) -> None:
-        """Have the command cancelled; a second signal waits for nothing."""
+        """Cancel the command; a second signal ends the process at once."""
         signal.signal(number, signal.SIG_DFL)
         if not self._interrupted:  # it may come while the first one is being handled
             self._interrupted = True
             self._reactor.callFromThread(self._cancel)
             from twisted.internet.defer import CancelledError
 
-            end_waiting(CancelledError())  # for who should read what is written
+            end_waiting(CancelledError())  # also a wait for a reader of the output
 
     def _cancel(self) -> None:
         if self._command is not None:
@@ -277,7 +279,7 @@ class _Outcome:
 
 
 def _log_to(console: Console) -> None:
-    """Send Twisted's log where ``-v`` shows it; else nobody sees a traceback."""
+    """Print Twisted's log with ``-v``; otherwise tracebacks are dropped."""
     from twisted.logger import ILogObserver, formatEvent, globalLogBeginner
     from zope.interface import provider
 
