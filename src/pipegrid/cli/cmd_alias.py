@@ -145,12 +145,12 @@ def _warn_if_elsewhere(console: Console, directory: Path, cap: str) -> None:
     known = caps.parse_cap(cap)
     storage_index = None if isinstance(known, caps.UnknownCap) else known.storage_index
     try:
-        elsewhere = storage_index is not None and embedded_grid.lacks(
+        on_other_servers = storage_index is not None and embedded_grid.lacks(
             client_config.load(directory, offline=True), storage_index
         )
     except UsageError:
         return  # opening the grid reports the error
-    if elsewhere:
+    if on_other_servers:
         console.say(
             "pipegrid: no share of this directory is on this machine, and no other servers are known here; "
             "join the grid that has it with 'pipegrid init NURL...', and add the alias there"

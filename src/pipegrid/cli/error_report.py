@@ -121,8 +121,8 @@ _OPTIONS = {
 def with_options(text: str, parameters: Collection[str]) -> str:
     """Return a sentence with options instead of these words, each at its last occurrence."""
     for parameter in parameters:
-        before, found, behind = text.rpartition(parameter)
-        text = f"{before}{_OPTIONS[parameter]}{behind}" if found else text
+        before, found, after = text.rpartition(parameter)
+        text = f"{before}{_OPTIONS[parameter]}{after}" if found else text
     return text
 
 

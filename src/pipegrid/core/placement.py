@@ -120,25 +120,25 @@ def place_shares(
     unused = [server for server in writable if server not in load]
 
     held = _union(holdings)
-    homeless = list(_bits(~held & (1 << total_shares) - 1))
+    unplaced = list(_bits(~held & (1 << total_shares) - 1))
     unmatched = [share for share in _bits(held) if share not in placement]
-    moving = max(0, len(unused) - len(homeless))
+    moving = max(0, len(unused) - len(unplaced))
     for share in unmatched[moving:]:
         holders = [
             server for server, mask in zip(servers, holdings, strict=True) if mask >> share & 1
         ]
         _put(share, holders, placement, load)
-    homeless = sorted(homeless + unmatched[:moving])
+    unplaced = sorted(unplaced + unmatched[:moving])
 
-    _spread(homeless, list(writable), unused, placement, load)
-    for share in homeless:
+    _spread(unplaced, list(writable), unused, placement, load)
+    for share in unplaced:
         if share not in placement and writable:
             _put(share, writable, placement, load)
     return dict(sorted(placement.items()))
 
 
 def _spread(
-    homeless: Sequence[int],
+    unplaced: Sequence[int],
     writable: Sequence[T],
     unused: Sequence[T],
     placement: dict[int, T],
@@ -146,11 +146,11 @@ def _spread(
 ) -> None:
     """Give unused servers one share each: share i to the i-th server if both are free, else in order."""
     free = dict.fromkeys(unused)
-    for share in homeless:
+    for share in unplaced:
         if share < len(writable) and writable[share] in free:
             del free[writable[share]]
             _put(share, [writable[share]], placement, load)
-    rest = (share for share in homeless if share not in placement)
+    rest = (share for share in unplaced if share not in placement)
     # zip stops at the shorter one: there may be more servers, or more shares.
     for server, share in zip(free, list(rest), strict=False):
         _put(share, [server], placement, load)

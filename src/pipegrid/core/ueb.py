@@ -170,8 +170,8 @@ def contradiction(cap: ChkCap | ChkVerifierCap, parsed: Ueb) -> CapMismatch | No
     if stored is None or stored == _counts(cap):
         return None
     return CapMismatch(
-        f"this cap does not fit the file that is stored: it is for {_described(*_counts(cap))}, and what is "
-        f"stored is {_described(*stored)}; a digit of the cap is wrong, so copy it again"
+        f"this cap does not fit the file that is stored: it is for {_described(*_counts(cap))}, and the "
+        f"stored one is {_described(*stored)}; a digit of the cap is wrong, so copy it again"
     )
 
 

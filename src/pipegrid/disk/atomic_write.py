@@ -47,8 +47,8 @@ def part_path(target: str, inside: int | None = None) -> str:
         from hashlib import sha256  # loading OpenSSL takes three milliseconds
 
         digest = sha256(os.fsencode(name)).hexdigest()[:16]
-        room = longest - len(f"..{digest}{SUFFIX}")
-        cut = os.fsencode(name)[: max(0, room)].decode("utf-8", "ignore")
+        space = longest - len(f"..{digest}{SUFFIX}")
+        cut = os.fsencode(name)[: max(0, space)].decode("utf-8", "ignore")
         hidden = f".{cut}.{digest}{SUFFIX}"
     return os.path.join(directory, hidden)
 

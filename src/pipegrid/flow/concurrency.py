@@ -92,10 +92,10 @@ class ConcurrencyLimit:
         self._cut_s: float | None = None
         self._earned = 0.0
 
-    def has_slot(self, in_flight: int, appetite: SmallFileCapacity) -> bool:
+    def has_slot(self, in_flight: int, capacity: SmallFileCapacity) -> bool:
         """Return whether one more may be in flight."""
-        limit = min(FEW, self.limit) if appetite is SmallFileCapacity.FEW else self.limit
-        return appetite is SmallFileCapacity.ANY or in_flight < limit
+        limit = min(FEW, self.limit) if capacity is SmallFileCapacity.FEW else self.limit
+        return capacity is SmallFileCapacity.ANY or in_flight < limit
 
     def ended(self, began_s: float, now_s: float, in_flight: int) -> None:
         """

@@ -159,14 +159,14 @@ class Pipeline:
     @property
     def message_bytes(self) -> int:
         """
-        The best size of a message: as the window recommends, but at most what remains of 9/8 of the limit
-        for held bytes. So a sender that gathers messages needs no more memory than that.
+        The best size of a message: what the window recommends, limited so that at most 9/8 of the limit for
+        held bytes are in memory.
         """
-        liked = self._window.message_bytes
+        recommended = self._window.message_bytes
         held_limit = self._held_limit_bytes
         if held_limit is None:
-            return liked
-        return min(liked, left_for_message(held_limit, self._bytes_held))
+            return recommended
+        return min(recommended, left_for_message(held_limit, self._bytes_held))
 
     @property
     def gathers(self) -> bool:
@@ -185,10 +185,10 @@ class Pipeline:
         """
         if self._stopped:
             return 0
-        room = self.limit_bytes - self._bytes_in_flight
+        space = self.limit_bytes - self._bytes_in_flight
         if self._held_limit_bytes is not None:
-            room = min(room, self._held_limit_bytes - self._bytes_held)
-        return max(0, room)
+            space = min(space, self._held_limit_bytes - self._bytes_held)
+        return max(0, space)
 
     @property
     def has_room(self) -> bool:
@@ -330,7 +330,7 @@ class Pipeline:
 
     def _cancel(self, token: Sent, running: Deferred[object] | None) -> None:
         if running is None or token not in self._calls:
-            return  # it is about to return, or has ended while another was cancelled
+            return  # the call has not returned yet, or ended while another one was cancelled
         try:
             running.cancel()
         except Exception:

@@ -18,9 +18,8 @@ from pipegrid.errors import UsageError
 
 _EIGHTHS = 9
 """
-A message may be as large as what remains of this many eighths of a limit, and may be sent while less than
-the limit is in use. So memory is at most an eighth above the limit, and no message has to be smaller than
-that eighth.
+A message may be sent while less than the limit is in use, and may exceed the limit by one eighth. So every
+message may have at least an eighth of the limit, and memory is at most nine eighths of it.
 """
 
 
@@ -304,10 +303,10 @@ class AutoWindow:
         """
         rtt_s = self._light_rtt_s()
         short = rtt_s is not None and rtt_s < SHORT_PATH_S
-        liked = self.limit_bytes if short else self.limit_bytes // 2
+        recommended = self.limit_bytes if short else self.limit_bytes // 2
         if self._rate_counts:
-            liked = min(liked, max(MINIMUM_BYTES, int(MESSAGE_S * self.rate)))
-        largest = min(liked, left_for_message(self.maximum_bytes, self.in_flight_bytes))
+            recommended = min(recommended, max(MINIMUM_BYTES, int(MESSAGE_S * self.rate)))
+        largest = min(recommended, left_for_message(self.maximum_bytes, self.in_flight_bytes))
         flight_bytes = self._known_flight_bytes(rtt_s)
         if self.in_flight_bytes == 0 and flight_bytes > INITIAL_BYTES:
             return min(largest, FIRST_MESSAGE_BYTES)

@@ -218,13 +218,13 @@ class Notes:
         self._caps: dict[str, str] = {}
         self._fd = -1
 
-    def open(self, anew: bool = False) -> None:
+    def open(self, from_scratch: bool = False) -> None:
         """Read the existing records; a damaged line, as the last may be, is skipped."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(self._path, flags, 0o600)
         with open(os.dup(self._fd), "rb") as file:
             file.seek(0)
-            if not anew and file.readline(MAX_NOTE_BYTES) == self._first:
+            if not from_scratch and file.readline(MAX_NOTE_BYTES) == self._first:
                 for line in iter(lambda: file.readline(MAX_NOTE_BYTES), b""):
                     match = _NOTE.fullmatch(line)
                     if match is not None:

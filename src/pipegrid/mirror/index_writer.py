@@ -105,8 +105,8 @@ def rebuilt(
         if index.kind
     }
     # All have been read, so new ones may replace them.
-    aside = {index.forms[0].path for index in indexes if index.kind}
-    keep_aside(destination, aside, *(suite.place("") for suite in suites))
+    upstream = {index.forms[0].path for index in indexes if index.kind}
+    keep_aside(destination, upstream, *(suite.place("") for suite in suites))
     for outputs in made.values():
         for output in outputs:
             output.stage(destination)

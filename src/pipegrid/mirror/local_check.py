@@ -154,9 +154,9 @@ class LocalCheck:
         self._destination.sync_names(named)
         return missing
 
-    def _is_there(self, each: ArchiveFile, doubted: bool) -> bool:
+    def _is_there(self, each: ArchiveFile, rehash: bool) -> bool:
         try:
-            return self._destination.is_there(each, doubted, self._staged)
+            return self._destination.is_there(each, rehash, self._staged)
         except MirrorError as error:
             why = error.__cause__
             if isinstance(why, OSError) and why.errno in _NOT_GIVEN_BACK:

@@ -166,16 +166,16 @@ class MirrorRun:
         own, *others = parts_of(missing, jobs)
         del missing
         run = partial(run, processes=1 + len(others))
-        helpers = WorkerProcesses(self.destination, self.report, run, stopped)
+        processes = WorkerProcesses(self.destination, self.report, run, stopped)
         try:
             for part in others:
-                helpers.start(part)
+                processes.start(part)
             for each in own:
                 self.plan.add(each)
             run(self.plan, self.report.tallies, stopped)
-            helpers.join(self.plan)
+            processes.join(self.plan)
         finally:
-            helpers.stop()
+            processes.stop()
 
     def finish(self) -> None:
         """Complete the run: every file is present or has failed. In the destination's thread."""

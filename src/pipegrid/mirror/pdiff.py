@@ -404,7 +404,7 @@ class _Page:
             wanted -= self._counts[self._block]
             self._block += 1
         self._passed = wanted
-        self.at = self._ends.behind(self.data, self._block * BLOCK_BYTES, wanted)
+        self.at = self._ends.after(self.data, self._block * BLOCK_BYTES, wanted)
         return self._view[start : self.at], lines
 
 
@@ -418,7 +418,7 @@ class _Ends:
             for start in range(0, size_bytes, BLOCK_BYTES)
         ]
 
-    def behind(self, data: bytearray, start: int, number: int) -> int:
+    def after(self, data: bytearray, start: int, number: int) -> int:
         """Return the position after line end ``number`` of the block that begins at ``start``."""
         at = start
         for _ in range(number):
@@ -442,7 +442,7 @@ class _NumpyEnds(_Ends):
             for start in range(0, size_bytes, BLOCK_BYTES)
         ]
 
-    def behind(self, data: bytearray, start: int, number: int) -> int:
+    def after(self, data: bytearray, start: int, number: int) -> int:
         block = self._is_end[start : start + BLOCK_BYTES]
         return start + int(self._numpy.flatnonzero(block)[number - 1]) + 1
 

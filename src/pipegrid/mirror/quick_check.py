@@ -445,18 +445,18 @@ def _look(glance: QuickCheck, text: bytes, shares: bool) -> _Found | None:
     middle = text.find(b"\n", len(text) // 2) + 1
     if not shares or len(text) < SHARED_BYTES or not middle:
         return _look_at(glance, text, 0, len(text), lambda: False)
-    helper = _Helper(glance, text, middle)
+    process = _HalfProcess(glance, text, middle)
     try:
         own = _look_at(glance, text, 0, middle, lambda: False)
-        theirs = None if own is None else helper.join()
+        theirs = None if own is None else process.join()
     finally:
-        helper.stop()
+        process.stop()
     if own is None or theirs is None:
         return None
     return own[0] + theirs[0], own[1] + theirs[1], own[2] + theirs[2]
 
 
-class _Helper:
+class _HalfProcess:
     """A process that checks the end of a manifest; raises ``OSError`` if none can be started."""
 
     def __init__(self, glance: QuickCheck, text: bytes, begin: int) -> None:
@@ -505,12 +505,12 @@ def _look_at(
     files = size_bytes = 0
     others: list[bytes] = []
     while begin < end:
-        behind = text.find(b"\n", begin + PIECE_BYTES, end) + 1 or end
-        more, more_bytes, more_others = glance.look(text[begin:behind])
+        after = text.find(b"\n", begin + PIECE_BYTES, end) + 1 or end
+        more, more_bytes, more_others = glance.look(text[begin:after])
         files += more
         size_bytes += more_bytes
         others += more_others
         if len(others) > MAX_OTHERS or stopped():
             return None
-        begin = behind
+        begin = after
     return files, size_bytes, others

@@ -42,7 +42,7 @@ _COUNTS = (
 
 def verify(
     destination: Destination,
-    doubt: VerifyPolicy,
+    policy: VerifyPolicy,
     progress: Callable[[Report], None] | None = None,
     stopped: Callable[[], bool] = lambda: False,
     now: Callable[[], float] = time.monotonic,
@@ -62,10 +62,10 @@ def verify(
     report = Report()
     began_s = now()
     own, *others = parts_of_manifest(destination, processes)
-    helpers: list[_Helper] = []
-    glance = destination.glance() if doubt.is_none else None  # once for all processes
+    workers: list[_PartProcess] = []
+    quick_check = destination.glance() if policy.is_none else None  # once for all processes
     try:
-        helpers.extend(_Helper(destination, doubt, glance, part) for part in others)
+        workers.extend(_PartProcess(destination, policy, quick_check, part) for part in others)
 
         def told() -> None:
             report.elapsed_s = now() - began_s
@@ -73,21 +73,21 @@ def verify(
                 progress(report)
 
         def look(part: ManifestPart) -> None:
-            _look(destination, doubt, glance, part, report, told, stopped)
+            _look(destination, policy, quick_check, part, report, told, stopped)
 
         look(own)
-        for helper in helpers:
+        for process in workers:
             if stopped():
                 break
-            if not helper.join(report):
-                look(helper.part)
+            if not process.join(report):
+                look(process.part)
         report.unnoted_files += destination.unnoted_files
         told()
     finally:
-        if glance is not None:
-            glance.close()
-        for helper in helpers:
-            helper.stop()
+        if quick_check is not None:
+            quick_check.close()
+        for process in workers:
+            process.stop()
     return report
 
 
@@ -115,16 +115,16 @@ def verify_rest(destination: Destination, glimpse: QuickCheckResult | None) -> R
 
 def _look(
     destination: Destination,
-    doubt: VerifyPolicy,
-    glance: QuickCheck | None,
+    policy: VerifyPolicy,
+    quick_check: QuickCheck | None,
     part: ManifestPart,
     report: Report,
     told: Callable[[], None] = lambda: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    for lines in _closely(destination, glance, part, report):
+    for lines in _closely(destination, quick_check, part, report):
         for each in read_list(lines, MANIFEST) if lines else ():
-            _look_at(destination, each, doubt.next(), report)
+            _look_at(destination, each, policy.next(), report)
             if stopped():
                 return
         told()
@@ -133,14 +133,14 @@ def _look(
 
 
 def _closely(
-    destination: Destination, glance: QuickCheck | None, part: ManifestPart, report: Report
+    destination: Destination, quick_check: QuickCheck | None, part: ManifestPart, report: Report
 ) -> Iterator[list[bytes]]:
     """Yield the lines of a part that need a closer check; count the others."""
     for text in read_pieces(destination, part):
-        if glance is None:
+        if quick_check is None:
             yield lines_in(text)
             continue
-        files, size_bytes, others = glance.look(text)
+        files, size_bytes, others = quick_check.look(text)
         report.wanted_files += files
         report.wanted_bytes += size_bytes
         report.present_files += files
@@ -148,8 +148,8 @@ def _closely(
         yield others
 
 
-def _look_at(destination: Destination, each: ArchiveFile, doubted: bool, report: Report) -> None:
-    wrong = _wrong(destination, each, doubted)
+def _look_at(destination: Destination, each: ArchiveFile, rehash: bool, report: Report) -> None:
+    wrong = _wrong(destination, each, rehash)
     report.wanted_files += 1
     report.wanted_bytes += each.size or 0
     if wrong is None:
@@ -159,22 +159,22 @@ def _look_at(destination: Destination, each: ArchiveFile, doubted: bool, report:
         report.fail(each.path, wrong)
 
 
-def _wrong(destination: Destination, each: ArchiveFile, doubted: bool) -> str | None:
+def _wrong(destination: Destination, each: ArchiveFile, rehash: bool) -> str | None:
     try:
-        right = destination.is_there(each, doubted)
+        right = destination.is_there(each, rehash)
     except (BadEntry, MirrorError) as error:  # such as a failing disk
         return str(error)
     return None if right else "it is missing, or has changed"
 
 
-class _Helper:
+class _PartProcess:
     """A process that checks a part."""
 
     def __init__(
         self,
         destination: Destination,
-        doubt: VerifyPolicy,
-        glance: QuickCheck | None,
+        policy: VerifyPolicy,
+        quick_check: QuickCheck | None,
         part: ManifestPart,
     ) -> None:
         self.part = part
@@ -185,14 +185,14 @@ class _Helper:
         except OSError:  # no more processes; then this one does it
             self._pid = -1
         if not self._pid:
-            self._work(destination, doubt, glance, theirs, parent)
+            self._work(destination, policy, quick_check, theirs, parent)
         os.close(theirs)
 
     def _work(
         self,
         destination: Destination,
-        doubt: VerifyPolicy,
-        glance: QuickCheck | None,
+        policy: VerifyPolicy,
+        quick_check: QuickCheck | None,
         told: int,
         parent: int,
     ) -> NoReturn:
@@ -202,8 +202,8 @@ class _Helper:
             report = Report()
             _look(
                 destination,
-                doubt,
-                glance,
+                policy,
+                quick_check,
                 self.part,
                 report,
                 stopped=lambda: os.getppid() != parent,

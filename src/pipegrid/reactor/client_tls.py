@@ -192,9 +192,9 @@ class ClientTLS(Protocol):
     def _deliver(self, encrypted: memoryview) -> None:
         """Deliver, in one piece, all that can be decrypted from these bytes and those that OpenSSL has."""
         received: list[bytes] = []
-        goodbye, failure = False, None
+        close_notify, failure = False, None
         try:
-            goodbye = self._decrypt(encrypted, received)
+            close_notify = self._decrypt(encrypted, received)
         except (OSError, ValueError) as error:
             failure = _failed(error)
         if received:
@@ -205,7 +205,7 @@ class ClientTLS(Protocol):
             return
         if failure is not None:
             self._fail(failure)
-        elif goodbye:
+        elif close_notify:
             self._send_close_notify()
 
     def _decrypt(self, encrypted: memoryview, received: list[bytes]) -> bool:

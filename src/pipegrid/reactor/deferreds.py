@@ -107,12 +107,12 @@ async def few_at_a_time(
     at_once: int, steps: Sequence[Callable[[], Coroutine[Any, Any, None]]]
 ) -> None:
     """Run all steps, ``at_once`` of them at a time; a failure or cancellation cancels them all."""
-    gate = DeferredSemaphore(at_once)
+    semaphore = DeferredSemaphore(at_once)
 
     def start(step: Callable[[], Coroutine[Any, Any, None]]) -> Deferred[None]:
         return Deferred.fromCoroutine(step())
 
-    await gather([gate.run(start, step) for step in steps])
+    await gather([semaphore.run(start, step) for step in steps])
 
 
 class Waiters(Generic[T]):

@@ -139,12 +139,12 @@ class BatchingTLS(BufferingTLSTransport):
         """Append encrypted data to what will be sent with it."""
         bio, read = self._tlsConnection._from_ssl, _lib.BIO_read
         while True:
-            room = _ENCRYPTED_BYTES - self._gathered_bytes
-            size = read(bio, _encrypted + self._gathered_bytes, room)
+            space = _ENCRYPTED_BYTES - self._gathered_bytes
+            size = read(bio, _encrypted + self._gathered_bytes, space)
             if size <= 0:
                 return
             self._gathered_bytes += size
-            if size < room:  # that was all
+            if size < space:  # that was all
                 return
             self._hand_down()
 

@@ -74,11 +74,11 @@ def set_bulk_buffers(transport: Any, receive_bytes: int) -> None:
     Args:
         receive_bytes: how much to read at a time; Twisted reads 64 KiB.
     """
-    beneath = getattr(transport, "transport", None) or transport
-    if hasattr(beneath, "bufferSize"):
-        beneath.bufferSize = receive_bytes
-    if hasattr(beneath, "SEND_LIMIT"):
-        beneath.SEND_LIMIT = SEND_BYTES
+    inner = getattr(transport, "transport", None) or transport
+    if hasattr(inner, "bufferSize"):
+        inner.bufferSize = receive_bytes
+    if hasattr(inner, "SEND_LIMIT"):
+        inner.SEND_LIMIT = SEND_BYTES
 
 
 def be_prompt(transport: Any, clock: IReactorTime) -> StallWatch:
@@ -94,11 +94,11 @@ def be_prompt(transport: Any, clock: IReactorTime) -> StallWatch:
     if ITCPTransport.providedBy(transport):
         # Small requests must not wait for the acknowledgement of earlier ones.
         transport.setTcpNoDelay(True)
-    beneath = getattr(transport, "transport", None) or transport
+    inner = getattr(transport, "transport", None) or transport
     watch = StallWatch(clock)
     # Other systems, and other transports, lack some of these.
     with suppress(AttributeError, OSError):
-        handle = beneath.socket  # ``getHandle`` returns OpenSSL's, after TLS was started on it
+        handle = inner.socket  # ``getHandle`` returns OpenSSL's, after TLS was started on it
         handle.setsockopt(sockets.SOL_SOCKET, sockets.SO_KEEPALIVE, 1)
         handle.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_KEEPIDLE, GONE_S // 3)
         handle.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_KEEPINTVL, GONE_S // 6)

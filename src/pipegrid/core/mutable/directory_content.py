@@ -192,7 +192,7 @@ def unpack_entries(data: bytes) -> dict[str, LazyEntry]:
     if len(data) > MAX_DIRECTORY_BYTES:
         raise DirectoryError(
             f"this directory has {len(data)} bytes, and at most {MAX_DIRECTORY_BYTES} are read; "
-            "if it is one, split it with the program that wrote it"
+            "split it with the program that wrote it"
         )
     entries: dict[str, LazyEntry] = {}
     for count, stored in enumerate(stored_entries(data)):
