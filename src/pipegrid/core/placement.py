@@ -18,11 +18,11 @@ from pipegrid.core import base32
 
 # ``place_shares`` guarantees, in this order:
 #
-# 1. Every share is assigned to exactly one server: one that holds it already, or a writable one. 2. No
-# other such assignment reaches a higher happiness, whether or not shares that are in place,
-#    but assigned to other servers, are counted.
-# 3. Among those, none sends fewer shares. 4. The same arguments give the same answer. If no server holds a
-# share, share i goes to the i-th writable
+# 1. Every share is assigned to exactly one server: one that holds it already, or a writable one.
+# 2. No other such assignment reaches a higher happiness, whether or not existing shares that are assigned
+#    to other servers are counted.
+# 3. Among those, none sends fewer shares.
+# 4. The same arguments give the same answer. If no server holds a share, share i goes to the i-th writable
 #    server, modulo their number; otherwise the result stays near to that, since readers look there first.
 #
 # Why 2 and 3 hold: Take a maximum matching of the existing shares, in which as many read-only servers as
