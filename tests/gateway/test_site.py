@@ -136,6 +136,10 @@ class RefusedTests(SiteTestCase):
             for site, status in ((b"same-origin", 200), (b"none", 200), (b"cross-site", 403)):
                 self.assertEqual(self.status(line, host, b"Sec-Fetch-Site: " + site), status)
             self.assertEqual(self.status(line, host, b"Sec-Fetch-Site: same-site"), 403)
+            # What Chromium sends with a form of a page that sends no referrer, and with one of a sandbox.
+            null = (line, host, b"Origin: null")
+            self.assertEqual(self.status(*null, b"Sec-Fetch-Site: same-origin"), 200)
+            self.assertEqual(self.status(*null, b"Sec-Fetch-Site: cross-site"), 403)
 
     def test_what_other_sites_embed(self) -> None:
         """A link may be followed; nothing is loaded into a page of another site."""
@@ -143,6 +147,11 @@ class RefusedTests(SiteTestCase):
         self.assertEqual(self.status(*head, b"Sec-Fetch-Mode: navigate"), 200)
         self.assertEqual(self.status(*head, b"Sec-Fetch-Mode: no-cors"), 403)
         self.assertEqual(self.status(*head, b"Sec-Fetch-Mode: cors"), 403)
+
+    def test_text_in_a_query(self) -> None:
+        """It may be of any alphabet, and any bytes: what makes no sense is the resource's to refuse."""
+        for query in (b"name=%C3%A9%E2%80%AE", b"%ff=%fe", b"x=%zz", b"a=1&a=2&&;"):
+            self.assertEqual(self.status(b"GET /?" + query + b" HTTP/1.1", b"Host: 127.0.0.1"), 200)
 
     def test_headers(self) -> None:
         """No CORS, whoever asks; every answer says how browsers have to treat it."""

@@ -53,9 +53,11 @@ def refusal(
             return "a page of another site may link to the gateway, but not load anything from it"
         return None
     host = hosts[0].lower() if hosts else b""
-    foreign_origin = any(
-        origin.lower() not in (b"http://" + host, b"https://" + host) for origin in origins
-    )
+    own = [b"http://" + host, b"https://" + host]
+    if fetch_sites and not foreign_site:
+        # Forms of the gateway's own pages have it, since these send no referrer.
+        own.append(b"null")
+    foreign_origin = any(origin.lower() not in own for origin in origins)
     if foreign_site or foreign_origin:
         return "a page of another site may not change anything through the gateway"
     return None
