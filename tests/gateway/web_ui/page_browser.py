@@ -230,12 +230,20 @@ class PageBrowser:
         assert len(found) == 1, f"{len(found)} forms {button!r} in {self.text[:800]}"
         return found[0]
 
+    def check(self, button: str, name: str) -> PageBrowser:
+        """Check a box of the form with this button."""
+        [box] = self.form(button).all("input", type="checkbox", name=name)
+        box.attributes["checked"] = ""
+        return self
+
     def submit(
         self, button: str, file: tuple[str, bytes] | None = None, **fields: str
     ) -> PageBrowser:
         """Fill in the fields of the form with this button, and press it."""
         form = self.form(button)
-        values = dict(form_values(form))
+        values: dict[str, str] = {}
+        for name, value in form_values(form):
+            values.setdefault(name, value)
         unknown = fields.keys() - values.keys()
         assert not unknown, f"the form has no fields {unknown}: {values}"
         values.update(fields)
@@ -243,7 +251,7 @@ class PageBrowser:
         method = form.attributes.get("method", "get").upper()
         if method == "GET":
             return self.open(f"{target.partition('?')[0]}?{urlencode(values)}")
-        headers = {"Origin": BASE}
+        headers = {"Origin": "null"}  # as Chromium has it, since pages send no referrer
         if form.attributes.get("enctype") == "multipart/form-data":
             boundary = f"----{secrets.token_hex(8)}"
             headers["Content-Type"] = f"multipart/form-data; boundary={boundary}"

@@ -41,8 +41,8 @@ class PageTemplatesTests(SynchronousTestCase):
 
     def test_names(self) -> None:
         self.assertEqual(shown_name("a\nb\u202etxt.exe"), r"a\nb\u202etxt.exe")
-        self.assertEqual(shown_name("x" * 200), "x" * 200)
-        self.assertEqual(len(shown_name("x" * 5000)), 201)
+        self.assertEqual(shown_name("x" * 160), "x" * 160)
+        self.assertEqual(len(shown_name("x" * 5000)), 161)
 
     def test_dates_and_durations(self) -> None:
         """What is none is not shown, whatever the metadata of a child say."""
@@ -86,7 +86,7 @@ class ErrorPagesTests(InterfaceTestCase):
         self.assertEqual(self.browser.answer.status, 404)
         self.check_page()
         self.assertEqual(self.browser.page.one("h1").text, "Not found")
-        self.assertIn("No such child: missing.", self.browser.text)
+        self.assertIn("There is no entry of this name: missing.", self.browser.text)
         self.browser.follow("Go back")
         self.assertEqual(self.browser.answer.status, 200)
 

@@ -19,6 +19,21 @@ from pipegrid.gateway.web_api.web_errors import WebError
 _RANGE = re.compile(r"\s*bytes\s*=\s*(?:([0-9]{1,19})\s*)?-\s*(?:([0-9]{1,19})\s*)?(?:,|\Z)", re.I)
 _TOKEN = re.compile(r'(?:W/)?"?([^",\s]{1,200})"?')
 _TYPES = mimetypes.MimeTypes()
+_ADDED_TYPES = {
+    "audio/flac": (".flac",),
+    "audio/mp4": (".m4a", ".m4b"),
+    "audio/ogg": (".ogg", ".oga", ".opus", ".spx"),
+    "image/avif": (".avif",),
+    "image/webp": (".webp",),
+    "text/markdown": (".md", ".markdown"),
+    "video/ogg": (".ogv",),
+    "video/webm": (".webm",),
+    "video/x-matroska": (".mkv",),
+}
+"""What Python does not know in every version, and browsers play or show."""
+for _type, _suffixes in _ADDED_TYPES.items():
+    for _suffix in _suffixes:
+        _TYPES.add_type(_type, _suffix)
 
 
 @attrs.frozen

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pipegrid.core.caps import DirectoryCap, UnknownCap
 from pipegrid.core.mutable.directory_content import Link, Unlink
 from pipegrid.core.text import composed
-from pipegrid.errors import NotEnoughSharesError, PipegridError
+from pipegrid.errors import PipegridError
 from pipegrid.gateway.http_response import JSON_OF_OBJECTS, HttpResponse, json_text
-from pipegrid.gateway.web_api.api_request import ApiRequest, when_done
+from pipegrid.gateway.web_api.api_request import ApiRequest, Handler, when_done
 from pipegrid.gateway.web_api.children_json import link_of_caps, links_of, parse_children
 from pipegrid.gateway.web_api.file_requests import (
     cap_text,
@@ -25,13 +27,26 @@ from pipegrid.gateway.web_api.path_lookup import (
     children_of,
     find,
 )
-from pipegrid.gateway.web_api.plain_pages import directory_page, info_page, rename_page
 from pipegrid.gateway.web_api.web_errors import WebError, no_such_child, problem_of
 from pipegrid.gateway.web_ui.directory_archive import send_archive
+from pipegrid.gateway.web_ui.directory_page import directory_page, entry_page
+from pipegrid.gateway.web_ui.file_page import object_page
+from pipegrid.gateway.web_ui.share_page import share_page
 from pipegrid.tree.directory import Directory, move
 
 UNNAMED = "unknown-filename"
 """What Tahoe-LAFS calls a file whose form names it neither way."""
+
+
+DIRECTORY_PAGES: Mapping[str, Handler] = {
+    "": directory_page,
+    "open": directory_page,
+    "info": object_page,
+    "rename-form": entry_page,
+    "share": share_page,
+    "archive": send_archive,
+}
+"""Pages of a directory for people, by ``t``."""
 
 
 async def get_directory(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
@@ -41,14 +56,8 @@ async def get_directory(call: ApiRequest, found: FoundObject) -> HttpResponse | 
     operation = call.arguments.operation
     if operation == "json":
         return tagged(call, cap, await _listing(call, cap))
-    if operation == "info":
-        return info_page("directory", cap)
-    if operation == "rename-form":
-        return rename_page(call.arguments.text("name"))
-    if operation == "archive":
-        return await send_archive(call, found)
-    if operation == "":
-        return await _page(call, cap)
+    if operation in DIRECTORY_PAGES:
+        return await DIRECTORY_PAGES[operation](call, found)
     if operation not in ("uri", "readonly-uri"):
         raise WebError(400, "GET of a directory does not know this t")
     return tagged(call, cap, cap_text(cap, operation))
@@ -64,14 +73,6 @@ async def _listing(call: ApiRequest, cap: DirectoryCap) -> HttpResponse:
         return HttpResponse(text, status, content_type=JSON_OF_OBJECTS)
     body = json_text(["dirnode", directory_json(cap, children)])
     return HttpResponse(body, content_type=JSON_OF_OBJECTS)
-
-
-async def _page(call: ApiRequest, cap: DirectoryCap) -> HttpResponse:
-    try:
-        children = await children_of(call.grid, cap)
-    except (PipegridError, NotEnoughSharesError) as error:
-        return directory_page(cap, None, problem_of(error).text)
-    return directory_page(cap, children, "")
 
 
 async def delete_link(call: ApiRequest, found: FoundObject) -> HttpResponse:
@@ -170,16 +171,17 @@ async def relink(call: ApiRequest, found: FoundObject) -> HttpResponse:
     """Answer ``t=rename`` and ``t=relink``: a child gets another name, or another directory."""
     arguments = call.arguments
     is_rename = arguments.operation == "rename"
-    old, new = arguments.text("from_name").strip(), arguments.text("to_name").strip()
+    old, new = arguments.text("from_name"), arguments.text("to_name").strip()
     to_dir = arguments.get("to_dir")
-    if not old or (is_rename and not new):
+    if not old.strip() or (is_rename and not new):
         raise WebError(400, "from_name or to_name is missing: which child, and what it becomes")
     if is_rename and to_dir is not None:
         raise WebError(400, "t=rename stays in its directory; t=relink takes to_dir")
-    new = new or old
-    if "/" in old or "/" in new:
+    if "/" in new:
         raise WebError(400, "the name of a child has no slash; another directory is to_dir")
     source = check_writes(found.cap)
+    old = await _name_of_child(call, source, old)
+    new = new or old
     target = source if to_dir is None else await _target(call, to_dir)
     replace = arguments.replace()
     if target == source and composed(old) == composed(new):
@@ -195,6 +197,14 @@ async def relink(call: ApiRequest, found: FoundObject) -> HttpResponse:
         replace == "true",
     )
     return when_done(call, "the child was moved\n")
+
+
+async def _name_of_child(call: ApiRequest, cap: DirectoryCap, given: str) -> str:
+    """Return a name as it was given if a child has it, else without the white space around it."""
+    bare = given.strip()
+    if bare == given or composed(given) in await children_of(call.grid, cap):
+        return given
+    return bare
 
 
 async def _target(call: ApiRequest, to_dir: str) -> DirectoryCap:

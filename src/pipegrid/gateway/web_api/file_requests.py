@@ -35,8 +35,9 @@ from pipegrid.gateway.web_api.path_lookup import (
     is_verifier,
     unreadable,
 )
-from pipegrid.gateway.web_api.plain_pages import info_page
 from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.gateway.web_ui.file_page import object_page
+from pipegrid.gateway.web_ui.share_page import share_page
 from pipegrid.tree.directory import Directory, make_directories
 
 CONTENT_POLICY = (
@@ -44,6 +45,28 @@ CONTENT_POLICY = (
     "style-src 'unsafe-inline'"
 )
 """Of stored files: whatever is in them cannot run, nor load or send anything."""
+
+
+_IN_PAGES = frozenset(
+    {
+        "audioworklet",
+        "embed",
+        "fencedframe",
+        "frame",
+        "iframe",
+        "json",
+        "manifest",
+        "object",
+        "paintworklet",
+        "script",
+        "serviceworker",
+        "sharedworker",
+        "style",
+        "worker",
+        "xslt",
+    }
+)
+"""Uses of a file by which it would take part in a page, as ``Sec-Fetch-Dest`` names them."""
 
 
 def check_readable(cap: Cap | None) -> ChkCap | LitCap | MutableCap:
@@ -69,6 +92,8 @@ async def download(call: ApiRequest, given: Cap | None, name: str) -> HttpRespon
     Args:
         name: of the file, for its media type; empty if it has none.
     """
+    if call.header("sec-fetch-dest") in _IN_PAGES:
+        raise WebError(403, "a stored file is not served as a script, a style or a frame of a page")
     cap = check_readable(given)
     http = call.http
     name = call.arguments.text("filename") or name
@@ -143,8 +168,10 @@ async def get_file(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
         raise WebError(400, "a path with a slash at its end names a directory, and this is a file")
     if operation == "json":
         return tagged(call, cap, await _json(call, found))
-    if operation == "info":
-        return info_page(kind_word(cap), cap)
+    if operation in ("info", "open"):
+        return await object_page(call, found)
+    if operation == "share":
+        return await share_page(call, found)
     if operation == "":
         return await download(call, cap, found.name)
     if operation not in ("uri", "readonly-uri"):

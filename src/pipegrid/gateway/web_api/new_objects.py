@@ -19,8 +19,9 @@ from pipegrid.gateway.web_api.api_request import (
 )
 from pipegrid.gateway.web_api.children_json import links_of, packed_children, parse_children
 from pipegrid.gateway.web_api.path_lookup import cap_of
-from pipegrid.gateway.web_api.plain_pages import upload_page
 from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.gateway.web_ui.page_paths import opened_url
+from pipegrid.gateway.web_ui.page_templates import render_page
 from pipegrid.tree.directory import create_directory
 
 MKDIRS = ("mkdir", "mkdir-with-children", "mkdir-immutable")
@@ -47,6 +48,8 @@ def _redirect_to_cap(call: ApiRequest) -> HttpResponse:
     text = call.arguments.get("uri")
     if text is None:
         raise WebError(400, "GET /uri takes the argument uri, a capability; it is missing")
+    if call.arguments.operation == "open":
+        return redirect(opened_url(text))
     if isinstance(cap_of(text), UnknownCap) and not text.startswith(("URI:", "ro.", "imm.")):
         raise WebError(400, "Invalid capability: copy it whole")
     kept = {name: value for name, value in call.arguments.values.items() if name != "uri"}
@@ -61,7 +64,8 @@ async def _upload(call: ApiRequest) -> HttpResponse:
         return redirect(local_target(target.replace("%(uri)s", quote(str(cap), safe=""))))
     if call.arguments.format() in ("SDMF", "MDMF"):
         return HttpResponse(str(cap))
-    return upload_page(cap)
+    stored = {"title": "Stored", "cap": str(cap), "url": f"/uri/{quote(str(cap), safe='')}?t=info"}
+    return render_page("stored.html", stored)
 
 
 async def _make_directory(call: ApiRequest) -> HttpResponse:

@@ -27,6 +27,7 @@ from pipegrid.gateway.web_api.status_json import (
     welcome_json,
 )
 from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.gateway.web_ui.overview_page import overview_page
 
 JSON = "application/json"
 PAGE = "text/html"
@@ -73,10 +74,7 @@ async def answer_home(state: GatewayState, call: ApiRequest) -> HttpResponse:
     if is_json:
         said = welcome_json(servers, call.grid.introducers)
         return HttpResponse(json_text(said), content_type=f"{JSON}; charset=utf-8")
-    lines = [f"{one.identity.nickname}: {one.connection_text}" for one in servers]
-    return HttpResponse(
-        page("PipeGrid gateway", lines or ["No servers are known."]), content_type=PAGE
-    )
+    return overview_page(call, servers, state.records)
 
 
 async def answer_status(state: GatewayState, call: ApiRequest) -> HttpResponse:

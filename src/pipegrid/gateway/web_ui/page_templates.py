@@ -35,7 +35,7 @@ PAGE_HEADERS = {
 NAVIGATION = (("/", "Grid"),)
 """Links at the top of every page: path, text."""
 
-SHOWN_CHARACTERS = 200
+SHOWN_CHARACTERS = 160
 """Of a name in a list; longer ones are shortened in the middle."""
 
 
@@ -109,6 +109,8 @@ def shown_millis(seconds: float | None) -> str:
     if seconds is None:
         return ""
     millis = seconds * 1000
+    if millis < 0.1:
+        return "< 0.1 ms"
     return f"{millis:.0f} ms" if millis >= 10 else f"{millis:.1f} ms"
 
 
@@ -147,6 +149,7 @@ def problem_response(http: Any, problem: Problem) -> HttpResponse:
 def plain_sentence(text: str) -> str:
     """Return the text of an error as a sentence, without what only programs look for."""
     text = _FOR_PROGRAMS.sub("", text.strip(), count=1)
+    text = text.replace("No such child: ", "there is no entry of this name: ", 1)
     return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 

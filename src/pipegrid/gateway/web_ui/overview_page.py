@@ -1,0 +1,197 @@
+"""The first page: how servers and transfers are, and forms that open, make and store something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+
+from pipegrid.core.text import counted
+from pipegrid.gateway.http_response import HttpResponse
+from pipegrid.gateway.server_states import ServerState
+from pipegrid.gateway.transfer_records import TransferKind, TransferRecord, TransferRecords
+from pipegrid.gateway.web_api.api_request import ApiRequest
+from pipegrid.gateway.web_ui.page_templates import render_page
+
+MOST_TRANSFERS = 20
+"""Of those that run, and of those that have ended."""
+
+MOST_SERVERS = 500
+
+KIND_WORDS: dict[TransferKind, str] = {
+    "upload": "Upload",
+    "download": "Download",
+    "publish": "Change",
+    "retrieve": "Read",
+}
+"""What people call a transfer of each kind."""
+
+STATE_WORDS = {
+    "running": "running",
+    "finished": "done",
+    "failed": "failed",
+    "cancelled": "cancelled",
+}
+
+
+@attrs.frozen
+class ServerRow:
+    """
+    A server as its row shows it.
+
+    Attributes:
+        state: in a word or two.
+        tone: ``good``, ``warn`` or ``bad``.
+        reason: why it is not used, or empty.
+        rtt_s, available_bytes: None: not known.
+    """
+
+    name: str
+    server_id: str
+    state: str
+    tone: str
+    reason: str
+    rtt_s: float | None
+    available_bytes: int | None
+    version: str
+
+
+@attrs.frozen
+class GridHealth:
+    """
+    What the servers add up to.
+
+    Attributes:
+        text: a sentence.
+        tone: ``good``, ``warn`` or ``bad``.
+        connected, writable, total: servers.
+        needed: servers that an upload needs.
+        available_bytes: on all that take shares; None: no server says how much it has.
+    """
+
+    text: str
+    tone: str
+    connected: int
+    writable: int
+    total: int
+    needed: int
+    available_bytes: int | None
+
+
+def server_row(server: ServerState) -> ServerRow:
+    """Return the row of a server."""
+    status = server.status
+    if status is None:
+        state, tone, reason = "connecting", "warn", ""
+    elif not status.reachable:
+        state, tone, reason = "not reachable", "bad", status.reason or ""
+    elif not status.writable:
+        state, tone = "takes no shares", "warn"
+        reason = status.no_uploads or "It has no space left."
+    else:
+        state, tone, reason = "connected", "good", ""
+    return ServerRow(
+        server.identity.nickname or server.identity.server_id,
+        server.identity.server_id,
+        state,
+        tone,
+        reason,
+        None if status is None else status.rtt_s,
+        None if status is None else status.available_bytes,
+        "" if status is None else status.version or "",
+    )
+
+
+def grid_health(servers: Sequence[ServerState], needed: int) -> GridHealth:
+    """
+    Return what servers add up to.
+
+    Args:
+        needed: servers that an upload needs.
+    """
+    answered = [one.status for one in servers if one.status is not None]
+    connected = sum(status.reachable for status in answered)
+    writable = [status for status in answered if status.writable]
+    space = [each.available_bytes for each in writable if each.available_bytes is not None]
+    if not servers:
+        text, tone = (
+            "No servers are known. The configuration names none, or none was announced yet.",
+            "bad",
+        )
+    elif len(writable) < needed:
+        count = counted(len(writable), "server")
+        text = f"Uploads fail at present: {count} can take shares, and {needed} are needed."
+        tone = "bad"
+    elif connected < len(servers):
+        text = f"{counted(len(servers) - connected, 'server')} cannot be reached. Uploads and downloads work."
+        tone = "warn"
+    else:
+        text, tone = "All servers are connected.", "good"
+    return GridHealth(
+        text, tone, connected, len(writable), len(servers), needed, sum(space) if space else None
+    )
+
+
+def overview_page(
+    call: ApiRequest, servers: Sequence[ServerState], records: TransferRecords
+) -> HttpResponse:
+    """Return the first page."""
+    return render_page("overview.html", overview_values(call, servers, records))
+
+
+def overview_values(
+    call: ApiRequest, servers: Sequence[ServerState], records: TransferRecords
+) -> dict[str, Any]:
+    """Return what the template of the first page shows."""
+    active = list(records.active)
+    return {
+        "title": "Grid",
+        "here": "/",
+        "health": grid_health(servers, call.grid.config.happy),
+        "servers": [server_row(server) for server in servers[:MOST_SERVERS]],
+        "running": transfer_rows(active),
+        "running_count": len(active),
+        "recent": transfer_rows(records.recent),
+    }
+
+
+@attrs.frozen
+class TransferRow:
+    """
+    A transfer as its row shows it.
+
+    Attributes:
+        size: in bytes; None: not known yet.
+        percent: of it that is done.
+        ended_s: None: it runs.
+    """
+
+    kind: str
+    number: int
+    size: int | None
+    percent: int
+    state: str
+    tone: str
+    problem: str
+    started_s: float
+    ended_s: float | None
+
+
+def transfer_rows(records: Iterable[TransferRecord]) -> list[TransferRow]:
+    """Return the rows of transfers, of the first few only."""
+    tones = {"running": "", "finished": "good", "failed": "bad", "cancelled": "warn"}
+    return [
+        TransferRow(
+            KIND_WORDS[record.kind],
+            record.number,
+            record.size,
+            round(100 * record.fraction),
+            STATE_WORDS[record.state],
+            tones[record.state],
+            record.problem,
+            record.started_s,
+            record.ended_s,
+        )
+        for record in list(records)[:MOST_TRANSFERS]
+    ]
