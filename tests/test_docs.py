@@ -28,6 +28,7 @@ FRESH = (
     "how-to-library",
     "how-to-share-a-folder",
     "how-to-speedtest",
+    "how-to-web-interface",
     "tutorial",
 )
 """What people meet first, and what begins processes itself."""

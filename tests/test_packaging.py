@@ -122,7 +122,7 @@ class InstalledTests(SynchronousTestCase):
             missing = {
                 str(path.relative_to(self.home / "tree" / "src"))
                 for path in (self.home / "tree" / "src").rglob("*.*")
-                if path.suffix in (".py", ".html", ".typed")
+                if path.suffix in (".py", ".html", ".css", ".js", ".svg", ".typed")
             } - set(archive.namelist())
         self.assertEqual(missing, set())
         where = "import pipegrid; print(pipegrid.__file__)"

@@ -117,6 +117,8 @@ class FilePageTests(DirectoryTestCase):
             self.show_file(cap)
             self.assertNotIn("Download", self.browser.text)
             self.assertIn(str(cap), self.browser.text)
+        self.show_file(UnknownCap("ro.URI:FUTURE:" + "x" * 10_000))
+        self.assertLess(len(self.browser.answer.body), 10_000)
 
     def test_directory(self) -> None:
         """Of a directory as well; it leads to its entries."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 
 from jinja2 import UndefinedError
 from twisted.trial.unittest import SynchronousTestCase
@@ -76,6 +77,38 @@ class PageTemplatesTests(SynchronousTestCase):
             (b"GET", b'/uri/"><script>/x', "/uri/%22%3E%3Cscript%3E/"),
         ):
             self.assertEqual(way_back(method, path), back)
+
+
+class ContrastTests(SynchronousTestCase):
+    """The colours of the style sheet: 4.5 for text, 3 for frames of controls (WCAG 2.2, 1.4.3, 1.4.11)."""
+
+    TEXT = (
+        "text page, text surface, text sunken, text tint, quiet page, quiet surface, quiet sunken, "
+        "accent page, accent surface, accent sunken, accent tint, accent-hover page, accent-hover tint, "
+        "on-accent accent, on-accent accent-hover, good good-tint, warn warn-tint, bad bad-tint, bad surface"
+    )
+    FRAMES = "line-strong page, line-strong surface, accent page, accent surface"
+
+    def test_contrast(self) -> None:
+        """In light and in dark."""
+        sheet = assets()["interface.css"].data.decode("utf-8")
+        light, dark = re.findall(r":root \{(.*?)\}", sheet, re.DOTALL)[:2]
+        for block in (light, light + dark):
+            colours = dict(re.findall(r"--([a-z-]+): #([0-9a-f]{6});", block))
+            for pairs, least in ((self.TEXT, 4.5), (self.FRAMES, 3.0)):
+                for pair in pairs.split(", "):
+                    first, second = (luminance(colours[name]) for name in pair.split())
+                    ratio = (max(first, second) + 0.05) / (min(first, second) + 0.05)
+                    self.assertGreaterEqual(ratio, least, pair)
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of a colour in six hexadecimal digits."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 class ErrorPagesTests(InterfaceTestCase):

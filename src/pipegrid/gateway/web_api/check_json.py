@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from html import escape
 from typing import Any
 
 from pipegrid.core import base32
 from pipegrid.core.caps import Cap, UnknownCap
 from pipegrid.errors import NotEnoughSharesError
+from pipegrid.gateway.web_ui.page_templates import render_page
 from pipegrid.transfer.mutable.mutable_check import MutableCheckResult
 from pipegrid.transfer.results import CheckResult, RepairResult
 
@@ -215,13 +215,9 @@ def check_page(result: Json) -> bytes:
 
 
 def page(title: str, lines: list[str], details: str = "") -> bytes:
-    """Return a plain HTML page: a heading, one paragraph a line, and preformatted text; all is escaped."""
-    paragraphs = "".join(f"<p>{escape(line)}</p>\n" for line in lines)
-    text = f"<pre>{escape(details)}</pre>\n" if details else ""
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"</head><body>\n<h1>{escape(title)}</h1>\n{paragraphs}{text}</body></html>\n"
-    ).encode()
+    """Return a simple page: a heading, one paragraph a line, and preformatted text; all is escaped."""
+    values = {"title": title, "lines": lines, "details": details}
+    return render_page("lines.html", values).data
 
 
 def json_bytes(value: Any) -> bytes:

@@ -28,6 +28,9 @@ from pipegrid.gateway.web_ui.page_templates import as_time, plain_sentence, rend
 TEXT_BYTES = 64 << 10
 """Of a text, that its preview shows."""
 
+MOST_CAP_CHARACTERS = 2000
+"""Of a cap of an unknown kind, that its page shows."""
+
 Preview = Literal["text", "image", "audio", "video", "problem", "none"]
 
 _TEXTS = frozenset(
@@ -214,12 +217,14 @@ def object_caps(cap: Cap | None) -> list[tuple[str, str, str]]:
     if cap is None:
         return []
     if isinstance(cap, UnknownCap):
-        return [("Capability", str(cap), "Of a kind that this version does not know.")]
+        shown = str(cap)[:MOST_CAP_CHARACTERS]
+        return [("Capability", shown, "Of a kind that this version does not know.")]
     found = []
+    below = ", and everything below it" if isinstance(cap, DirectoryCap) else ""
     if writes(cap):
-        found.append(("Write cap", str(cap), "Reads and changes it. Keep it to yourself."))
+        found.append(("Write cap", str(cap), f"Reads and changes it{below}. Keep it to yourself."))
     if not is_verifier(cap):
-        found.append(("Read cap", str(cap.readonly()), "Reads it, and everything below it."))
+        found.append(("Read cap", str(cap.readonly()), f"Reads it{below}."))
     verifier = cap.verifier()
     if verifier is not None:
         found.append(("Verify cap", str(verifier), "Checks its shares, and reads nothing."))

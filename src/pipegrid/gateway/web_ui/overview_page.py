@@ -136,7 +136,7 @@ def grid_health(servers: Sequence[ServerState], needed: int) -> GridHealth:
 def overview_page(
     call: ApiRequest, servers: Sequence[ServerState], records: TransferRecords
 ) -> HttpResponse:
-    """Return the first page."""
+    """Return the page of ``/``: how servers and transfers are, and forms."""
     return render_page("overview.html", overview_values(call, servers, records))
 
 
