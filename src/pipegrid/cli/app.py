@@ -232,27 +232,23 @@ def parse(
     except BrokenPipeError:
         raise
     except OSError as error:
-        if error.filename is not None or isinstance(
-            error, FileNotFoundError
-        ):  # not for a missing directory
+        # An error of a path, such as a missing directory, is reported with the path.
+        if error.filename is not None or isinstance(error, FileNotFoundError):
             raise
-        raise SinkError(
-            f"cannot write to standard output: {error.strerror}"
-        ) from error  # of the help
+        # The help could not be printed.
+        raise SinkError(f"cannot write to standard output: {error.strerror}") from error
     except AttributeError:
-        if (
-            sys.stdout is None
-        ):  # closed, and an older click (8.1.0) would have printed the help there
-            console.results.write(b"")  # raises the error
+        # An older click (8.1.0) fails so if it prints the help to a closed standard output.
+        if sys.stdout is None:
+            console.results.write(b"")  # raises the error for it
         raise
     except click.Abort:  # Ctrl-C, while caps were read from a terminal or a pipe
         raise Interrupted from None
     if isinstance(outcome, int):  # the status of --help and --version
         status = outcome
         if status == ExitStatus.DONE:
-            console.results.write(
-                b""
-            )  # raises the error, since click ignores a closed standard output
+            # Click ignores a closed standard output; this raises the error.
+            console.results.write(b"")
         return invocation, OfflineJob(lambda _console: status)
     job: Job = outcome
     return invocation, job

@@ -300,9 +300,8 @@ async def each_in_order(
     numbers = iter(range(len(files)))
 
     async def steps() -> None:
-        for (
-            number
-        ) in numbers:  # one iterator for all workers, so that no list of pending files is kept
+        # One iterator for all workers, so that no list of pending files is kept.
+        for number in numbers:
             await step(number)
 
     await few_at_a_time(at_once, [steps] * at_once)

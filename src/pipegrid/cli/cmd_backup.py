@@ -142,9 +142,8 @@ async def _run(
     statuses = {chosen.status_of(counts)}
     for problem in result.problems:
         about = f"{run.cap} is stored, but not listed everywhere"
-        if not (
-            isinstance(problem, NotEnoughSharesError) and not problem.found
-        ):  # else no run is left
+        # If no server has a share of the list, the next run cannot continue it.
+        if not (isinstance(problem, NotEnoughSharesError) and not problem.found):
             about += "; the next run tries again"
         statuses.add(console.complain(problem, about=about))
     if result.forgotten:

@@ -337,10 +337,9 @@ def manifest_command(path: str, verifier: bool, storage_index: bool) -> GridJob:
             }
             name = "/".join(met.path)
             kind = "storage-index" if storage_index else "verifycap" if verifier else "cap"
-            shown = printable(
-                fields[kind]
-            )  # a cap of an unknown kind may be any text, even of several lines
-            told = console.json and not isinstance(met, walk.Found)  # together with its error
+            # A cap of an unknown kind may be any text, even of several lines.
+            shown = printable(fields[kind])
+            told = console.json and not isinstance(met, walk.Found)  # the error is in its JSON line
             if shown and not told:
                 line = shown if storage_index or not name else cap_file.as_line(shown, name)
                 console.result(line, fields)

@@ -170,9 +170,8 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
     """
     if options.output == "":
         raise usage_error(f"-o: {EMPTY_NAME}")
-    if any(
-        not each.strip() for each in arguments
-    ):  # '/' is the whole run, but an empty argument is an unset variable
+    # '/' is the whole run, but an empty argument is an unset variable.
+    if any(not each.strip() for each in arguments):
         raise usage_error(f"CAP or PATH: {EMPTY_NAME}")
     rest = list(arguments)
     cap = rest.pop(0) if rest and _is_cap(rest[0]) else None

@@ -85,7 +85,7 @@ class ServeJob(GridJob):
         """Serve; cancelling stops the server in order, and gives 0."""
         lazy_modules.bring_in(log_file, serve, systemd)
         console = invocation.console
-        forget = systemd.end_without_memory()  # first, so that it logs failures of the following
+        forget = systemd.end_without_memory()  # first, so that it logs failures of the code below
         try:
             with log_file.logging_to(console, self._options.log_file, reactor):
                 SHORTAGE.tell = None  # the log has it

@@ -400,7 +400,7 @@ def read_whole(file: BinaryIO, most: int) -> bytes:
     """
     try:
         waits = os.get_blocking(file.fileno())
-    except (OSError, ValueError):  # without a descriptor
+    except (OSError, ValueError):  # it has no descriptor
         waits = True
     if waits:
         return file.read(most)

@@ -152,7 +152,7 @@ class GridJob:
             try:
                 status = await self.work(grid, console)
             finally:
-                warn(grid, console, told)  # warnings since the start
+                warn(grid, console, told)  # print the warnings since the start
         except BaseException:
             with suppress(Exception):  # the first error is the one to report
                 await grid.close()

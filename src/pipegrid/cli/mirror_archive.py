@@ -1,6 +1,5 @@
 """
-The jobs of ``mirror debian`` and ``mirror rpm``, without a reactor as long as possible, as
-``mirror_listed_files``.
+The jobs of ``mirror debian`` and ``mirror rpm``; they use a reactor only if they need one.
 """
 
 from __future__ import annotations

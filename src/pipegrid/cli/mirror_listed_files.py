@@ -1,4 +1,4 @@
-"""The job of ``mirror list``, without a reactor as long as possible."""
+"""The job of ``mirror list``; it uses a reactor only if it needs one."""
 
 from __future__ import annotations
 

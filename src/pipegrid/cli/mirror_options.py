@@ -323,7 +323,7 @@ def _check_configured() -> None:
         )
 
 
-# The reports of the commands at their end, and the part of them about a grid.
+# What the commands print at their end, and the storage of a mirror in a grid.
 
 # as in ``typing``, which is slow to import
 

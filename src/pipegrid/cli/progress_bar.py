@@ -55,7 +55,7 @@ def open_bar(console: Console, text: str, unit: str = "B") -> Any:
     """
     import tqdm
 
-    tqdm.tqdm.monitor_interval = 0  # without a thread
+    tqdm.tqdm.monitor_interval = 0  # otherwise tqdm starts a thread
     bar: Any = tqdm.tqdm(
         desc=text,
         total=0,
@@ -211,9 +211,8 @@ class ProgressBar:
                 bar.initial = 0
                 bar.reset()
             self._describe(self._verb, f"{amount(found)} found" if found else "")
-            bar.last_print_n += (
-                found - bar.initial
-            )  # bytes that existed before do not count for the rate
+            # Bytes that existed before do not count for the rate.
+            bar.last_print_n += found - bar.initial
             bar.initial = found
         bar.update(done - bar.n)
         # Found bytes are not a step for the rate, which decides when to redraw; without other steps it

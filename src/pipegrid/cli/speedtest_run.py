@@ -261,7 +261,7 @@ def choose(target: FileTarget, given: dict[str, Any], console: Console) -> Seque
         chosen = [each for each in chosen if each.group != run_results.COLD_START]
     within, beyond = scenarios.split_by_duration(chosen, target.link, target.params)
     if beyond and given["only"] and not within:
-        within, beyond = beyond, []  # selected by name
+        within, beyond = beyond, []  # the user has named them
     if beyond:
         names = ", ".join(each.title for each in beyond)
         console.say(f"left out, since they would take minutes on this link: {names}")

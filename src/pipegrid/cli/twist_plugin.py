@@ -141,7 +141,9 @@ class ExitWithStatus:
         """End with the status, unless it is 0; the last function that the interpreter calls."""
         if self.status is not ExitStatus.DONE:
             for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError, AttributeError):  # full, closed, or absent
+                with suppress(
+                    OSError, ValueError, AttributeError
+                ):  # the stream is full, closed, or absent
                     stream.flush()
             self._end(self.status)
 

@@ -120,7 +120,7 @@ class ResponseDispatch:
                         self.discard(exchange)
                 elif exchange.expects_continue:
                     self._receiver.may_send_body()
-            except Exception as error:  # of a reader
+            except Exception as error:  # raised by a reader
                 _log.failure("The reader of an HTTP response failed")
                 message = f"The reader of a response of {server} failed ({error!r})."
                 self._receiver.cancel(exchange, ResponseError(message, server))
@@ -258,7 +258,7 @@ class PipelinedConnection(Protocol):
         self.answered = 0
         self._corked = False  # while a read is processed; writes that it causes wait for its end
         self._said_close = False  # the server's last response had Connection: close
-        self._loss: Loss | None = None  # from LEAVING on
+        self._loss: Loss | None = None  # set when LEAVING begins
         self._farewell = Shutdown(clock, limits.close_timeout_s)
 
     def __repr__(self) -> str:

@@ -144,7 +144,7 @@ class ResponseParser:
         self._max_headers = max_headers
         # Whether each outstanding response is to a HEAD request.
         self._expected: deque[bool] = deque()
-        self._heads = 0  # how many of them are
+        self._heads = 0  # how many of those are to HEAD requests
         self._events: list[Event] = []
         self._silent_bytes = 0  # read since the last event: an unfinished head or chunk line
         self._informational = 0  # interim responses in a row
@@ -241,10 +241,11 @@ class ResponseParser:
             self._llhttp.feed_data(line)
             return
         if not self._starts_line:
+            # It is examined as a whole; ``feed`` limits it.
             self._line, self._starts_line = (
                 line,
                 True,
-            )  # it is examined as a whole; ``feed`` limits it
+            )
             return
         self._line = b""
         values = {each.strip(b" \t\r\n") for each in line[len(_LENGTH_FIELD) :].split(b",")}

@@ -339,7 +339,7 @@ class UploadConnection:
         """Send the unanswered requests again, or fail them."""
         errors = self._put_back(unanswered)
         if connection is not self._connection:
-            return  # it came during close
+            return  # the connection was lost during close
         self._connection = None
         if self._closed or not self._unanswered:
             self._reset()

@@ -144,7 +144,7 @@ class _Asking:
         self._data = bytearray()
         self._since_s = time.monotonic()
         self._until_s = self._since_s + MOST_S
-        self._came_bytes = 0  # since then
+        self._came_bytes = 0  # since ``_since_s``
 
     def _check(self, came_bytes: int = 0) -> None:
         now_s = time.monotonic()

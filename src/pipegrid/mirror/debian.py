@@ -243,13 +243,13 @@ class RetainedFiles:
         for index in self._apart:
             if not index.kind:
                 continue
-            # With all files in its directory, if the component is not of this run.
+            # Keep all files of another run's component; of a shared one, those in the index's directory.
             component = _component_of(index.path)
             above = os.path.dirname(index.path) if component in own else component
             if index.suite.is_flat:
                 yield from _forms_of(index, paths)
             else:
-                # Of names by hash those of the last versions are kept, which the run does itself.
+                # The run itself keeps the last versions of names by hash.
                 yield from (p for p in paths if p.startswith(f"{above}/") and "/by-hash/" not in p)
             yield from self._named(index)
         stay = {suite.directory for suite in self._suites}
@@ -300,8 +300,8 @@ class RetainedFiles:
             path for path in paths if path.startswith(above) and path.rpartition("/")[2] not in now
         ]
         old.sort(key=lambda path: -os.lstat(self._destination.where(path)).st_mtime_ns)
-        # A flat suite's packages and sources are in the same directory.
-        kinds = len({os.path.dirname(path) for path in old}) or 1  # each exists by each hash
+        # One directory for each algorithm, in which a flat suite has both packages and sources.
+        kinds = len({os.path.dirname(path) for path in old}) or 1
         for path in old[: kinds * (2 * len(HELD) if index.suite.is_flat else len(HELD))]:
             yield Index(index.suite, index.kind, [ArchiveFile(path, None, "sha256", b"")])
 

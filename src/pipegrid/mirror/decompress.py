@@ -21,7 +21,7 @@ MAX_XZ_MEMORY_BYTES = 128 << 20
 MAX_ZSTD_WINDOW_BYTES = 128 << 20
 _RUN = 1  # a kind of block: one byte and a number of repetitions
 _HAS_CHECKSUM = 4
-_LEAST_BYTES = 8  # of a frame
+_LEAST_BYTES = 8  # the shortest frame
 
 
 class PatchError(PipegridError):

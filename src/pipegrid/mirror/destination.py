@@ -476,7 +476,7 @@ class Destination:
         name = f"{wanted.digest.hex()}.{self._count}"
         try:
             return os.open(name, _NEW_FILE, 0o644, dir_fd=self._incoming), name
-        except FileExistsError:  # of an earlier run
+        except FileExistsError:  # left by an earlier run
             return self.open_incoming(wanted)
 
     def open_own(self, name: str) -> int:

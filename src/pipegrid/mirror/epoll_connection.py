@@ -191,7 +191,7 @@ class Connection(ScheduledConnection):
         if self._secure is not None:
             try:
                 self.sock.getpeername()
-            except OSError as error:  # it is still connecting, without an address yet
+            except OSError as error:  # the socket is still connecting
                 raise BlockingIOError(errno.EINPROGRESS, "") from error
             self.sock, self._secure = self._secure(self.sock), None
         if self._tls:

@@ -331,7 +331,7 @@ class EpollDriver:
         host, answered = connection.host, connection.answered
         if error.announced and answered:
             host.spent = min(host.spent, max(1, answered))
-        # A connection without requests may end at any time, since another host is asked now.
+        # A host that redirects gets no requests any more, so its idle connection may end.
         left_alone = not connection.is_owed and bool(answered) and host.is_redirected
         forgiven = error.announced or error.ours or left_alone
         self._drop(connection, str(error), forgiven)

@@ -510,7 +510,7 @@ class MirrorSchedule:
 
     def failed(self, job: FetchJob, kind: Failure, reason: str) -> bool:
         """
-        A file could not be fetched; if a learnt redirect was wrong, that counts against no mirror. As
+        A file could not be fetched. If a learnt redirect was wrong, that counts against no mirror. Returns as
         ``failed_at``.
         """
         if kind in ("broken", "busy"):

@@ -102,9 +102,8 @@ class HostAccess:
             url, header = user_of(url)
             origin = parse_url(url).origin
             same = self._users.get(origin, header) == header
-            self._users[origin] = (
-                header if same else b""
-            )  # if there are several users, none is for all paths
+            # If there are several users, none is for all paths.
+            self._users[origin] = header if same else b""
         header = header or self.header_for(asked or url)
         address = through(parse_url(url), self._environment)
         return address.replaced(access=self, headers=address.headers + header)
@@ -198,10 +197,8 @@ def parse_url(url: str) -> Address:
 
 
 def _look_closely(url: str) -> Address:
-    from urllib.parse import (
-        quote,
-        urlsplit,
-    )  # a millisecond and a half, which simple URLs do not need
+    # Simple URLs need no parser, which takes a millisecond and a half to load.
+    from urllib.parse import quote, urlsplit
 
     try:
         parts = urlsplit(url)

@@ -436,7 +436,7 @@ class _NumpyEnds(_Ends):
     def count(self, data: bytearray, size_bytes: int) -> list[int]:
         numpy, is_end = self._numpy, self._is_end
         numpy.equal(numpy.frombuffer(data, numpy.uint8), 10, out=is_end)
-        is_end[size_bytes:] = False  # bytes of the page before
+        is_end[size_bytes:] = False  # clear the bytes of the page before
         return [
             int(numpy.count_nonzero(is_end[start : start + BLOCK_BYTES]))
             for start in range(0, size_bytes, BLOCK_BYTES)
@@ -504,7 +504,7 @@ class _Writer:
         self._hash = sha256()
         self._size = 0
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
-        self._room = BoundedSemaphore(PAGES)  # texts of patches have no page
+        self._room = BoundedSemaphore(PAGES)  # texts of patches need space, but no page
         self._free: SimpleQueue[bytearray] = SimpleQueue()
         self._pages = 0
         self._gathered: list[bytes | memoryview] = []

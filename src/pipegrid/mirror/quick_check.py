@@ -289,7 +289,7 @@ class QuickCheck:
                 if start >= 0:
                     status = look(path[cut:], dir_fd=start, follow_symlinks=False)
                     found = status.st_size
-                    row = pack(  # as ``row_of``
+                    row = pack(  # the same row as from ``row_of``
                         hash_from(digest),
                         status.st_ino,
                         found,
@@ -415,9 +415,8 @@ def glimpse(dest: str, shares: bool) -> QuickCheckResult | None:
         opened.append(root)
         hidden = os.open(HIDDEN, _DIRECTORY, dir_fd=root)
         opened.append(hidden)
-        opened.append(
-            os.open("incoming", _DIRECTORY, dir_fd=hidden)
-        )  # of a mirror, and can be used
+        # A directory without it is not a mirror, or cannot be used.
+        opened.append(os.open("incoming", _DIRECTORY, dir_fd=hidden))
         lock = open_locked(f"{dest}/{HIDDEN}/lock", os.O_RDWR)
         if lock is None:
             return None

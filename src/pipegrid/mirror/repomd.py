@@ -89,10 +89,11 @@ class XmlParser:
         Raises:
             BadEntry: it is not XML, or is refused.
         """
+        # Expat would follow that byte order mark.
         if not self._fed_bytes and data[:1] in (
             b"\xfe",
             b"\xff",
-        ):  # expat would follow that byte order mark
+        ):
             raise BadEntry(f"{self._name} is not UTF-8")
         view = memoryview(data)
         for start in range(0, len(view), FED_BYTES):

@@ -431,9 +431,8 @@ class RpmRepository:
         primary = repomd.primary
         path = primary.file.path
         places = {casefold_path(each.file.path) for each in repomd.files}
-        places = {
-            each for each in places if not each.startswith("repodata/")
-        }  # paths that no package may have
+        # No package may be in the directory of the indexes.
+        places = {each for each in places if not each.startswith("repodata/")}
         told = None if primary.opened is None else primary.opened.size
         blocks = index_blocks(self._destination.staged_path(path), path, told)
         urls = [self._mirror.url(number) for number in range(self._mirror.count)]

@@ -350,7 +350,7 @@ class Scheduler:
         )
 
     def _take_doubted(self, of: int, mirror: int) -> FetchJob | None:
-        """Take a file to request from one mirror alone: for that mirror first, for others only at the end."""
+        """Take a file that mirror ``of`` must be asked for alone; another mirror gets it only at the end."""
         for index, job in enumerate(self._doubted[of]):
             if self._may_ask(job, mirror):
                 return self._doubted[of].pop(index)

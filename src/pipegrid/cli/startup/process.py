@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pipegrid.mirror.quick_check import QuickCheckResult
     from pipegrid.reactor.preconnect import Preconnector
 
-_M_ARENA_MAX = -8  # of glibc's mallopt
+_M_ARENA_MAX = -8  # the option of glibc's mallopt
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a command after its cleanup, like Ctrl-C; a closed terminal sends the last."""
@@ -99,9 +99,8 @@ def run_process(
         return ExitStatus.FAILED
     except Exception as error:
         status = failure(error, console)
-        if isinstance(
-            error, SinkError
-        ):  # of the help, which click does not write through the console
+        # Click prints the help without the console, so record the failure.
+        if isinstance(error, SinkError):
             _forget_stdout()
             return status
         return _flush(console, status)
