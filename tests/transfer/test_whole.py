@@ -14,8 +14,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import encoder, layout
 from pipegrid.core.encoding_parameters import Params
+from pipegrid.reactor.deferreds import Deadlines
 from pipegrid.testing.clock import HeapClock
-from pipegrid.transfer.put.put_context import Deadlines
 from pipegrid.transfer.put.segmented_upload import Upload
 from pipegrid.transfer.put.small_file import SmallFileUpload
 from pipegrid.transfer.settings import UploadSettings

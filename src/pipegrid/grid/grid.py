@@ -36,6 +36,7 @@ from pipegrid.grid.client_config import GridConfig, check_happy
 from pipegrid.grid.open_grid import open_grid
 from pipegrid.grid.server_registry import STATUS_SILENCE_S, Readiness, ServerRegistry, Warnings
 from pipegrid.reactor.deferreds import (
+    Deadlines,
     Waiters,
     Wakeup,
     as_deferred,
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from pipegrid.grid.introducer_discovery import Discovery
     from pipegrid.grid.mutables import Mutables
     from pipegrid.reactor.preconnect import Preconnector
+    from pipegrid.transfer.get.small_file_download import SmallFileGets
     from pipegrid.transfer.mutable.base_version import Redo
     from pipegrid.transfer.mutable.modify import ContentEdit
     from pipegrid.transfer.mutable.mutable_files import ContentOfKey, RangeOf
@@ -173,6 +175,7 @@ class FileGrid:
         self._putter: Uploader | None = None
         self._mutables: Mutables | None = None
         self._earlier = GetHistory()
+        self._small_gets: SmallFileGets | None = None
         self._running: set[Deferred[Any]] = set()
         self._beginning = 0  # operations whose coroutine has not yet reached its first wait
         self._closed = False
@@ -696,8 +699,18 @@ class FetchingGrid(FileGrid):
             start, length = range_of(cap.size)
         length = _checked_length(cap.size, start, length)
         if isinstance(cap, LitCap) or length == 0:
-            return await self._give(cap, sink, start, length)
+            data = cap.data[start : start + length] if isinstance(cap, LitCap) else b""
+            await self._give(data, sink)
+            return GetResult(length, {}, [])
         await self._readiness.wait(cap.required_shares)
+        if length == cap.size and not self._earlier.guesses.needs_lists:
+            found = await self._get_small(cap)
+            if found is not None:
+                data, result = found
+                await self._give(data, sink)
+                if progress is not None:
+                    progress(length, length)
+                return result
         from pipegrid.transfer.get.download import Download
         from pipegrid.transfer.get.share_readers import DownloadRequest
 
@@ -722,24 +735,31 @@ class FetchingGrid(FileGrid):
                 raise
         return await download().run()
 
-    async def _give(
-        self, cap: ChkCap | LitCap, sink: SinkLike, start: int, length: int
-    ) -> GetResult:
-        """Deliver a range of a literal or empty file, without asking a server."""
+    async def _get_small(self, cap: ChkCap) -> tuple[bytes, GetResult] | None:
+        """Fetch a small file on the direct path; return None if it takes a ``Download``."""
+        if self._small_gets is None:
+            from pipegrid.transfer.get.small_file_download import SmallFileGets
+
+            settings = self._download_settings
+            deadlines = Deadlines(self._means.clock, settings.hedge_s)
+            self._small_gets = SmallFileGets(self._means, settings, self._earlier, deadlines)
+        return await self._small_gets.get(cap)
+
+    async def _give(self, data: bytes, sink: SinkLike) -> None:
+        """Deliver all that a sink is to get, when it is known."""
         if isinstance(sink, PartFile):
             sink.begin(0)
         wanted = Wakeup(self._reactor)
         target = open_sink(sink, wanted.fire, self._workers)
         try:
-            if isinstance(cap, LitCap):
-                target.write([cap.data[start : start + length]])
+            if data:
+                target.write([data])
             while target.pending_bytes:
                 await wanted.wait()
                 target.check()
             await target.flushed()
         finally:
             target.finish()
-        return GetResult(length, {}, [])
 
     @started
     async def size(self, cap: str | Cap) -> int:

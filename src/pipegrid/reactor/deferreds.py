@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from threading import get_ident
 from types import CoroutineType
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from twisted.internet.defer import (
     CancelledError,
@@ -336,3 +336,64 @@ class RequestSet(Generic[W]):
         """Cancel all requests that are pending."""
         for running in list(self.running):
             running.cancel()
+
+
+# One timer for all running transfers of small files: a timer for each would cost more than the file.
+
+_ROUNDING_S = 1e-6
+
+
+class Timed(Protocol):
+    """
+    A transfer that must be checked at some time.
+
+    Attributes:
+        due_s: when, in seconds of the clock. It may move to an earlier time, but not to one before the
+            next check that ``Deadlines`` has planned.
+    """
+
+    @property
+    def due_s(self) -> float:
+        """When the transfer must be checked, in seconds of the clock."""
+
+    def overdue(self) -> None:
+        """The time ``due_s`` has come; ``Deadlines``, which calls this, no longer tracks the transfer."""
+
+
+class Deadlines:
+    """
+    Notifies transfers that take too long.
+
+    Args:
+        look_s: the longest time between two checks.
+    """
+
+    def __init__(self, clock: IReactorTime, look_s: float) -> None:
+        self._clock = clock
+        self._look_s = look_s
+        self._tracked: dict[Timed, None] = {}
+        self._timer: IDelayedCall | None = None
+
+    def add(self, transfer: Timed) -> None:
+        """Call ``transfer.overdue`` when it is due."""
+        self._tracked[transfer] = None
+        if self._timer is None:
+            self._look()
+
+    def discard(self, transfer: Timed) -> None:
+        """Stop tracking a transfer that has ended; the timer runs only while there are any."""
+        self._tracked.pop(transfer, None)
+        if not self._tracked and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        now = self._clock.seconds()
+        late = [transfer for transfer in self._tracked if transfer.due_s - now <= _ROUNDING_S]
+        for transfer in late:
+            self._tracked.pop(transfer, None)
+            transfer.overdue()
+        if self._tracked and self._timer is None:
+            left_s = min(each.due_s for each in self._tracked) - now
+            self._timer = self._clock.callLater(min(left_s, self._look_s), self._look)

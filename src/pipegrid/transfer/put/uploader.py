@@ -13,13 +13,14 @@ from pipegrid.core.caps import LitCap, is_literal_size
 from pipegrid.core.encoding_parameters import Geometry, Params
 from pipegrid.errors import UnhappyError
 from pipegrid.flow.concurrency import Budget, PerTurnLimit
+from pipegrid.reactor.deferreds import Deadlines
 from pipegrid.transfer.failure_messages import too_few_servers
 from pipegrid.transfer.peers import TransferContext
 from pipegrid.transfer.put.allocation import FullServers
 from pipegrid.transfer.put.encode_ahead import DEPTH
 from pipegrid.transfer.put.file_key import KeyedFile, KeyNote, KeyNotes, with_key
 from pipegrid.transfer.put.placement_history import PlacementHistory
-from pipegrid.transfer.put.put_context import Deadlines, PutContext
+from pipegrid.transfer.put.put_context import PutContext
 from pipegrid.transfer.put.segmented_upload import Upload
 from pipegrid.transfer.put.small_file import Handover, put_whole
 from pipegrid.transfer.put.source import (

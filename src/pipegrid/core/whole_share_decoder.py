@@ -1,0 +1,141 @@
+"""
+Decoding of a file of one segment from whole shares, the counterpart of ``encoder.encode_whole``.
+
+Source: the format reference, sections 6 and 7.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import attrs
+
+from pipegrid.core import erasure, hash_tree, layout, ueb
+from pipegrid.core.caps import ChkCap
+from pipegrid.core.crypto import StreamCipher
+from pipegrid.core.encoding_parameters import Geometry, Params
+from pipegrid.core.hashes import BLOCK, CRYPTTEXT_SEGMENT, HASH_BYTES, MERKLE_NODE, UEB
+from pipegrid.core.layout import CHAIN_ENTRY_BYTES, ShareLayout
+
+SMALL_FILE_BYTES = 128 << 10
+"""Files up to this size are one segment, whichever of today's and earlier writers stored them."""
+
+_NODE_NUMBER_BYTES = 2
+
+
+class Unexpected(Exception):
+    """
+    A share is damaged, or is laid out in another way than writers do by default.
+
+    ``Decoder`` tells which, and reads the file in both cases.
+    """
+
+
+@attrs.frozen
+class WholeShareForm:
+    """
+    What the cap of a small file says of each of its shares.
+
+    Attributes:
+        header: the first bytes of every share.
+        share_bytes: the length of every share.
+    """
+
+    geometry: Geometry
+    where: ShareLayout
+    header: bytes
+    share_bytes: int
+
+
+def whole_share_form(cap: ChkCap) -> WholeShareForm | None:
+    """Return the form of a file's shares; None if the file is too large to be decoded at once."""
+    return _form(cap.required_shares, cap.total_shares, cap.size)
+
+
+@lru_cache(maxsize=1024)
+def _form(required_shares: int, total_shares: int, size: int) -> WholeShareForm | None:
+    if not 0 < size <= SMALL_FILE_BYTES:
+        return None
+    geometry = Params(required_shares, total_shares).geometry(size)
+    where = layout.for_geometry(geometry)
+    return WholeShareForm(
+        geometry, where, where.pack_header(), layout.share_length(geometry, where)
+    )
+
+
+def decode_whole(cap: ChkCap, form: WholeShareForm, shares: Mapping[int, bytes]) -> bytes:
+    """
+    Return the plaintext of a file, every byte of it proven by the cap.
+
+    All that readers check is checked, and also that nothing in the shares differs from what writers store.
+
+    Args:
+        form: what ``whole_share_form`` returned for the cap.
+        shares: exactly k whole shares, by share number.
+
+    Raises:
+        Unexpected: some share is not as expected.
+    """
+    geometry, where = form.geometry, form.where
+    length = geometry.segment_length(0)
+    known = _read_ueb(cap, form, next(iter(shares.values())))
+    ends = {share[where.uri_extension :] for share in shares.values()}
+    if len(ends) != 1:
+        raise Unexpected
+    blocks: dict[int, bytes] = {}
+    for number, share in shares.items():
+        block = share[where.data : where.data + geometry.block_bytes]
+        block_hash = BLOCK.hash(block)
+        middle = share[where.unused : where.share_hashes]
+        # The tree over one segment is its only leaf, and so the share's leaf is the hash of its block.
+        if (
+            len(share) != form.share_bytes
+            or not share.startswith(form.header)
+            or middle[HASH_BYTES:] != known.crypttext_root_hash + block_hash
+        ):
+            raise Unexpected
+        chain = share[where.share_hashes : where.uri_extension]
+        _prove(chain, geometry.total_shares, number, block_hash, known.share_root_hash)
+        blocks[number] = block
+    pieces = erasure.decode(blocks, geometry.required_shares, geometry.total_shares, length)
+    ciphertext = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    if CRYPTTEXT_SEGMENT.hash(ciphertext) != known.crypttext_root_hash:
+        raise Unexpected
+    plaintext = bytearray(length)
+    StreamCipher(cap.key).apply(ciphertext, plaintext)
+    return bytes(plaintext)
+
+
+def _read_ueb(cap: ChkCap, form: WholeShareForm, share: bytes) -> ueb.Ueb:
+    start = form.where.uri_extension
+    packed = share[start + form.where.ueb_length_bytes :]
+    if share[start:] != form.where.pack_ueb(packed) or UEB.hash(packed) != cap.ueb_hash:
+        raise Unexpected
+    try:
+        known = ueb.parse(packed)
+    except ValueError:
+        raise Unexpected from None
+    if known.segment_bytes != form.geometry.segment_bytes or ueb.contradiction(cap, known):
+        raise Unexpected
+    return known
+
+
+def _prove(
+    chain: bytes, total_shares: int, share_number: int, leaf: bytes, share_root_hash: bytes
+) -> None:
+    """Check that a stored hash chain leads from the leaf to the root; raises ``Unexpected``."""
+    nodes: dict[int, bytes] = {}
+    for at in range(0, len(chain), CHAIN_ENTRY_BYTES):
+        number = int.from_bytes(chain[at : at + _NODE_NUMBER_BYTES], "big")
+        nodes[number] = chain[at + _NODE_NUMBER_BYTES : at + CHAIN_ENTRY_BYTES]
+    value = leaf
+    if nodes.get(hash_tree.leaf_node(total_shares, share_number)) != leaf:
+        raise Unexpected
+    for sibling in hash_tree.sibling_path(total_shares, share_number):
+        other = nodes.get(sibling)
+        if other is None:
+            raise Unexpected
+        value = MERKLE_NODE.hash_pair(*((other, value) if sibling & 1 else (value, other)))
+    if value != share_root_hash:
+        raise Unexpected
