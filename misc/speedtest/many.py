@@ -1,12 +1,12 @@
 """
-How many small files a second does ``put_many`` store on ten real servers?
+How many small files a second does ``put_many`` store on ten real servers, and ``read`` fetch from them?
 
     python -m misc.speedtest.many [--files N] [--bytes N] [--rtt-ms MS] [--rounds N] [--beside DIR] [--json]
 
 Ten ``pipegrid serve`` processes over TLS behind a link of so long a round trip, one client, random files.
 Connections are up, and the first two hundred files do not count. ``--beside`` names another checkout, another
 version say: both are measured in turns, client and servers each of its own. Told are files a second, and the
-processor time of a file, client's and servers'.
+processor time of a file, client's and servers'. A new client reads the files, ``READERS`` at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ from pathlib import Path
 from typing import Any, TextIO
 
 WARM_FILES = 200
-_UNITS = {"files_per_s": "files/s", "client_ms": "ms client", "servers_ms": "ms servers"}
+READERS = 400
+_UNITS = {
+    "files_per_s": "files/s stored",
+    "client_ms": "ms client",
+    "servers_ms": "ms servers",
+    "gets_per_s": "files/s fetched",
+    "get_client_ms": "ms client",
+    "get_servers_ms": "ms servers",
+}
 
 
 def measure_once(files: int, size: int, rtt_s: float, servers: int) -> dict[str, float]:
@@ -57,9 +65,34 @@ def measure_once(files: int, size: int, rtt_s: float, servers: int) -> dict[str,
                 if isinstance(outcome, BaseException) or outcome.happiness < min(7, servers):
                     raise SystemExit(f"a file was not stored: {outcome}")
             await grid.close()
+            grid = await Grid.open(reactor, running.client)
+            caps = [outcome.cap for outcome in outcomes]
+            await _read_all(grid, caps[:WARM_FILES], contents)
+            client_s, servers_s, began = time.process_time(), running.cpu_s(), time.perf_counter()
+            await _read_all(grid, caps, contents)
+            figures["gets_per_s"] = files / (time.perf_counter() - began)
+            figures["get_client_ms"] = 1000 * (time.process_time() - client_s) / files
+            figures["get_servers_ms"] = 1000 * (running.cpu_s() - servers_s) / files
+            await grid.close()
 
     ending.run(run)
     return figures
+
+
+async def _read_all(grid: Any, caps: Sequence[Any], contents: Sequence[bytes]) -> None:
+    """Read files, and compare each with what was stored."""
+    from twisted.internet.defer import Deferred, gatherResults
+
+    left = iter(zip(caps, contents, strict=False))
+
+    async def read_some() -> None:
+        for cap, content in left:
+            if await grid.read(cap) != content:
+                raise SystemExit("a file was fetched with other bytes")
+
+    await gatherResults(
+        [Deferred.fromCoroutine(read_some()) for _ in range(READERS)], consumeErrors=True
+    )
 
 
 def _first(*names: str) -> Any:
