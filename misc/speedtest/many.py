@@ -39,6 +39,8 @@ _UNITS = {
 
 def measure_once(files: int, size: int, rtt_s: float, servers: int) -> dict[str, float]:
     """Measure the version that this process imports; to be called once in a process."""
+    from twisted.python.failure import Failure
+
     from misc import ending
     from pipegrid import Grid
 
@@ -61,12 +63,13 @@ def measure_once(files: int, size: int, rtt_s: float, servers: int) -> dict[str,
             figures["files_per_s"] = files / (time.perf_counter() - began)
             figures["client_ms"] = 1000 * (time.process_time() - client_s) / files
             figures["servers_ms"] = 1000 * (running.cpu_s() - servers_s) / files
+            caps: list[Any] = []
             for outcome in outcomes:
-                if isinstance(outcome, BaseException) or outcome.happiness < min(7, servers):
+                if isinstance(outcome, Failure) or outcome.happiness < min(7, servers):
                     raise SystemExit(f"a file was not stored: {outcome}")
+                caps.append(outcome.cap)
             await grid.close()
             grid = await Grid.open(reactor, running.client)
-            caps = [outcome.cap for outcome in outcomes]
             await _read_all(grid, caps[:WARM_FILES], contents)
             client_s, servers_s, began = time.process_time(), running.cpu_s(), time.perf_counter()
             await _read_all(grid, caps, contents)
