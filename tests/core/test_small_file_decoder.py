@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core import encoder
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.encoding_parameters import Params
-from pipegrid.core.whole_share_decoder import (
+from pipegrid.core.small_file_decoder import (
     SMALL_FILE_BYTES,
     Unexpected,
     WholeShareForm,
@@ -19,7 +19,7 @@ from pipegrid.core.whole_share_decoder import (
 from tests.core.simple_encoder import encode
 
 
-class WholeShareDecoderTests(SynchronousTestCase):
+class SmallFileDecoderTests(SynchronousTestCase):
     """Right bytes from good shares, and nothing from others."""
 
     def form(self, cap: ChkCap) -> WholeShareForm:
