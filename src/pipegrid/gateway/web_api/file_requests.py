@@ -107,7 +107,8 @@ async def download(call: ApiRequest, given: Cap | None, name: str) -> HttpRespon
     tag = entity_tag(cap, call.arguments.operation)
     if tag is not None:
         if matches(call.header("if-none-match"), tag):
-            return HttpResponse(status=304, headers={"ETag": f'"{tag}"'})
+            # Browsers give a stored response the headers of a 304, so these decide what a file may do.
+            return HttpResponse(status=304, headers={**headers, "ETag": f'"{tag}"'})
         if not call.is_head:
             headers["ETag"] = f'"{tag}"'
 
