@@ -22,6 +22,7 @@ _EARLY = "loaded alone at start-up"
 _CONTRACT = "one contract, standard or table, which many import"
 
 SMALL = {
+    "gateway/web_ui/upload_progress.py": "what a page asks of its uploads",
     "arguments.py": _CONTRACT,
     "state_table.py": _CONTRACT,
     "version.py": _EARLY,

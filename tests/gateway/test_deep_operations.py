@@ -9,7 +9,6 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap, UnknownCap
 from pipegrid.errors import NotEnoughSharesError
-from pipegrid.gateway.web_api.check_json import check_page
 from pipegrid.gateway.web_api.deep_operations import (
     DeepOperation,
     check_one,
@@ -18,6 +17,7 @@ from pipegrid.gateway.web_api.deep_operations import (
     stream_deep_check,
     stream_manifest,
 )
+from pipegrid.gateway.web_ui.check_page import object_check_page, operation_page
 from pipegrid.transfer.upkeep import UpkeepRequest
 from tests.gateway.gateway_world import CHK_DATA, GatewayTestCase
 
@@ -101,7 +101,8 @@ class CheckTests(GatewayTestCase):
         self.assertEqual(
             (results["count-recoverable-versions"], results["count-unrecoverable-versions"]), (0, 1)
         )
-        self.assertIn(b"Not Recoverable!", check_page(self.check(cap)))
+        page = object_check_page(b"/uri/x", False, self.check(cap)).data
+        self.assertIn(b"cannot be restored", page)
         with self.assertRaises(NotEnoughSharesError) as raised:
             self.check(cap, repair=True)
         self.assertEqual(raised.exception.found, 2)
@@ -145,9 +146,10 @@ class CheckTests(GatewayTestCase):
         self.assertEqual(said["results"]["count-unrecoverable-versions"], 0)
 
     def test_page_escapes(self) -> None:
-        page = check_page({"results": {"healthy": True}, "storage-index": "<script>"})
-        self.assertNotIn(b"<script>", page)
-        self.assertIn(b"Healthy", page)
+        said = {"results": {"healthy": True}, "summary": "<b>"}
+        page = object_check_page(None, False, said).data
+        self.assertNotIn(b"<b>", page)
+        self.assertIn(b"healthy", page)
 
 
 class TreeTestCase(GatewayTestCase):
@@ -303,7 +305,7 @@ class OperationTests(TreeTestCase):
         self.assertEqual((path, result["results"]["count-shares-good"]), (["chk"], 4))
         self.assertEqual(operation.part(result["storage-index"]), result)
         self.assertIsNone(operation.part("unknown"))
-        self.assertIn(b"<html", operation.html())
+        self.assertIn(b"1 damaged", operation_page("handle", operation).data)
 
     def test_deep_repair(self) -> None:
         self.delete_shares(self.chk, keep=4)

@@ -23,11 +23,10 @@ from pipegrid.gateway.web_api.status_json import (
     openmetrics_text,
     statistics_json,
     statistics_page,
-    transfer_page,
     transfers_json,
-    transfers_page,
     welcome_json,
 )
+from pipegrid.gateway.web_ui.transfers_page import transfer_page, transfers_page
 from pipegrid.grid.introducer_client import IntroducerStatus
 from pipegrid.testing.clock import HeapClock
 from pipegrid.transfer.results import PutResult
@@ -104,7 +103,7 @@ class RecordedGridTests(RecordedTestCase):
             self.world.run(self.grid.read(cap))
         [record, _] = self.records.recent
         self.assertEqual(record.state, "failed")
-        self.assertIn(b"no share of the file", transfer_page(record))
+        self.assertIn(b"no share of the file", transfer_page(record).data)
 
 
 class RecordsTests(SynchronousTestCase):
@@ -149,15 +148,15 @@ class RecordsTests(SynchronousTestCase):
         text = openmetrics_text(said)
         self.assertRegex(text, r"\A(tahoe_[a-z]+_[^ ]+ [^\n]+\n)+# EOF\n\Z")
         self.assertIn("tahoe_counters_mutable_bytes_published 7\n", text)
-        self.assertIn(b"<html", statistics_page(said))
+        self.assertIn(b"<html", statistics_page(said).data)
 
     def test_pages(self) -> None:
         """Each transfer has one, by its kind and number."""
         self.transfer("download")
         found = find_transfer(self.records, "down-1")
         assert found is not None
-        self.assertIn(b"download 1", transfer_page(found))
-        self.assertIn(b"down-1", transfers_page(self.records))
+        self.assertIn(b"Download 1", transfer_page(found).data)
+        self.assertIn(b"/status/down-1", transfers_page(self.records).data)
         self.assertIn('"ended": 1000000000.0', events_json(found))
         for name in ("up-1", "down-2", "down-x", "../down-1", "down-1\n"):
             self.assertIsNone(find_transfer(self.records, name))
@@ -166,7 +165,7 @@ class RecordsTests(SynchronousTestCase):
         failing: Deferred[int] = Deferred()
         self.records.follow("upload", lambda record: failing).addErrback(lambda _: None)
         failing.errback(DirectoryError("<b>"))
-        self.assertIn(b"&lt;b&gt;", transfer_page(self.records.recent[0]))
+        self.assertIn(b"&lt;b&gt;", transfer_page(self.records.recent[0]).data)
 
 
 def _set_size(record: Any, size: int) -> None:

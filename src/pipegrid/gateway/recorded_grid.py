@@ -87,6 +87,8 @@ class RecordedGrid(Grid):
 
         def start(record: TransferRecord) -> Deferred[GetResult]:
             report = joined(progress, record)
+            file = _file_of(cap)
+            record.size = file.size if isinstance(file, ChkCap) else None
             return super(RecordedGrid, self).get(cap, sink, progress=report, **options)
 
         if _is_literal(cap):
@@ -168,10 +170,12 @@ def _read_kind(cap: str | Cap) -> TransferKind:
 def _note_put(record: TransferRecord, result: PutResult) -> None:
     record.size = result.size
     record.cap = result.cap if isinstance(result.cap, ChkCap) else None
+    record.servers = dict(result.shares_placed)
 
 
 def _note_get(record: TransferRecord, result: GetResult) -> None:
     record.size = result.size
+    record.servers = dict(result.shares_used)
 
 
 def _note_bytes(record: TransferRecord, result: bytes) -> None:

@@ -14,6 +14,7 @@ from pipegrid.gateway.web_api.api_request import ApiRequest, ApiResource, Handle
 from pipegrid.gateway.web_api.object_resource import named_resource, object_resource
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.assets import AssetsResource
+from pipegrid.gateway.web_ui.upload_progress import answer_uploads
 from pipegrid.tree.public_grid import Grid
 
 
@@ -45,6 +46,7 @@ def root_resource(
     named = named_resource(grid, settings)
     root.putChild(b"named", named)
     root.putChild(b"file", named)
+    root.putChild(b"uploads", ApiResource(grid, settings, answer_uploads))
     if settings.static.is_dir():
         root.putChild(b"static", File(str(settings.static)))
     root.putChild(b"interface", AssetsResource())

@@ -29,6 +29,7 @@ from pipegrid.gateway.web_api.web_arguments import MULTIPART, form_kind
 from pipegrid.gateway.web_api.web_errors import Problem
 from pipegrid.gateway.web_ui.directory_archive import ArchiveCount
 from pipegrid.gateway.web_ui.page_templates import problem_response
+from pipegrid.gateway.web_ui.upload_progress import UploadProgress
 from pipegrid.reactor.deferreds import Timer
 
 MAX_HEAD_BYTES = 64 << 10
@@ -297,6 +298,7 @@ class GatewaySite(Site):
         channels: those that are open.
         downloads: the turns of large downloads.
         archives: how many are being sent.
+        uploads: that pages watch.
         accepted, refused: connections, ever.
         served: requests by status, ever.
     """
@@ -319,6 +321,7 @@ class GatewaySite(Site):
         self.space = SpoolSpace(settings.temporary, settings.limits.spare_bytes)
         self.downloads = DownloadTurns(settings.limits.downloads)
         self.archives = ArchiveCount(settings.limits.archives)
+        self.uploads = UploadProgress()
         self.channels: dict[GatewayChannel, None] = {}
         self.accepted = self.refused = 0
         self.served: dict[int, int] = {}

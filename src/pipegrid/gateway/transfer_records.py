@@ -26,6 +26,9 @@ T = TypeVar("T")
 KEPT: dict[TransferKind, int] = {"upload": 10, "download": 10, "publish": 20, "retrieve": 40}
 """Transfers that have ended, of each kind."""
 
+MAX_SAMPLES = 240
+"""Of a transfer's progress; of more every second one is dropped."""
+
 BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """Upper bounds of the classes of durations."""
 
@@ -42,6 +45,9 @@ class TransferRecord:
         done, total: progress, in the unit of the transfer.
         started_s, ended_s: seconds since 1970.
         problem: why it failed.
+        took_s: how long it took; None: it has not ended, or its begin was not recorded.
+        samples: seconds since it began, and the fraction that was done then; a bounded number.
+        servers: of a share the server that took it, or that it was read from, when that is known.
     """
 
     number: int
@@ -54,6 +60,12 @@ class TransferRecord:
     state: TransferState = "running"
     ended_s: float | None = None
     problem: str = ""
+    took_s: float | None = None
+    samples: list[tuple[float, float]] = attrs.field(factory=list, repr=False)
+    servers: dict[int, str] = attrs.field(factory=dict, repr=False)
+    clock: IReactorTime | None = attrs.field(default=None, repr=False)
+    began_s: float = 0.0
+    _spacing_s: float = 0.0
 
     @property
     def fraction(self) -> float:
@@ -63,8 +75,25 @@ class TransferRecord:
         return min(1.0, self.done / self.total) if self.total else 0.0
 
     def progress(self, done: int, total: int) -> None:
-        """Note how far it has come."""
+        """Note how far it has come, and when."""
         self.done, self.total = done, total
+        if self.clock is not None and total:
+            self._sample(max(0.0, self.clock.seconds() - self.began_s), min(1.0, done / total))
+
+    def add_end(self) -> None:
+        """Note that all of it is done, though the last report may have come earlier."""
+        if self.took_s is not None:
+            self._sample(self.took_s, 1.0)
+
+    def _sample(self, at_s: float, done: float) -> None:
+        if self.samples and self.samples[-1] == (at_s, done):
+            return
+        if len(self.samples) > 1 and at_s - self.samples[-2][0] < self._spacing_s:
+            self.samples.pop()
+        self.samples.append((at_s, done))
+        if len(self.samples) >= MAX_SAMPLES:
+            self.samples = self.samples[::2]
+            self._spacing_s = 2 * at_s / MAX_SAMPLES
 
 
 class TransferRecords:
@@ -121,15 +150,19 @@ class TransferRecords:
             ended: notes what its result says.
         """
         self._last += 1
-        record = TransferRecord(self._last, kind, self._now(), _known(cap))
-        self.active[record] = None
         began_s = self._clock.seconds()
+        record = TransferRecord(
+            self._last, kind, self._now(), _known(cap), clock=self._clock, began_s=began_s
+        )
+        self.active[record] = None
 
         def over(result: Any) -> Any:
             del self.active[record]
+            record.took_s = max(0.0, self._clock.seconds() - began_s)
             self._end(record, result, ended)
             if record.state == "finished":
-                self._note_duration(kind, max(0.0, self._clock.seconds() - began_s))
+                record.add_end()
+                self._note_duration(kind, record.took_s)
             return result
 
         return start(record).addBoth(over)

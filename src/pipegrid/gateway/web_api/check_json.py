@@ -1,4 +1,4 @@
-"""Check and repair results as the web API gives them: JSON, and a short page for people."""
+"""Check and repair results as the web API gives them: JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 from pipegrid.core import base32
 from pipegrid.core.caps import Cap, UnknownCap
 from pipegrid.errors import NotEnoughSharesError
-from pipegrid.gateway.web_ui.page_templates import render_page
 from pipegrid.transfer.mutable.mutable_check import MutableCheckResult
 from pipegrid.transfer.results import CheckResult, RepairResult
 
@@ -186,38 +185,6 @@ def check_recoverable(result: CheckResult) -> None:
         len(result.unreachable),
         n,
     )
-
-
-def health_words(result: Json) -> str:
-    """Return how an object is, for a page, from the JSON of its check."""
-    results = result["results"]
-    if results["healthy"]:
-        return "Healthy"
-    return "Not Healthy!" if results["recoverable"] else "Not Recoverable!"
-
-
-def check_page(result: Json) -> bytes:
-    """Return a page about one object, from the JSON of its check or repair."""
-    title = "Check results"
-    if "repair-attempted" in result:
-        title = "Check and repair results"
-        before, after = result["pre-repair-results"], result["post-repair-results"]
-        attempted = "Repair successful" if result["repair-successful"] else "Repair unsuccessful"
-        lines = [
-            f"Before: {health_words(before)}",
-            attempted if result["repair-attempted"] else "No repair necessary",
-            f"After: {health_words(after)}",
-        ]
-        shown = after
-    else:
-        lines, shown = [health_words(result)], result
-    return page(title, lines, json.dumps(shown, indent=1))
-
-
-def page(title: str, lines: list[str], details: str = "") -> bytes:
-    """Return a simple page: a heading, one paragraph a line, and preformatted text; all is escaped."""
-    values = {"title": title, "lines": lines, "details": details}
-    return render_page("lines.html", values).data
 
 
 def json_bytes(value: Any) -> bytes:

@@ -19,7 +19,6 @@ from pipegrid.gateway.web_api.check_json import (
     check_recoverable,
     corrupt_shares,
     is_healthy,
-    page,
     repair_json,
     storage_index_text,
 )
@@ -386,12 +385,6 @@ class DeepOperation:
     def part(self, storage_index: str) -> Json | None:
         """Return the check of one object, if this operation has it."""
         return None
-
-    def html(self) -> bytes:
-        """Return a page with the state of it."""
-        finished = "Finished" if self.finished else "Running; load this page again to see more"
-        problems = self.problems.fields().get("unreadable", [])
-        return page(self.title, [finished, *problems], self.text())
 
     title = "Operation"
 

@@ -28,6 +28,8 @@ from pipegrid.gateway.web_api.path_lookup import (
     find,
 )
 from pipegrid.gateway.web_api.web_errors import WebError, no_such_child, problem_of
+from pipegrid.gateway.web_ui.backup_page import backup_page
+from pipegrid.gateway.web_ui.check_page import check_form
 from pipegrid.gateway.web_ui.directory_archive import send_archive
 from pipegrid.gateway.web_ui.directory_page import directory_page, entry_page
 from pipegrid.gateway.web_ui.file_page import object_page
@@ -40,6 +42,8 @@ UNNAMED = "unknown-filename"
 
 DIRECTORY_PAGES: Mapping[str, Handler] = {
     "": directory_page,
+    "backups": backup_page,
+    "check-form": check_form,
     "open": directory_page,
     "info": object_page,
     "rename-form": entry_page,

@@ -36,6 +36,7 @@ from pipegrid.gateway.web_api.path_lookup import (
     unreadable,
 )
 from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.gateway.web_ui.check_page import check_form
 from pipegrid.gateway.web_ui.file_page import object_page
 from pipegrid.gateway.web_ui.share_page import share_page
 from pipegrid.tree.directory import Directory, make_directories
@@ -173,6 +174,8 @@ async def get_file(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
         return await object_page(call, found)
     if operation == "share":
         return await share_page(call, found)
+    if operation == "check-form":
+        return await check_form(call, found)
     if operation == "":
         return await download(call, cap, found.name)
     if operation not in ("uri", "readonly-uri"):

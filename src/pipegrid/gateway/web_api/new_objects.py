@@ -111,9 +111,11 @@ async def store_file(call: ApiRequest, body: BodySpool) -> Cap:
     private_key = private_key_of(call)
     source = body.source()
     closes: Any = nullcontext() if isinstance(source, bytes) else closing(source)
-    with closes:
+    name = call.arguments.get("progress")
+    watched: Any = nullcontext() if name is None else call.http.site.uploads.watched(name)
+    with closes, watched as progress:
         if chosen in (None, "CHK"):
-            return (await call.grid.put(source)).cap
+            return (await call.grid.put(source, progress=progress)).cap
         assert chosen is not None
         made = await call.grid.create_mutable(
             source, format=chosen.lower(), private_key=private_key

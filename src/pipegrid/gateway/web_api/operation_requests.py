@@ -17,7 +17,7 @@ from pipegrid.gateway.web_api.api_request import (
     unknown_cap,
     when_done,
 )
-from pipegrid.gateway.web_api.check_json import check_page, json_bytes
+from pipegrid.gateway.web_api.check_json import json_bytes
 from pipegrid.gateway.web_api.deep_operations import (
     OPERATIONS,
     DeepOperation,
@@ -36,10 +36,8 @@ from pipegrid.gateway.web_api.operation_handles import (
 )
 from pipegrid.gateway.web_api.path_lookup import FoundObject
 from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.gateway.web_ui.check_page import cancelled_page, object_check_page, operation_page
 from pipegrid.transfer.upkeep import UpkeepRequest
-
-PAGE = "text/html"
-"""Pages say their character set themselves; clients of Tahoe-LAFS get this type, without it."""
 
 TEXT_OR_JSON = "text/plain"
 
@@ -71,7 +69,7 @@ async def _check(call: ApiRequest, found: FoundObject) -> HttpResponse:
         return HttpResponse(json_bytes(said), content_type=TEXT_OR_JSON)
     if call.arguments.get("when_done"):
         return when_done(call, "")
-    return HttpResponse(check_page(said), content_type=PAGE)
+    return object_check_page(call.http.path, found.is_directory, said)
 
 
 def _root(call: ApiRequest, found: FoundObject) -> DirectoryCap:
@@ -160,9 +158,11 @@ async def answer_operation(handles: OperationHandles, call: ApiRequest) -> HttpR
     output = _output(call, operation)
     retain_s = _seconds(call, "retain-for")
     release = call.arguments.flag("release-after-complete")
-    response = _state(operation, output, names[1:])
+    response = _state(names[0], operation, output, names[1:])
     if kind == "cancel":
         handles.cancel(names[0])
+        if output == "html":
+            response = cancelled_page(operation)
     else:
         handles.answered(names[0], retain_s=retain_s, release=release)
     if operation.error is not None:
@@ -186,7 +186,7 @@ def _output(call: ApiRequest, operation: DeepOperation) -> str:
     return "json" if operation.json_only else output
 
 
-def _state(operation: DeepOperation, output: str, part: list[str]) -> HttpResponse:
+def _state(handle: str, operation: DeepOperation, output: str, part: list[str]) -> HttpResponse:
     if operation.error is not None:
         return HttpResponse()
     if part:
@@ -194,10 +194,10 @@ def _state(operation: DeepOperation, output: str, part: list[str]) -> HttpRespon
         if checked is None:
             raise WebError(404, "this operation has no check of an object with that storage index")
         if output == "html":
-            return HttpResponse(check_page(checked), content_type=PAGE)
+            return object_check_page(None, False, checked)
         return HttpResponse(json_bytes(checked), content_type=TEXT_OR_JSON)
     if output == "json":
         return HttpResponse(json_bytes(operation.json()), content_type=TEXT_OR_JSON)
     if output == "text":
         return HttpResponse(operation.text(), content_type=TEXT_OR_JSON)
-    return HttpResponse(operation.html(), content_type=PAGE)
+    return operation_page(handle, operation)

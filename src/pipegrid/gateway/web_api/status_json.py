@@ -8,9 +8,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from pipegrid.gateway.http_response import HttpResponse
 from pipegrid.gateway.server_states import ServerState
 from pipegrid.gateway.transfer_records import TransferKind, TransferRecord, TransferRecords
-from pipegrid.gateway.web_api.check_json import Json, page, storage_index_text
+from pipegrid.gateway.web_api.check_json import Json, storage_index_text
+from pipegrid.gateway.web_ui.page_templates import notice_page
 from pipegrid.grid.introducer_client import IntroducerStatus
 
 # Names and meanings are those of Tahoe-LAFS: ``tahoe status``, magic-folder and Gridsync read them.
@@ -122,27 +124,10 @@ def find_transfer(records: TransferRecords, name: str) -> TransferRecord | None:
     return records.find(kind, int(found[2]))
 
 
-def transfer_page(record: TransferRecord) -> bytes:
-    """Return a page about one transfer."""
-    lines = [f"{key}: {value}" for key, value in transfer_json(record).items()]
-    if record.problem:
-        lines.append(record.problem)
-    return page(f"{record.kind} {record.number}", lines)
-
-
-def transfers_page(records: TransferRecords) -> bytes:
-    """Return a page about all transfers, which names the pages of each."""
-    lines = [
-        f"{_PAGE_NAMES[one.kind]}-{one.number}: {_state_text(one)}"
-        for one in (*records.active, *records.recent)
-    ]
-    return page("Transfers", lines or ["There are none."])
-
-
-def statistics_page(statistics: Json) -> bytes:
+def statistics_page(statistics: Json) -> HttpResponse:
     """Return a page with all figures."""
     figures: dict[str, Any] = {**statistics["counters"], **statistics["stats"]}
-    return page("Statistics", [f"{name}: {value}" for name, value in figures.items()])
+    return notice_page("Statistics", [f"{name}: {value}" for name, value in figures.items()])
 
 
 def events_json(record: TransferRecord) -> str:

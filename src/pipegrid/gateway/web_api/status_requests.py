@@ -12,7 +12,6 @@ from pipegrid.gateway.http_response import HttpResponse, json_text
 from pipegrid.gateway.server_states import ServerStates
 from pipegrid.gateway.transfer_records import TransferRecords
 from pipegrid.gateway.web_api.api_request import ApiRequest, method_not_allowed
-from pipegrid.gateway.web_api.check_json import page
 from pipegrid.gateway.web_api.gateway_metrics import CONTENT_TYPE, GatewayCollector, metrics_text
 from pipegrid.gateway.web_api.status_json import (
     OPENMETRICS,
@@ -21,16 +20,15 @@ from pipegrid.gateway.web_api.status_json import (
     openmetrics_text,
     statistics_json,
     statistics_page,
-    transfer_page,
     transfers_json,
-    transfers_page,
     welcome_json,
 )
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.overview_page import overview_page
+from pipegrid.gateway.web_ui.page_templates import notice_page
+from pipegrid.gateway.web_ui.transfers_page import transfer_page, transfers_page
 
 JSON = "application/json"
-PAGE = "text/html"
 
 
 @attrs.frozen(eq=False)
@@ -85,7 +83,7 @@ async def answer_status(state: GatewayState, call: ApiRequest) -> HttpResponse:
         return _transfer(state, names)
     if is_json:
         return HttpResponse(json_text(transfers_json(state.records)), content_type=JSON)
-    return HttpResponse(transfers_page(state.records), content_type=PAGE)
+    return transfers_page(state.records)
 
 
 def _transfer(state: GatewayState, names: list[str]) -> HttpResponse:
@@ -94,7 +92,7 @@ def _transfer(state: GatewayState, names: list[str]) -> HttpResponse:
         raise WebError(404, "no such transfer runs, or has ended lately")
     if names[1:]:
         return HttpResponse(events_json(record), content_type=JSON)
-    return HttpResponse(transfer_page(record), content_type=PAGE)
+    return transfer_page(record)
 
 
 async def answer_statistics(state: GatewayState, call: ApiRequest) -> HttpResponse:
@@ -105,7 +103,7 @@ async def answer_statistics(state: GatewayState, call: ApiRequest) -> HttpRespon
         return HttpResponse(json_text(said), content_type="text/plain")
     if kind == "openmetrics":
         return HttpResponse(openmetrics_text(said), content_type=OPENMETRICS)
-    return HttpResponse(statistics_page(said), content_type=PAGE)
+    return statistics_page(said)
 
 
 async def answer_metrics(state: GatewayState, call: ApiRequest) -> HttpResponse:
@@ -119,7 +117,7 @@ async def answer_helper_status(state: GatewayState, call: ApiRequest) -> HttpRes
     """Answer a request to ``/helper_status``: a gateway has no upload helper."""
     if _kind(call, "json"):
         return HttpResponse("{}\n", content_type="text/plain")
-    return HttpResponse(page("Helper", ["This gateway has no upload helper."]), content_type=PAGE)
+    return notice_page("Helper", ["This gateway has no upload helper."])
 
 
 async def answer_storage(state: GatewayState, call: ApiRequest) -> HttpResponse:
@@ -128,9 +126,7 @@ async def answer_storage(state: GatewayState, call: ApiRequest) -> HttpResponse:
         raise WebError(
             404, "this process is not a storage server, so it has no shares to report on"
         )
-    return HttpResponse(
-        page("Storage", ["This process is not a storage server."]), content_type=PAGE
-    )
+    return notice_page("Storage", ["This process is not a storage server."])
 
 
 async def answer_report(state: GatewayState, call: ApiRequest) -> HttpResponse:

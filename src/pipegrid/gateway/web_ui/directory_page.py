@@ -25,6 +25,7 @@ from pipegrid.gateway.web_api.path_lookup import (
     is_verifier,
 )
 from pipegrid.gateway.web_api.web_errors import no_such_child, problem_of
+from pipegrid.gateway.web_ui.backup_page import keeps_backups
 from pipegrid.gateway.web_ui.page_paths import (
     ObjectPath,
     content_url,
@@ -119,6 +120,7 @@ def _table(
         return f"{path.directory_url}?{urlencode({**given, 'from': at})}"
 
     return {
+        "has_backups": keeps_backups(children),
         "rows": [entry_row(path, child, writes(cap)) for child in shown],
         "summary": _summary(children.values()),
         "total": len(sorted_children),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 from urllib.parse import quote
@@ -32,7 +32,7 @@ PAGE_HEADERS = {
 }
 """Of every page. It is not stored, since capabilities are in it."""
 
-NAVIGATION = (("/", "Grid"),)
+NAVIGATION = (("/", "Grid"), ("/status", "Transfers"))
 """Links at the top of every page: path, text."""
 
 SHOWN_CHARACTERS = 160
@@ -52,6 +52,11 @@ def render_page(
     text = _environment().get_template(template).render(values or {})
     data = text.encode("ascii", "xmlcharrefreplace")
     return HttpResponse(data, status, HTML, PAGE_HEADERS)
+
+
+def notice_page(title: str, lines: Sequence[str]) -> HttpResponse:
+    """Return a short page: a heading, and one paragraph a line."""
+    return render_page("lines.html", {"title": title, "lines": lines, "details": ""})
 
 
 @cache
