@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from pipegrid.grid.tahoe_settings import FILE_SETTINGS, SETTINGS, Setting
+from pipegrid.grid.tahoe_settings_check import FILE_SETTINGS, SETTINGS, Setting
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference-tahoe-settings.md"
 BEGIN, END = "<!-- tables: python -m misc.settings_page -->", "<!-- end of tables -->"

@@ -42,9 +42,8 @@ SIZE = 60_000
 LARGE = 16_000
 HERE = Path(__file__).resolve().parent.parent
 LEFT_OUT = (
-    *("errors", "core/", "wire/", "version", "arguments", "grid/tracing"),
-    *("grid/request_trace", "cli/startup/lazy_modules", "reactor/process_settings"),
-    *("cli/lazymodules", "cli/later", "cli/classcode", "reactor/standstill"),
+    *("errors", "core/", "wire/", "version", "argument_checks"),
+    *("grid/grid_trace", "cli/startup/lazy_modules", "reactor/process_settings"),
 )
 
 
@@ -227,7 +226,7 @@ def traced(source: str, command: str, arguments: Sequence[str], result: str) -> 
 def walk(source: Path) -> dict[str, dict[str, Any]]:
     """Return the four walks of the package below a ``src`` directory."""
     from pipegrid.core.encoding_parameters import Params
-    from pipegrid.speedtest.server_processes import FileEncoding, Servers
+    from pipegrid.speedtest.child_processes import FileEncoding, Servers
 
     found: dict[str, dict[str, Any]] = {}
     with (

@@ -24,27 +24,25 @@ ELSEWHERE = {"twisted"}
 GLOSSARY = PACKAGE.parent.parent / "docs" / "glossary.md"
 
 _WORDS = """
-access address agent ahead aliases announce answers api app archive args arguments assets
-backup bar base base32
-batches blacklist blocking body build buildbot byte cache calls capacity change charts check children client
-clock cmd collector
-compare completion config configured connection console context copied copy creation credentials
-crypto database
-databases dates deb822 debian decoder decompress deferreds dialer discovery download embedded encode
-encoder endpoints epoll erasure errors exchange existing exit failover failure fair fast faults filter
-figures foolscap form formats garbage get hashes history host hosts html http identity incoming indexes
-init interface interfaces isal items job json layout lazy lifeline link list listener listing local
-log lookup loss ls manager manpage many messages metadata metrics mirror mirrors model modules mutable
-mutables network new node object objects offline
-open opener operation options order origin output overview package packed page params parser pages paced
-paths peers plain plan plugin pool port private probe process processes progress protocol proxy put
-query queue quick range raw reader readers readonly receiver receivers registry relay repair report responder
-resource restore running
-results resume retry root rpm runner safe search selection selfcheck serve service settings signatures
-sink site small socket sockets source spans speedtest spool state states status stdin store stream streamed
-streams systemd table tahoe tcp templates text throttle timeline tls trace tracker transfers transport twist
-twisted assignment async content decode downloaded encoding hedge input interruptible listed lookup ordered
-packing parameters public segmented strict yaml update uploader verdict verifier workers writer zip
+access address agent ahead aliases announce app archive args argument arguments assets assignment
+async backup backups bar base base32 batches blacklist blocking build buildbot byte cache calls
+capacity cat change changes charts check checks children cipher client clock cmd collector command
+compare completion config connection console content context copied copy creation credentials
+database databases dates deb822 debian decode decoder decoding decompression deferreds descriptor
+dialer discovery download du embedded encode encoder encoding endpoints epoll erasure error errors
+exchange failover failure fair fast faults figures filter foolscap form format formats garbage get
+hashes hedge history host hosts html http identity incoming init interface interfaces isal items job
+json layout lazy lifeline link list listed listener lists local log lookup loop loss ls manager
+manpage many messages metadata metrics mirror mirrors model modules mutable mutables network new
+node offline open opener options order ordered origin outcomes output overview paced package packed
+packing page parameters parser path paths peers pool port private probe process processes progress
+protocol proxy public put query queue quick range ranges raw reader readers reading readonly rebuild
+received receiver receivers registry relay repair report resource responder restore results resume
+retry root rpm runner running safe search selection selfcheck serve service settings signature
+signatures sink small socket sockets source spans speedtest spool sqlite state states stats status
+store stream streams strict system systemd table tahoe tcp templates text throttle timeline tls
+trace tracker transfer transfers transport twist twisted update uploader urls verdict verifier
+workers writer yaml zip
 """
 
 ORDINARY = set(_WORDS.split())
@@ -56,15 +54,13 @@ SIBLINGS = {
     "client": "one contract over two transports",
     "decoder": "immutable and mutable format",
     "encoder": "immutable and mutable format",
-    "grid": "a grid of servers, and the one of tests in virtual time",
     "layout": "immutable and mutable format",
-    "service": "one store behind two protocols",
     "surveys": "two ends of one message",
     "uploads": "one contract over two transports",
 }
 """Names that several modules have, with what they have in common; at most 20."""
 
-NOUNS = {"listing"}
+NOUNS = set[str]()
 """That look like participles."""
 
 REFERENCE = re.compile(r"``([a-z]\w*(?:\.\w+)*\.[A-Z][a-z]\w*)``")

@@ -19,8 +19,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.app import parse
 from pipegrid.cli.cmd_serve import ServeJob
+from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import GridJob
 
 ROOT = Path(__file__).parent.parent
 SYSTEMD = ROOT / "misc" / "systemd"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from misc.attack.insiders import lines, slot_path, writer
 from misc.attack.target import Target, again_and_again, from_command_line
 from pipegrid.wire import gbs_mutable
-from pipegrid.wire.messages import ShareChange
+from pipegrid.wire.storage_messages import ShareChange
 
 
 def attack(target: Target) -> None:

@@ -7,7 +7,7 @@ import ssl
 from misc.attack.insiders import lines, slot_path, writer
 from misc.attack.target import Target, again_and_again, from_command_line, refused_or_cut
 from pipegrid.wire import gbs_mutable
-from pipegrid.wire.messages import ShareChange
+from pipegrid.wire.storage_messages import ShareChange
 
 INDEX = b"a slot to read.."
 SHARE_BYTES = 1 << 20

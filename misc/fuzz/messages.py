@@ -14,7 +14,7 @@ from pipegrid.core import base32
 from pipegrid.errors import UsageError
 from pipegrid.wire import gbs_bundles, gbs_messages, server_address
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
-from pipegrid.wire.messages import Allocation, LeaseSecrets, ServerVersion, UploadSecrets
+from pipegrid.wire.storage_messages import Allocation, LeaseSecrets, ServerVersion, UploadSecrets
 
 _SPKI = "A" * 42 + "E"
 _SI = bytes(range(16))

@@ -6,7 +6,7 @@ other, worked out line by line.
 from __future__ import annotations
 
 from misc.fuzz.choices import Choices
-from pipegrid.mirror.decompress import PatchError
+from pipegrid.mirror.decompression import PatchError
 from pipegrid.mirror.pdiff import END, LineEdit, Piece, merge, parse
 
 LINES = 12

@@ -7,7 +7,7 @@ from pipegrid.core import hash_tree, layout, packed_directory, ueb
 from pipegrid.core.caps import parse_cap
 from pipegrid.core.encoding_parameters import Geometry
 from pipegrid.core.packed_directory import PackedChild
-from pipegrid.core.share_parts import BadPart, parse_ueb_length, prove_leaf, read_layout
+from pipegrid.core.received_share import BadPart, parse_ueb_length, prove_leaf, read_layout
 from pipegrid.errors import DirectoryError, UsageError
 
 _GEOMETRY = Geometry(1000, 3, 10, 300)

@@ -27,14 +27,14 @@ from twisted.logger import ILogObserver, LogEvent, LogLevel, globalLogPublisher
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from pipegrid.disk.commit import Committable, Disk
+from pipegrid.disk.durability import Committable, Disk
 from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.server.gbs.http_connection import GbsConnection, GbsSite
-from pipegrid.server.gbs.service import GbsService
-from pipegrid.storage.store import ShareStore
+from pipegrid.server.gbs.storage_operations import GbsService
+from pipegrid.storage.share_store import ShareStore
 from pipegrid.wire import gbs_bundles, gbs_messages
 from pipegrid.wire.gbs_bundles import BundledUpload
-from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets, UploadSecrets
 
 P = ParamSpec("P")
 T = TypeVar("T")

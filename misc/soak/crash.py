@@ -55,7 +55,7 @@ from misc.soak.mounting import alone
 from misc.speedtest.oneserver import one_server
 from pipegrid import Grid
 from pipegrid.core.caps import Cap
-from pipegrid.disk.commit import load_syncfs
+from pipegrid.disk.durability import load_syncfs
 from pipegrid.errors import CorruptionError, PipegridError
 
 POLICIES = ("none", "batch", "strict")

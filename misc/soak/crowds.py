@@ -57,8 +57,8 @@ from misc.soak.restarts import (
 from misc.speedtest.peers.nodes import HTTPS, StorageNode, StorageNodes, servers_file
 from pipegrid import Grid
 from pipegrid.errors import PipegridError
+from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.creation import create_client
 from pipegrid.reactor.deferreds import all_ended
 
 FILES = 300

@@ -41,7 +41,7 @@ from misc.speedtest.peers.nodes import free_port
 from pipegrid import Grid
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import GridError, PipegridError, UncoordinatedWriteError
-from pipegrid.speedtest.server_processes import LOOPBACK, environment, first_line, make_client
+from pipegrid.speedtest.child_processes import LOOPBACK, environment, first_line, make_client
 from pipegrid.wire import server_address
 
 SERVERS = 10

@@ -42,7 +42,7 @@ from pipegrid.core import base32, hashes
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.grid.client_config import GridConfig
-from pipegrid.grid.creation import create_local
+from pipegrid.grid.client_creation import create_local
 from pipegrid.storage import share_file
 from pipegrid.transfer.offline import encode_file
 

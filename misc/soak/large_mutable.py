@@ -42,8 +42,8 @@ from misc.speedtest.processes import LOOPBACK
 from pipegrid import Grid
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.mutable.versions import MDMF_SEGMENT_BYTES, SALT_BYTES
+from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.creation import create_client
 
 SERVERS = 10
 PARAMS = Params(3, SERVERS)

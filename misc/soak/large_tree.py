@@ -36,7 +36,7 @@ from pipegrid.reactor.workers import Workers
 from pipegrid.transfer.peers import Peer
 from pipegrid.tree.public_grid import Grid
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports
-from pipegrid.wire.messages import Allocation, ServerIdentity, UploadSecrets, WriteAnswer
+from pipegrid.wire.storage_messages import Allocation, ServerIdentity, UploadSecrets, WriteAnswer
 
 GROWTH_BYTES = 16 << 20
 SERVERS = 10

@@ -11,8 +11,8 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IProtocolFactory
 
 from pipegrid.core.encoding_parameters import Params
+from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.creation import create_client
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.wire import server_address
 

@@ -55,8 +55,8 @@ from misc.speedtest.peers.nodes import (
 from pipegrid import Grid
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import CorruptionError, GridError, PipegridError
+from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.creation import create_client
 from pipegrid.speedtest.targets import Comparing
 
 SERVERS = 5

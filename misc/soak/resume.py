@@ -44,9 +44,9 @@ from misc.speedtest.peers.nodes import HTTPS, StorageNode, servers_file, stop
 from misc.speedtest.processes import LOOPBACK
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.flow.window import INITIAL_BYTES
+from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.creation import create_client
-from pipegrid.grid.grid import NOTES_NAME
+from pipegrid.grid.file_grid import NOTES_NAME
 from pipegrid.storage import share_file
 from pipegrid.storage.uploads import incoming_files
 

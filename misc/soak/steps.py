@@ -92,12 +92,12 @@ class Steps:
         opened = self._opening_file(io.open)
         for module in (io, builtins):
             setattr(module, "open", opened)  # noqa: B010
-        from pipegrid.disk import commit
+        from pipegrid.disk import durability
 
-        loaded = commit.load_syncfs()
+        loaded = durability.load_syncfs()
         if loaded is not None:
             counted = self._counting("syncfs", loaded)
-            commit.load_syncfs = lambda: counted
+            durability.load_syncfs = lambda: counted
 
     def _path(self, name: str, arguments: Sequence[Any], keywords: dict[str, Any]) -> str:
         """Return what a call is about; empty if that is not below the root."""

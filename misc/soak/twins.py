@@ -40,8 +40,8 @@ from pipegrid import Grid
 from pipegrid.core import base32
 from pipegrid.errors import PipegridError
 from pipegrid.grid.client_config import SECRET_BYTES
-from pipegrid.grid.creation import create_local
-from pipegrid.speedtest.server_processes import Servers, first_line, running
+from pipegrid.grid.client_creation import create_local
+from pipegrid.speedtest.child_processes import Servers, first_line, running
 
 EMBEDDED, HTTPS, USERS = "embedded", "https", "users"
 OVER = (EMBEDDED, HTTPS, USERS)

@@ -44,9 +44,9 @@ from misc.speedtest.peers.nodes import HTTPS, Address, servers_file
 from pipegrid import Grid
 from pipegrid.core.caps import LitCap
 from pipegrid.errors import PipegridError
+from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.creation import create_client
-from pipegrid.speedtest.server_processes import Servers, first_line, running
+from pipegrid.speedtest.child_processes import Servers, first_line, running
 from pipegrid.tree.directory import Directory
 
 SERVERS = 10

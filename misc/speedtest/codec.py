@@ -31,9 +31,9 @@ import attrs
 import zfec
 
 from pipegrid.core import erasure
-from pipegrid.core.crypto import StreamCipher
 from pipegrid.core.encoder import Encoder, ShareWrite, convergent_key
 from pipegrid.core.encoding_parameters import DEFAULT_SEGMENT_BYTES, Geometry, Params
+from pipegrid.core.stream_cipher import StreamCipher
 from pipegrid.errors import PipegridError
 
 VECTORS = Path(__file__).resolve().parents[2] / "tests" / "vectors" / "immutable.json"

@@ -45,7 +45,7 @@ def measure_once(files: int, size: int, rtt_s: float, servers: int) -> dict[str,
     from pipegrid import Grid
 
     servers_class = _first(
-        "pipegrid.speedtest.server_processes.Servers", "pipegrid.speedtest.processes.Servers"
+        "pipegrid.speedtest.child_processes.Servers", "pipegrid.speedtest.processes.Servers"
     )
     figures: dict[str, float] = {}
 

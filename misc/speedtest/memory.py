@@ -35,7 +35,7 @@ LIMIT_MIB = 64
 _CHUNK_BYTES = 1 << 20
 _MAKER = """
 import hashlib, os, sys
-from pipegrid.core.crypto import StreamCipher
+from pipegrid.core.stream_cipher import StreamCipher
 cipher, digest, left = StreamCipher(os.urandom(16)), hashlib.sha256(), int(sys.argv[2])
 zeros, stream = bytes(1 << 20), bytearray(1 << 20)
 with open(sys.argv[1], "wb") as file:

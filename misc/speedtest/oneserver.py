@@ -16,8 +16,8 @@ from subprocess import Popen
 
 from misc.speedtest import processes
 from pipegrid.core.encoding_parameters import Params
+from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.creation import create_client
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ def picture(run: Run) -> str:
     Raises:
         ValueError: the run has none.
     """
-    from pipegrid.speedtest import charts, figures
+    from pipegrid.speedtest import charts, report_figures
 
     timeline = run.timeline
     if timeline is None or not timeline.bursts:
@@ -45,7 +45,7 @@ def picture(run: Run) -> str:
     servers = len({burst.server for burst in timeline.bursts})
     label = (
         f"One upload of {timeline.name} to {servers} servers: all of it leaves at once, and it is stored"
-        f" after {figures.digits(timeline.took_s / timeline.rtt_s)} round trips."
+        f" after {report_figures.digits(timeline.took_s / timeline.rtt_s)} round trips."
     )
     chart = charts.draw("timeline", label, lambda wide: charts.timeline_chart(run, wide))
     return re.sub(r"(<svg\b[^>]*>)", lambda head: f"{head[1]}\n{STYLE}", chart.wide, count=1) + "\n"

@@ -1,5 +1,5 @@
 """
-Storage servers and other processes for the tools here: those of ``pipegrid.speedtest.server_processes``,
+Storage servers and other processes for the tools here: those of ``pipegrid.speedtest.child_processes``,
 and ours.
 
 The tools are no part of the package; what they run finds them by the path.
@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from misc.command import environment
-from pipegrid.speedtest import server_processes
-from pipegrid.speedtest.server_processes import (
+from pipegrid.speedtest import child_processes
+from pipegrid.speedtest.child_processes import (
     LOOPBACK,
     Servers,
     cpu_s,
@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def running(command: Sequence[str]) -> AbstractContextManager[subprocess.Popen[str]]:
     """Run a process, which finds these tools, as long as the context lasts."""
-    return server_processes.running(command, _surroundings())
+    return child_processes.running(command, _surroundings())
 
 
 def run_module(name: str, *arguments: str, timeout_s: float = 110.0) -> str:

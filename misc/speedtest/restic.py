@@ -163,7 +163,7 @@ def rclone_at(directory: Path, rtt_s: float) -> Iterator[str]:
     )
     try:
         _wait_for(port)
-        relay = ["-m", "pipegrid.speedtest.server_processes", "--relay", str(rtt_s)]
+        relay = ["-m", "pipegrid.speedtest.child_processes", "--relay", str(rtt_s)]
         with running([sys.executable, *relay, f"{LOOPBACK}:{port}"]) as link:
             near, _echo = json.loads(first_line(link))
             yield f"http://{LOOPBACK}:{near}/"

@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     )
     from pipegrid.flow.pipeline import Pipeline
     from pipegrid.flow.window import AutoWindow
-    from pipegrid.grid.creation import create_local
+    from pipegrid.grid.client_creation import create_local
     from pipegrid.http11 import PipelinedAgent
-    from pipegrid.mirror.mirror import Mirror
+    from pipegrid.mirror.public_mirror import Mirror
     from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
     from pipegrid.transfer.results import (
         CheckResult,
@@ -86,7 +86,7 @@ _HOMES = {
     "Grid": "pipegrid.tree.public_grid",
     "Link": "pipegrid.core.mutable.directory_content",
     "LitCap": "pipegrid.core.caps",
-    "Mirror": "pipegrid.mirror.mirror",
+    "Mirror": "pipegrid.mirror.public_mirror",
     "Params": "pipegrid.core.encoding_parameters",
     "Pipeline": "pipegrid.flow.pipeline",
     "PipelinedAgent": "pipegrid.http11",
@@ -96,7 +96,7 @@ _HOMES = {
     "RepairResult": "pipegrid.transfer.results",
     "Unlink": "pipegrid.core.mutable.directory_content",
     "WriteResult": "pipegrid.transfer.mutable.publish",
-    "create_local": "pipegrid.grid.creation",
+    "create_local": "pipegrid.grid.client_creation",
     "parse_cap": "pipegrid.core.caps",
 }
 

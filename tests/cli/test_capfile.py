@@ -21,7 +21,7 @@ from pipegrid.cli.error_report import sentence
 from pipegrid.core.caps import LitCap, checkable
 from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import UsageError
-from pipegrid.grid.creation import create_local
+from pipegrid.grid.client_creation import create_local
 from pipegrid.transfer.results import RenewResult
 from tests.cli.support import FakeGrid, Run
 from tests.cli.test_process import SOURCE

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.cmd_check import sum_up
+from pipegrid.cli.cmd_upkeep import sum_up
 from pipegrid.core.caps import ChkCap, DirectoryCap
 from pipegrid.errors import CorruptionError, UsageError
 from pipegrid.grid.introducer_client import IntroducerStatus

@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.cli import completion
 from pipegrid.cli.completion import for_bash, split
 from pipegrid.core.encoding_parameters import Params
-from pipegrid.grid.creation import create_client
+from pipegrid.grid.client_creation import create_client
 from tests.cli.pty import SOURCE
 
 BREAKS = " \t\n\"'@><=;|&(:"

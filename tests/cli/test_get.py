@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.cmd_get import resolve
+from pipegrid.cli.cmd_get_cat import resolve
 from pipegrid.cli.output_file import OutputFile
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, MutableCap
 from pipegrid.errors import CorruptionError, NotEnoughSharesError, SinkError, UsageError

@@ -23,10 +23,10 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 import pipegrid
 from pipegrid.cli.app import start
 from pipegrid.cli.console import Console
-from pipegrid.disk import files as disk
-from pipegrid.grid.creation import create_local
+from pipegrid.disk import file_system_calls as disk
+from pipegrid.grid.client_creation import create_local
 from pipegrid.storage import share_file
-from pipegrid.storage.store import ShareStore
+from pipegrid.storage.share_store import ShareStore
 from pipegrid.transfer.put.source import FileSource
 from tests.cli.support import Run
 

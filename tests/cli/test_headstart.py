@@ -17,8 +17,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.startup import fast_args
 from pipegrid.errors import UsageError
-from pipegrid.mirror import mirror_address
-from pipegrid.mirror.mirror_sockets import SocketCache
+from pipegrid.mirror import mirror_urls
+from pipegrid.mirror.epoll_sockets import SocketCache
 from pipegrid.mirror.preconnect_mirrors import (
     LONG_LIST_BYTES,
     EarlySockets,
@@ -122,7 +122,7 @@ class HeadStartTests(SynchronousTestCase):
 
     def test_taken_up(self) -> None:
         """What was begun is taken first; more are begun if more are wanted, and the rest is let go of."""
-        there = mirror_address.parse_url(self.server.url)
+        there = mirror_urls.parse_url(self.server.url)
         other = "http://nobody.invalid/"
         start = EarlySockets([there.url, other, there.url], 2)
         with closing(SocketCache([there], 3, start)) as ahead:
@@ -192,12 +192,12 @@ class PlainUrlTests(SynchronousTestCase):
                         url = scheme + host + port + path
                         if plain_url(url) is not None:
                             understood += 1
-                            self.assertEqual(mirror_address.parse_url(url), self.closely(url), url)
+                            self.assertEqual(mirror_urls.parse_url(url), self.closely(url), url)
         self.assertGreater(understood, 100)
 
     def closely(self, url: str) -> Any:
         """What the long look makes of it."""
         try:
-            return mirror_address._look_closely(url)
+            return mirror_urls._look_closely(url)
         except UsageError as error:
             return str(error)

@@ -12,7 +12,7 @@ from misc.speedtest.processes import Servers
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.encoding_parameters import Params
-from pipegrid.speedtest.server_processes import FileEncoding
+from pipegrid.speedtest.child_processes import FileEncoding
 
 OF_OTHERS = (
     "foolscap",
@@ -50,19 +50,19 @@ OF_TWISTED = (
 
 OURS = (
     "pipegrid.core.packed_directory",
-    "pipegrid.grid.creation",
+    "pipegrid.grid.client_creation",
     "pipegrid.grid.introducer_discovery",
     "pipegrid.grid.embedded_grid",
-    "pipegrid.grid.request_trace",
+    "pipegrid.grid.grid_trace",
     "pipegrid.http11.agent",
     "pipegrid.testing",
     "pipegrid.speedtest",
-    "pipegrid.storage.store",
+    "pipegrid.storage.share_store",
     "pipegrid.transfer.check",
     "pipegrid.transfer.repair",
     "pipegrid.transport.surveys",
     "pipegrid.transport.throttle",
-    "pipegrid.tree.listing",
+    "pipegrid.tree.directory_reading",
     "pipegrid.wire.gbs_mutable",
     "pipegrid.wire.gbs_surveys",
 )
@@ -70,7 +70,7 @@ OF_GETS = ("pipegrid.core.decoder", "pipegrid.transfer.get.download")
 OF_PUTS = (
     "pipegrid.core.encoder",
     "pipegrid.transfer.put.uploader",
-    "pipegrid.transfer.put.segmented_upload",
+    "pipegrid.transfer.put.upload_loop",
 )
 
 _TELL = """
@@ -123,7 +123,7 @@ class ImportTests(SynchronousTestCase):
             "from pipegrid import Grid\n"
             "print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
         )
-        self.assertIn("pipegrid.grid.grid", loaded)
+        self.assertIn("pipegrid.grid.file_grid", loaded)
         others = tuple(each for each in OF_OTHERS if each not in ("http.client", "urllib.request"))
         self.assertAbsent(others + OURS + OF_GETS + OF_PUTS + ("OpenSSL", "yaml"), loaded)
 

@@ -10,9 +10,9 @@ from unittest import mock
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.grid import creation
+from pipegrid.grid import client_creation
 from pipegrid.grid.client_config import load
-from pipegrid.grid.creation import suggested
+from pipegrid.grid.client_creation import suggested
 from pipegrid.wire.server_address import parse_nurl as parse_nurl
 from tests.cli.processes import ProcessTestCase
 from tests.cli.support import Run
@@ -343,12 +343,12 @@ class NumbersTests(SynchronousTestCase):
     def test_a_full_disk(self) -> None:
         """Is no mistake of the command line: status 1, and the same command goes on when there is room."""
         full = OSError(errno.ENOSPC, "No space left on device")
-        with mock.patch.object(creation, "create_file", side_effect=full):
+        with mock.patch.object(client_creation, "create_file", side_effect=full):
             words = "a grid directory: No space left on device; free some space\n"
             self.assertIn(words, self.init(status=1).stderr)
         self.init()
         text = (self.directory / "pipegrid.cfg").read_text()
-        with mock.patch.object(creation, "replace_file", side_effect=full):
+        with mock.patch.object(client_creation, "replace_file", side_effect=full):
             words = "No space left on device; nothing was changed; free some space\n"
             self.assertIn(words, self.init("-k", "1", status=1).stderr)
         self.assertEqual((self.directory / "pipegrid.cfg").read_text(), text)

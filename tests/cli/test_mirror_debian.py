@@ -26,10 +26,10 @@ from twisted.trial.unittest import TestCase
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
-from pipegrid.cli import mirror_archive
+from pipegrid.cli import mirror_debian_rpm
 from pipegrid.cli.app import start
 from pipegrid.cli.console import Console
-from pipegrid.disk import files as disk
+from pipegrid.disk import file_system_calls as disk
 from tests.mirror.archive import BINARY, SUITE, Archive, Signer, check_readers
 from tests.mirror.flatarchive import FlatArchive
 from tests.mirror.rpmarchive import RpmArchive
@@ -210,11 +210,11 @@ class DebianTests(DebianCase):
     async def _test_defaults(self) -> None:
         self.serve(self.made())
         short = ["mirror", "debian", str(self.dest), "--from", self.url, "--suite", "sid"]
-        self.patch(mirror_archive, "DEBIAN_KEYRING", "/nowhere/ring")
+        self.patch(mirror_debian_rpm, "DEBIAN_KEYRING", "/nowhere/ring")
         status, _, err = await self.run_command(*short)
         self.assertEqual((status, self.found()), (1, set()))
         self.assertIn("give --keyring, or --allow-unsigned", err)
-        self.patch(mirror_archive, "DEBIAN_KEYRING", self.signer.keyring)
+        self.patch(mirror_debian_rpm, "DEBIAN_KEYRING", self.signer.keyring)
         status, _, err = await self.run_command(*short)
         self.assertEqual(status, 0, err)
         self.assertEqual(check_readers(self.dest), 40)

@@ -13,7 +13,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.mirror_archive import RpmOptions, rpm_job
+from pipegrid.cli.mirror_debian_rpm import RpmOptions, rpm_job
 from pipegrid.cli.mirror_options import MirrorOptions
 from pipegrid.cli.startup.lazy_modules import LAZY
 from pipegrid.mirror import blocking_mirror

@@ -26,9 +26,9 @@ from misc.mirror_world.rpm import COMPS
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 
-from pipegrid.disk import files as disk
-from pipegrid.mirror.decompress import unpacked
-from pipegrid.mirror.repomd import read_repomd
+from pipegrid.disk import file_system_calls as disk
+from pipegrid.mirror.decompression import unpacked
+from pipegrid.mirror.rpm_metadata import read_repomd
 from tests.cli.test_mirror_filters import DebianFilterCase
 from tests.cli.test_mirror_rpm import RpmCase
 from tests.mirror.archive import BINARY, SOURCES, SUITE, Signer, check_readers

@@ -20,8 +20,8 @@ from twisted.web.server import Site
 
 from pipegrid.cli.app import start
 from pipegrid.cli.console import Console
-from pipegrid.mirror.decompress import unpacked
-from pipegrid.mirror.repomd import packages, read_repomd
+from pipegrid.mirror.decompression import unpacked
+from pipegrid.mirror.rpm_metadata import packages, read_repomd
 from tests.cli.test_mirror_debian import Files
 from tests.mirror.archive import Signer
 from tests.mirror.rpmarchive import REPOMD, RpmArchive

@@ -8,7 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.mirror_options import Display, MirrorOptions, RunOutcome
-from pipegrid.mirror.scheduler import Report, Tally
+from pipegrid.mirror.file_scheduler import Report, Tally
 from tests.cli.support import Terminal
 
 

@@ -13,7 +13,7 @@ from pipegrid.core import base32
 from pipegrid.core.caps import ChkCap, parse_cap
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import SourceError
-from pipegrid.grid.creation import create_local
+from pipegrid.grid.client_creation import create_local
 from pipegrid.transfer import share_files
 from pipegrid.transfer.offline import encode_file
 from pipegrid.transfer.share_files import open_share

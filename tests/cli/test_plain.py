@@ -12,11 +12,11 @@ from unittest.mock import patch
 import click
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli import cmd_mirror, mirror_archive, mirror_listed_files, mirror_verify
+from pipegrid.cli import cmd_mirror, mirror_debian_rpm, mirror_listed_files, mirror_verify
 from pipegrid.cli.app import parse
 from pipegrid.cli.cmd_mirror import debian_command, list_command, rpm_command, verify_command
 from pipegrid.cli.console import Console
-from pipegrid.cli.mirror_archive import RpmOptions
+from pipegrid.cli.mirror_debian_rpm import RpmOptions
 from pipegrid.cli.mirror_options import MirrorOptions
 from pipegrid.cli.startup import fast_args
 from pipegrid.mirror.quick_check import QuickCheckResult
@@ -50,7 +50,7 @@ class PlainTests(SynchronousTestCase):
         for module, name in (
             (mirror_listed_files, "list_job"),
             (mirror_verify, "verify_job"),
-            *product((cmd_mirror, mirror_archive), ("rpm_job", "debian_job")),
+            *product((cmd_mirror, mirror_debian_rpm), ("rpm_job", "debian_job")),
         ):
             self.patch(module, name, note)
 

@@ -85,7 +85,7 @@ class ProcessTests(SynchronousTestCase):
             "from twisted.internet.defer import Deferred\n"
             "from pipegrid.cli.startup import process\n"
             "from pipegrid.cli.console import Console\n"
-            "from pipegrid.cli.job import Invocation\n"
+            "from pipegrid.cli.command_job import Invocation\n"
             "def signalled():\n"
             "    time.sleep(0.3)\n"
             "    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"

@@ -15,7 +15,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.progress_bar import ProgressBar
 from pipegrid.cli.tree_transfers import counts_of, reports_of
 from pipegrid.core.caps import LitCap
-from pipegrid.grid.creation import create_local
+from pipegrid.grid.client_creation import create_local
 from pipegrid.tree.tree_upload import TreeCounts
 from tests.cli.pty import TerminalTestCase
 from tests.cli.support import Terminal

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipegrid.core import base32
 from tests.cli.processes import ProcessTestCase
-from tests.grid.test_tahoe_settings import REFUSED, entry, make_node
+from tests.grid.test_tahoe_settings_check import REFUSED, entry, make_node
 
 
 class Listener:

@@ -18,9 +18,9 @@ from pipegrid.cli.cmd_serve import introducers_of
 from pipegrid.cli.console import Console
 from pipegrid.disk.running_process import process_began
 from pipegrid.errors import UsageError
-from pipegrid.grid.server_config import ServerDirectory
+from pipegrid.grid.storage_server_settings import ServerDirectory
 from pipegrid.server import identity
-from pipegrid.storage.store import ShareStore
+from pipegrid.storage.share_store import ShareStore
 from pipegrid.wire import server_address
 from tests.storage.support import SECRETS, SI
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from misc.speedtest.peers.nodes import free_port
 
 from pipegrid.core.encoding_parameters import Params
-from pipegrid.speedtest.server_processes import at_ports, environment, first_line, make_client, reap
+from pipegrid.speedtest.child_processes import at_ports, environment, first_line, make_client, reap
 from pipegrid.wire import server_address
 from tests.cli.processes import ProcessTestCase
 

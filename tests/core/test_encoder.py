@@ -15,9 +15,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core import encoder as encoder_module
 from pipegrid.core import erasure, isal
 from pipegrid.core.caps import LitCap
-from pipegrid.core.crypto import StreamCipher
 from pipegrid.core.encoder import Encoder, ShareWrite, convergent_key
 from pipegrid.core.encoding_parameters import MAX_LITERAL_BYTES, Params
+from pipegrid.core.stream_cipher import StreamCipher
 from pipegrid.errors import SourceError
 from tests import vectors
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.share_parts import ShareBytes
+from pipegrid.core.received_share import ShareBytes
 
 SHARE = bytes(range(256)) * 80
 places = st.integers(0, len(SHARE))

@@ -11,9 +11,9 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk import commit
-from pipegrid.disk import files as disk_calls
-from pipegrid.disk.commit import Commit, Committable, Disk, Policy
+from pipegrid.disk import durability
+from pipegrid.disk import file_system_calls as disk_calls
+from pipegrid.disk.durability import Commit, Committable, Disk, Policy
 from pipegrid.disk.group_commit import BEGIN_BYTES, MAX_BEGINNING, GroupCommit, Grouping
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError
 from pipegrid.testing.grid import InlineWorkers
@@ -468,7 +468,7 @@ class DiskTests(StoreTestCase):
         uploads = self.uploads(3, 1, 2)
         oldest = min(uploads, key=lambda upload: upload.opened)
         expected = f"syncfs {oldest.descriptor}"
-        self.assertEqual(commit.commit_group(uploads, "batch", disk), [None] * 3)
+        self.assertEqual(durability.commit_group(uploads, "batch", disk), [None] * 3)
         self.assertEqual(log[0], expected)
         self.assertEqual([entry.split()[0] for entry in log], ["syncfs", "syncfs"])
         self.assertEqual(self.store.list_shares(SI), {1, 2, 3})
@@ -481,7 +481,7 @@ class DiskTests(StoreTestCase):
         self.store.release()
         upload = self.store.upload(SI, 0, SECRETS.upload)
         upload.write(2, [b"cd"])
-        self.assertEqual(commit.commit_group([upload], "batch", disk), [None])
+        self.assertEqual(durability.commit_group([upload], "batch", disk), [None])
         self.assertEqual([entry.split()[0] for entry in log], ["syncfs", "fsync", "syncfs"])
         self.assertTrue(log[1].endswith("/incoming/" + str(self.incoming(0)).split("incoming/")[1]))
 
@@ -489,7 +489,7 @@ class DiskTests(StoreTestCase):
         """Every file before any rename, and each directory that changed after all of them."""
         disk, log = self.recording(with_syncfs=False)
         uploads = self.uploads(0, 1)
-        self.assertEqual(commit.commit_group(uploads, "batch", disk), [None, None])
+        self.assertEqual(durability.commit_group(uploads, "batch", disk), [None, None])
         root = os.path.realpath(self.root)
         paths = [entry.removeprefix(f"fsync {root}/") for entry in log]
         self.assertEqual([path.split("/")[1] for path in paths[:2]], ["incoming", "incoming"])
@@ -499,11 +499,11 @@ class DiskTests(StoreTestCase):
         """The directory of a new index is synced together with those that name it."""
         disk, log = self.recording(with_syncfs=True)
         [upload] = self.uploads(0)
-        commit.commit_group([upload], "strict", disk)
+        durability.commit_group([upload], "strict", disk)
         self.assertEqual([entry.split()[0] for entry in log], ["fsync"] * 4)
         log.clear()
         [upload] = self.uploads(1)
-        commit.commit_group([upload], "strict", disk)
+        durability.commit_group([upload], "strict", disk)
         self.assertEqual([entry.split()[0] for entry in log], ["fsync"] * 2)
 
     def test_an_upload_begins_with_what_is_there(self) -> None:
@@ -541,7 +541,7 @@ class DiskTests(StoreTestCase):
         """Every policy works on this machine's disk."""
         for number, policy in enumerate(("none", "batch", "strict")):
             uploads = self.uploads(number)
-            outcome = commit.commit_group(uploads, policy, Disk())  # type: ignore[arg-type]
+            outcome = durability.commit_group(uploads, policy, Disk())  # type: ignore[arg-type]
             self.assertEqual(outcome, [None])
             self.assertEqual(self.get(number), b"abcd")
 
@@ -550,11 +550,11 @@ class DiskTests(StoreTestCase):
         for system, release in (("Linux", "5.7.19"), ("Linux", "4.19"), ("Darwin", "23.1.0")):
             uname = os.uname_result((system, "node", release, "version", "machine"))
             self.patch(os, "uname", lambda uname=uname: uname)
-            self.assertIsNone(commit.load_syncfs())
+            self.assertIsNone(durability.load_syncfs())
 
     def test_syncfs_reports_errors(self) -> None:
         """A call that fails raises with the system's number."""
-        syncfs = commit.load_syncfs()
+        syncfs = durability.load_syncfs()
         if syncfs is not None:
             error = self.assertRaises(OSError, syncfs, -1)
             self.assertEqual(error.errno, errno.EBADF)

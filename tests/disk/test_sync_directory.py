@@ -12,9 +12,9 @@ from unittest.mock import patch
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk import commit
+from pipegrid.disk import durability
 from pipegrid.disk.atomic_write import create_file, replace_file, sync_path, syncs_names
-from pipegrid.disk.commit import Disk, commit_group
+from pipegrid.disk.durability import Disk, commit_group
 from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import SinkError
 
@@ -107,7 +107,7 @@ class SyncDirectoryTests(SynchronousTestCase):
             tried.append(fd)
             raise OSError(errno.ENOSYS, "no such call")
 
-        with patch.object(commit, "load_syncfs", lambda: reject):
+        with patch.object(durability, "load_syncfs", lambda: reject):
             disk = Disk()
         disk._syncfs = reject
         shares = [FakeShare(str(self.directory)) for _ in range(2)]

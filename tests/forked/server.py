@@ -63,11 +63,11 @@ NOT = (
         "cli.mirror",
         "cli.speedtest",
         "cli.twist_gateway",
-        "cli.twist_plugin",
+        "cli.twist_storage_server",
         "grid.introducer_discovery",
         "grid.introducer_client",
     ),
-    *("grid.server_config", "transfer.put.async_source", "transport.foolscap"),
+    *("grid.storage_server_settings", "transfer.put.async_source", "transport.foolscap"),
 )
 """With these begin the names of modules that are for others, or bring Foolscap, which makes a reactor."""
 

@@ -23,8 +23,8 @@ from twisted.trial.unittest import TestCase
 
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.grid import Grid
+from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.creation import create_client
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.transport.foolscap import client as foolscap_client
 from pipegrid.transport.gbs import client as gbs_client

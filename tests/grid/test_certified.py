@@ -19,8 +19,8 @@ from pipegrid.core.caps import ChkCap, LitCap, MutableCap
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import UnhappyError
 from pipegrid.grid import Grid
+from pipegrid.grid.client_creation import ClientPreferences, create_client
 from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
-from pipegrid.grid.creation import ClientPreferences, create_client
 from pipegrid.grid.servers_yaml import IntroducerAddress, Introducers
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.wire import server_address

@@ -11,8 +11,8 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from pipegrid import Grid, Params
+from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.creation import create_client
 from tests.interop.processes import start_pipegrid_server, write_servers
 
 reactor: Any = installed_reactor

@@ -21,8 +21,8 @@ from pipegrid.core.encoding_parameters import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.errors import UsageError
 from pipegrid.grid import client_config, client_paths
 from pipegrid.grid.client_config import load
+from pipegrid.grid.client_creation import create_local
 from pipegrid.grid.client_paths import default_directory, is_configured
-from pipegrid.grid.creation import create_local
 from pipegrid.grid.embedded_grid import open_local
 
 

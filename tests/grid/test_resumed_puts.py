@@ -14,10 +14,10 @@ from twisted.trial.unittest import TestCase
 from pipegrid import Grid
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import Buffer
-from pipegrid.grid.creation import create_local
+from pipegrid.grid.client_creation import create_local
 from pipegrid.transfer.results import PutResult
 from pipegrid.transport.local_server import LocalServer
-from pipegrid.wire.messages import WriteAnswer
+from pipegrid.wire.storage_messages import WriteAnswer
 
 clock: Any = installed_reactor
 

@@ -18,8 +18,8 @@ from pipegrid.core import base32
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import UnhappyError, UsageError
 from pipegrid.grid import Grid
+from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.creation import create_client
 from pipegrid.grid.servers_yaml import (
     FLIGHT_BYTES,
     WINDOW_MEMORY_BYTES,

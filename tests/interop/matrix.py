@@ -25,8 +25,8 @@ from pipegrid.core import base32
 from pipegrid.core.caps import ChkCap, parse_cap
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.grid import Grid
+from pipegrid.grid.client_creation import ClientPreferences, create_client
 from pipegrid.grid.client_paths import INTRODUCERS_NAME
-from pipegrid.grid.creation import ClientPreferences, create_client
 from pipegrid.transfer.results import CheckResult, PutResult
 from pipegrid.transport.foolscap.client import FoolscapServer
 from tests.interop.processes import Gateway, Process, TahoeGrid, storage_directory

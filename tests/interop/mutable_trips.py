@@ -25,8 +25,8 @@ from pipegrid import Grid
 from pipegrid.core import base32
 from pipegrid.core.caps import LitCap, MutableCap
 from pipegrid.core.encoding_parameters import Params
+from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.creation import create_client
 from tests.interop.round_trips import ATTEMPTS, LOOPBACK, RoundTrips
 
 SERVERS = 5

@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 
 from pipegrid.mirror import destination
-from pipegrid.mirror.repomd import compare
+from pipegrid.mirror.rpm_metadata import compare
 from tests.cli.test_mirror_rpm import RpmCase
 from tests.mirror.archive import Signer
 

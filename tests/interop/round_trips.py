@@ -34,8 +34,8 @@ from pipegrid.core import base32
 from pipegrid.core.caps import Cap, ChkCap
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import storage_index
+from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.creation import create_client
 
 QUIET_S = 0.3
 QUIET_TURNS = 5

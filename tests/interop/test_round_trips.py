@@ -20,7 +20,7 @@ from twisted.trial.unittest import TestCase
 
 from pipegrid import Grid
 from pipegrid.core.encoding_parameters import Params
-from pipegrid.speedtest.server_processes import make_client
+from pipegrid.speedtest.child_processes import make_client
 from pipegrid.wire.server_address import Furl, Nurl
 from tests.interop.round_trips import Counting, RoundTrips
 

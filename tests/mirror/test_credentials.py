@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror.credentials import MAX_FILE_BYTES, Credentials, read_credentials, user_of
-from pipegrid.mirror.mirror_address import HostAccess, own_route
+from pipegrid.mirror.mirror_urls import HostAccess, own_route
 from pipegrid.mirror.redirects import RedirectTable
 
 

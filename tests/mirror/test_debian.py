@@ -19,10 +19,10 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.mirror import deb822, debian, decompress, mirror, suites
+from pipegrid.mirror import deb822, debian, decompression, public_mirror, suites
 from pipegrid.mirror.archive_file import BadEntry, MirrorError
 from pipegrid.mirror.debian import DebianArchive, DebianOutcome
-from pipegrid.mirror.decompress import unpacked
+from pipegrid.mirror.decompression import unpacked
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.signatures import Keys
 from pipegrid.mirror.suites import Selection
@@ -733,7 +733,7 @@ class PatchTests(DebianCase):
             )
             archive.files = {f"{SUITE}/Release": release, f"{SUITE}/{BINARY}.gz": bomb}
             self.make(archive)
-            self.patch(decompress, "MAX_INDEX_BYTES", 1 << 20)
+            self.patch(decompression, "MAX_INDEX_BYTES", 1 << 20)
             self.refused("bytes, unpacked", error=BadEntry)
             if named:
                 self.refused("more than 5 bytes", indexes="unpacked", error=Exception)
@@ -813,7 +813,7 @@ class RefusalTests(DebianCase):
         host.bytes_per_s = 10
         began_s = world.clock.seconds()
         self.refused("InRelease did not arrive within 300 s")
-        self.assertLess(world.clock.seconds() - began_s, mirror.MOST_S + 60)
+        self.assertLess(world.clock.seconds() - began_s, public_mirror.MOST_S + 60)
 
     def test_indexes(self) -> None:
         """Paths that lead out, sizes that lie, weak hashes."""
@@ -870,10 +870,10 @@ class RefusalTests(DebianCase):
         archive.add()
         archive.publish()
         self.make(archive)
-        self.patch(decompress, "MAX_INDEX_BYTES", 1000)
+        self.patch(decompression, "MAX_INDEX_BYTES", 1000)
         self.refused("which no index has", error=BadEntry)
         self.assertEqual([p for p in self.world.hosts[0].requests if "elease" not in p], [])
-        self.patch(decompress, "MAX_INDEX_BYTES", 1 << 20)
+        self.patch(decompression, "MAX_INDEX_BYTES", 1 << 20)
         self.patch(suites, "MAX_RELEASE_BYTES", 2000)
         archive = Archive(by_hash=False)
         archive.further = {f"{BINARY}.diff/Index": bytes(3000)}

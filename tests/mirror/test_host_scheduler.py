@@ -13,6 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror import host_scheduler
 from pipegrid.mirror.archive_file import ArchiveFile
+from pipegrid.mirror.file_scheduler import FetchJob, Scheduler, Tally
 from pipegrid.mirror.host_scheduler import (
     ALONE_WINDOW_BYTES,
     FIRST_REQUESTS,
@@ -24,8 +25,7 @@ from pipegrid.mirror.host_scheduler import (
     HostSchedule,
     ScheduledConnection,
 )
-from pipegrid.mirror.mirror_address import parse_url
-from pipegrid.mirror.scheduler import FetchJob, Scheduler, Tally
+from pipegrid.mirror.mirror_urls import parse_url
 
 CONNECTIONS = 4
 

@@ -27,7 +27,7 @@ from pipegrid.mirror import NEW_MANIFEST
 from pipegrid.mirror.archive_file import HIDDEN, ArchiveFile, BadEntry, MirrorError, wanted
 from pipegrid.mirror.grid_archive import GRID_CAP, NOTES, GridFetch, GridStore
 from pipegrid.mirror.list_format import list_line
-from pipegrid.mirror.mirror import Mirror
+from pipegrid.mirror.public_mirror import Mirror
 from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transfer.results import CheckResult
 from tests.mirror.archive import sha

@@ -26,8 +26,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.app import start
 from pipegrid.cli.console import Console
-from pipegrid.mirror import decompress, pdiff
-from pipegrid.mirror.decompress import PatchError
+from pipegrid.mirror import decompression, pdiff
+from pipegrid.mirror.decompression import PatchError
 from pipegrid.mirror.pdiff import LineEdit, apply_patches, merge, parse
 
 LINES = (
@@ -106,7 +106,7 @@ class ApplyTests(PatchCase):
                 lines[at : at + rng.randrange(4)] = [b"new\n"] * rng.randrange(4)
             versions.append(lines)
         joined = [b"".join(version) for version in versions]
-        self.assertGreater(len(joined[0]), 4 * decompress.CHUNK_BYTES)
+        self.assertGreater(len(joined[0]), 4 * decompression.CHUNK_BYTES)
         patches = [diff(old, new, self.directory) for old, new in pairwise(joined)]
         for worth_numpy_bytes in (0, 1 << 40):
             self.patch(pdiff, "WORTH_NUMPY_BYTES", worth_numpy_bytes)
@@ -349,7 +349,7 @@ class CommandTests(PatchCase):
                 """Fail."""
                 raise OSError(errno.EIO, "the disk failed")
 
-        with mock.patch.object(decompress, "FileIO", Failing):
+        with mock.patch.object(decompression, "FileIO", Failing):
             status, told, error = self.run_command(index, patch, "-o", out)
         self.assertEqual((status, told, error), (1, "", f"pipegrid: {index}: the disk failed\n"))
         self.assertEqual(sorted(os.listdir(self.directory)), ["file1", "file2"])

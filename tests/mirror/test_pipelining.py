@@ -20,11 +20,11 @@ from pipegrid.mirror import host_scheduler
 from pipegrid.mirror.archive_file import ArchiveFile
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.epoll_connection import GATHERED_BYTES
+from pipegrid.mirror.file_scheduler import Scheduler
 from pipegrid.mirror.local_check import VerifyPolicy
-from pipegrid.mirror.mirror_address import parse_url
 from pipegrid.mirror.mirror_run import MirrorRun
+from pipegrid.mirror.mirror_urls import parse_url
 from pipegrid.mirror.response_head import may_be
-from pipegrid.mirror.scheduler import Scheduler
 from tests.mirror.test_sprint import Server, SprintCase
 from tests.mirror.world import MirrorWorld, ok
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror.archive_file import ArchiveFile
-from pipegrid.mirror.scheduler import MAX_BREAKS, FetchJob, Scheduler
+from pipegrid.mirror.file_scheduler import MAX_BREAKS, FetchJob, Scheduler
 
 
 def file(size: int, name: str = "f") -> ArchiveFile:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror.repomd import RpmVersion, compare, compare_versions, newest
+from pipegrid.mirror.rpm_metadata import RpmVersion, compare, compare_versions, newest
 
 # Each row from the oldest to the newest. rpm 4.18 agrees (tests.interop.reposync asks it).
 ROWS = (

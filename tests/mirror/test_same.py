@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from pipegrid.disk.files import open_locked
+from pipegrid.disk.file_system_calls import open_locked
 from pipegrid.mirror import quick_check
 from pipegrid.mirror import quick_check as glance_module
 from pipegrid.mirror.destination import Destination

@@ -12,9 +12,9 @@ from pipegrid.mirror import destination as destination_module
 from pipegrid.mirror import quick_check
 from pipegrid.mirror.archive_file import BadEntry
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.file_scheduler import Report
 from pipegrid.mirror.local_check import LocalCheck, VerifyPolicy
 from pipegrid.mirror.quick_check import StatCache, glimpse
-from pipegrid.mirror.scheduler import Report
 from pipegrid.mirror.verify import verify
 from tests.mirror.test_verify import VerifyCase
 

@@ -12,10 +12,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.mirror import mirror_run
 from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.file_scheduler import Report, Scheduler, Tally
 from pipegrid.mirror.local_check import VerifyPolicy
-from pipegrid.mirror.mirror_address import parse_url
 from pipegrid.mirror.mirror_run import FILE_BYTES, MirrorRun, WorkerProcesses, parts_of
-from pipegrid.mirror.scheduler import Report, Scheduler, Tally
+from pipegrid.mirror.mirror_urls import parse_url
 from tests.children import children
 from tests.mirror.test_sprint import Server, SprintCase, ok
 

@@ -17,21 +17,21 @@ from urllib.parse import unquote
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk import files
-from pipegrid.disk.commit import Policy
-from pipegrid.mirror import epoll_driver, file_store
+from pipegrid.disk import file_system_calls
+from pipegrid.disk.durability import Policy
+from pipegrid.mirror import epoll_driver, epoll_file_store
 from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.epoll_connection import Connection, Lost
 from pipegrid.mirror.epoll_driver import HostConnector
+from pipegrid.mirror.epoll_sockets import SocketCache, can_sprint
+from pipegrid.mirror.file_scheduler import Scheduler, Tally
 from pipegrid.mirror.host_scheduler import FetchSchedule
 from pipegrid.mirror.local_check import VerifyPolicy
-from pipegrid.mirror.mirror_address import parse_url
 from pipegrid.mirror.mirror_run import MirrorRun
-from pipegrid.mirror.mirror_sockets import SocketCache, can_sprint
+from pipegrid.mirror.mirror_urls import parse_url
 from pipegrid.mirror.preconnect_mirrors import begin, place_of
 from pipegrid.mirror.response_head import UnsupportedResponse, parse_head
-from pipegrid.mirror.scheduler import Scheduler, Tally
 
 PATIENCE_S = 30
 
@@ -149,7 +149,7 @@ class SprintCase(SynchronousTestCase):
     spare_processors = 1
 
     def setUp(self) -> None:
-        self.patch(file_store, "SPARE_PROCESSORS", self.spare_processors)
+        self.patch(epoll_file_store, "SPARE_PROCESSORS", self.spare_processors)
         rng = random.Random(1)
         sizes = [0, 1, 5000, 128 << 10, (128 << 10) + 1, 256 << 10, 3_000_000]
         sizes += [rng.randrange(30_000) for _ in range(60)]
@@ -266,7 +266,7 @@ class SprintTests(SprintCase):
 
     def test_few_pages(self) -> None:
         """Long files that come side by side, each holding pages, do not wait for one another."""
-        self.patch(file_store, "MAX_PAGES", 3)
+        self.patch(epoll_file_store, "MAX_PAGES", 3)
         rng = random.Random(3)
         self.files = {f"long{number}": rng.randbytes(900_000) for number in range(6)}
         _, done = self.sprint(self.server(), self.server())
@@ -522,7 +522,7 @@ class SprintTests(SprintCase):
 
     def test_a_disk_that_fills(self) -> None:
         """The same in the thread, in the middle of long files: their pages and descriptors are given back."""
-        write, count = files.write_all_pieces, 0
+        write, count = file_system_calls.write_all_pieces, 0
 
         def full(*arguments: Any) -> None:
             nonlocal count
@@ -531,7 +531,7 @@ class SprintTests(SprintCase):
                 raise OSError(28, "No space left on device")
             write(*arguments)
 
-        self.patch(file_store, "write_all_pieces", full)
+        self.patch(epoll_file_store, "write_all_pieces", full)
         self.files = {f"long{number}": bytes([number]) * 3_000_000 for number in range(6)}
         server = self.server()
         error = self.assertRaises(MirrorError, self.sprint, server)
@@ -539,7 +539,7 @@ class SprintTests(SprintCase):
         self.assertEqual(os.listdir(self.dest / ".pipegrid-mirror/incoming"), [])
         opened = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
         self.assertEqual([path for path in opened if str(self.dest.absolute()) in path], [])
-        self.patch(file_store, "write_all_pieces", write)
+        self.patch(epoll_file_store, "write_all_pieces", write)
         _, done = self.sprint(server)
         self.assertEqual((done, self.found()), (True, self.files))
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk.commit import Disk, Policy
-from pipegrid.mirror import file_store as store_module
+from pipegrid.disk.durability import Disk, Policy
+from pipegrid.mirror import epoll_file_store as store_module
 from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.file_store import FileStore
+from pipegrid.mirror.epoll_file_store import FileStore
+from pipegrid.mirror.file_scheduler import FetchJob
 from pipegrid.mirror.hash_cache import ATTRIBUTE, proof
-from pipegrid.mirror.scheduler import FetchJob
 from tests.descriptors import left_open, open_files
 
 

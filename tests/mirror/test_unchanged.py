@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk.files import disk_error
+from pipegrid.disk.file_system_calls import disk_error
 from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.readonly_destination import ReadOnlyDestination
 

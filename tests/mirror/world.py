@@ -18,9 +18,9 @@ from twisted.web.client import URI
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
+from pipegrid.mirror.file_scheduler import Report
 from pipegrid.mirror.local_check import MirrorEntry
-from pipegrid.mirror.mirror import Mirror
-from pipegrid.mirror.scheduler import Report
+from pipegrid.mirror.public_mirror import Mirror
 from pipegrid.testing.clock import HeapClock
 from pipegrid.testing.grid import InlineWorkers
 from pipegrid.testing.network import SimulatedNetwork, leaks, run

@@ -57,7 +57,7 @@ COMMAND = """
 import os, signal
 from pipegrid.cli.startup import process
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import Invocation
+from pipegrid.cli.command_job import Invocation
 from twisted.internet.task import deferLater
 
 def start(reactor):

@@ -28,7 +28,7 @@ COMMAND = """
 import sys, time
 from pipegrid.cli.startup import process
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import Invocation
+from pipegrid.cli.command_job import Invocation
 from twisted.internet.task import deferLater
 
 async def wait(reactor):

@@ -29,7 +29,7 @@ PACKAGES = ("core", "disk", "reactor", "server", "storage", "wire")
 AT_START = (
     "pipegrid.server.serve._start",
     "pipegrid.server.serve._announce",
-    "pipegrid.core.crypto.pycryptodome",
+    "pipegrid.core.stream_cipher.pycryptodome",
 )
 """Functions that nobody calls later: a server deciphers nothing, and its TLS has brought OpenSSL along."""
 

@@ -12,8 +12,8 @@ from twisted.internet.defer import Deferred
 from pipegrid.core import base32
 from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerRefused, UsageError, WrongSecret
-from pipegrid.server.foolscap.service import MAX_READ_BYTES, BucketWriter, FoolscapStorage
-from pipegrid.server.gbs.service import MAX_COMMITS, GbsService
+from pipegrid.server.foolscap.remote_objects import MAX_READ_BYTES, BucketWriter, FoolscapStorage
+from pipegrid.server.gbs.storage_operations import MAX_COMMITS, GbsService
 from pipegrid.storage.uploads import incoming_files as incoming
 from pipegrid.testing.grid import InlineWorkers
 from pipegrid.wire.foolscap_interfaces import PROTOCOL, unpack_version

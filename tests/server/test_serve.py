@@ -40,9 +40,9 @@ from pipegrid.server import identity, serve
 from pipegrid.server.serve import ServeSettings
 from pipegrid.storage import garbage_collector, share_file
 from pipegrid.storage.share_file import Expiry
-from pipegrid.storage.store import ShareStore
+from pipegrid.storage.share_store import ShareStore
 from pipegrid.wire import gbs_messages, server_address
-from pipegrid.wire.messages import LeaseSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets
 from tests import vectors
 from tests.mirror.unchanged import make_read_only
 from tests.server.gbs.support import (

@@ -40,7 +40,7 @@ from pipegrid.core.placement import servers_of_happiness
 from pipegrid.errors import NotEnoughSharesError, UnhappyError
 from pipegrid.http11 import request_writer
 from pipegrid.server.gbs import receivers as http_bodies
-from pipegrid.server.gbs import service as http_service
+from pipegrid.server.gbs import storage_operations as http_service
 from pipegrid.testing.faults import Crash, Cut, FaultPlan, Partition, Refuse, Slow, Stall
 from pipegrid.testing.network import Hung, timeline
 from pipegrid.transfer.get import hedge_policy, share_readers

@@ -29,18 +29,18 @@ from zope.interface import implementer
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import Buffer, tagged_hash
 from pipegrid.core.placement import permutation_seed
-from pipegrid.disk.commit import Committable, Disk, Policy
+from pipegrid.disk.durability import Committable, Disk, Policy
 from pipegrid.errors import NoSpace
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import Window
 from pipegrid.grid.client_config import GridConfig
-from pipegrid.grid.grid import Grid
+from pipegrid.grid.file_grid import Grid
 from pipegrid.grid.servers_yaml import Windows
 from pipegrid.http11.pinned_key import pin_endpoint
 from pipegrid.server import identity as identities
 from pipegrid.server.listener import PortListener
 from pipegrid.storage.share_reader import ShareReader
-from pipegrid.storage.store import ShareStore
+from pipegrid.storage.share_store import ShareStore
 from pipegrid.storage.uploads.incoming_share import IncomingShare
 from pipegrid.testing.clock import HeapClock
 from pipegrid.testing.grid import EPOCH_S, PORT, SWISSNUM, SimulatedServer
@@ -52,8 +52,8 @@ from pipegrid.transfer.put.placement_history import AskFirst
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.requests import GbsSettings
-from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.server_address import Nurl
+from pipegrid.wire.storage_messages import ServerIdentity
 from tests.scratch import scratch_directory
 from tests.transfer.mutable_world import KeysAtOnce
 from tests.transport.gbs_world import CpuWithKeys

@@ -10,6 +10,7 @@ import attrs
 from misc.speedtest import links_check
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.speedtest.child_processes import environment
 from pipegrid.speedtest.link_proxy import PROFILES
 from pipegrid.speedtest.run_results import (
     COLD_START,
@@ -20,7 +21,6 @@ from pipegrid.speedtest.run_results import (
     Run,
     parse_run,
 )
-from pipegrid.speedtest.server_processes import environment
 from pipegrid.speedtest.targets import PrivateGrid
 
 

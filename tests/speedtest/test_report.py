@@ -15,7 +15,7 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.speedtest import figures
+from pipegrid.speedtest import report_figures
 from pipegrid.speedtest.html_report import LIBRARIES, render_report, write_report
 from pipegrid.speedtest.run_results import DOWN, UP, Burst, Run, Timeline
 from tests.speedtest.sample import sample_history, sample_run
@@ -67,21 +67,21 @@ class FiguresTests(SynchronousTestCase):
 
     def test_units(self) -> None:
         """Three digits, and the unit that fits."""
-        self.assertEqual(figures.seconds(0.0112), "11.2 ms")
-        self.assertEqual(figures.seconds(0.0000413), "41.3 µs")
-        self.assertEqual(figures.seconds(2.5), "2.50 s")
-        self.assertEqual(figures.seconds(3841), "64.0 min")
-        self.assertEqual(figures.rate(24_020), "24.0 kB/s")
-        self.assertEqual(figures.rate(6.3e9), "6.30 GB/s")
-        self.assertEqual(figures.size(999_900), "1.00 MB")
-        self.assertEqual(figures.digits(12345), "12 345")
-        self.assertEqual(figures.between(0.0112, 0.0113), "11.2 to 11.3 ms")
-        self.assertEqual(figures.between(0.0112, 0.0112), "11.2 ms")
-        self.assertEqual(figures.between(0.9, 1.1), "900 ms to 1.10 s")
+        self.assertEqual(report_figures.seconds(0.0112), "11.2 ms")
+        self.assertEqual(report_figures.seconds(0.0000413), "41.3 µs")
+        self.assertEqual(report_figures.seconds(2.5), "2.50 s")
+        self.assertEqual(report_figures.seconds(3841), "64.0 min")
+        self.assertEqual(report_figures.rate(24_020), "24.0 kB/s")
+        self.assertEqual(report_figures.rate(6.3e9), "6.30 GB/s")
+        self.assertEqual(report_figures.size(999_900), "1.00 MB")
+        self.assertEqual(report_figures.digits(12345), "12 345")
+        self.assertEqual(report_figures.between(0.0112, 0.0113), "11.2 to 11.3 ms")
+        self.assertEqual(report_figures.between(0.0112, 0.0112), "11.2 ms")
+        self.assertEqual(report_figures.between(0.9, 1.1), "900 ms to 1.10 s")
 
     def test_main_figures_have_spread_and_ceiling(self) -> None:
         """Each of the four says both, and how much of what is possible it is."""
-        found = figures.main_figures(sample_run())
+        found = report_figures.main_figures(sample_run())
         self.assertEqual(
             [each.title for each in found],
             ["Store a small file", "Fetch a small file", "Store 100MB", "Fetch 100MB"],
@@ -93,7 +93,7 @@ class FiguresTests(SynchronousTestCase):
 
     def test_bounds(self) -> None:
         """The least time is a floor, the most of a rate a ceiling; what is counted stands by it."""
-        small, _, large, _ = figures.main_figures(sample_run())
+        small, _, large, _ = report_figures.main_figures(sample_run())
         self.assertTrue(small.bound.startswith("floor: 1 round trip, 11.2 ms; here "), small.bound)
         self.assertTrue(large.bound.startswith("ceiling: 79.8 kB/s; here "), large.bound)
         self.assertEqual(large.unit, "of raw TCP, in bytes of shares")
@@ -101,7 +101,7 @@ class FiguresTests(SynchronousTestCase):
     def test_one_sample_makes_no_headline(self) -> None:
         """Neither above the page nor above the windows; the figures say that there was one round."""
         run = sample_run()
-        first, second = figures.headline(run)
+        first, second = report_figures.headline(run)
         self.assertIn("round trips", first)
         self.assertTrue(
             second.endswith(" raw TCP carried in the same run, counted in bytes of shares.")
@@ -112,7 +112,9 @@ class FiguresTests(SynchronousTestCase):
                 attrs.evolve(each, samples_s=each.samples_s[:1]) for each in run.measurements
             ),
         )
-        self.assertEqual(figures.headline(once), ("What a run of the speed test measured.", ""))
+        self.assertEqual(
+            report_figures.headline(once), ("What a run of the speed test measured.", "")
+        )
         page = render_report(once)
         self.assertIn("Throughput by window", page)
         self.assertNotIn("of the best fixed one", page)
@@ -123,23 +125,23 @@ class FiguresTests(SynchronousTestCase):
         run = make_run()
         up = run.find("10x 200B", UP)
         assert up is not None
-        self.assertAlmostEqual(figures.trips(run, up)[0], 1.2 / 10 / 0.225)
-        self.assertAlmostEqual(figures.shares(run, up)[0], 9000 / 1.2 / 200)
+        self.assertAlmostEqual(report_figures.trips(run, up)[0], 1.2 / 10 / 0.225)
+        self.assertAlmostEqual(report_figures.shares(run, up)[0], 9000 / 1.2 / 200)
         down = run.find("1MB", DOWN)
         assert down is not None
-        self.assertEqual(figures.shares(run, down), ())
+        self.assertEqual(report_figures.shares(run, down), ())
 
     def test_knee(self) -> None:
         """It is the least window with 95 % of the best."""
         for way, expected in ((UP, 100_000), (DOWN, 200_000)):
-            knee = figures.knee(figures.window_curve(sample_run(), way))
+            knee = report_figures.knee(report_figures.window_curve(sample_run(), way))
             assert knee is not None
             self.assertEqual(knee.window_bytes, expected)
-        self.assertIsNone(figures.knee([]))
+        self.assertIsNone(report_figures.knee([]))
 
     def test_headline(self) -> None:
         """The first sentence holds the first figure."""
-        first, second = figures.headline(sample_run())
+        first, second = report_figures.headline(sample_run())
         self.assertRegex(
             first, r"^One small file takes 1\.0\d round trips to store, 1\.0\d to fetch\.$"
         )
@@ -148,12 +150,12 @@ class FiguresTests(SynchronousTestCase):
         )
         run = sample_run()
         near = [attrs.evolve(each, samples_s=[0.0002]) for each in run.round_trips]
-        first, _ = figures.headline(attrs.evolve(run, round_trips=tuple(near)))
+        first, _ = report_figures.headline(attrs.evolve(run, round_trips=tuple(near)))
         self.assertRegex(
             first, r"^One small file takes 1\d\.\d ms to store, 1\d\.\d ms to fetch\.$"
         )
         ups = tuple(each for each in run.measurements if each.direction == UP)
-        self.assertIn("to store.", figures.headline(attrs.evolve(run, measurements=ups))[0])
+        self.assertIn("to store.", report_figures.headline(attrs.evolve(run, measurements=ups))[0])
 
 
 class PageTests(SynchronousTestCase):

@@ -14,7 +14,7 @@ from twisted.trial.unittest import TestCase
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import GridError, ServerUnreachable, UsageError
 from pipegrid.speedtest import targets
-from pipegrid.speedtest.server_processes import make_client
+from pipegrid.speedtest.child_processes import make_client
 from pipegrid.speedtest.targets import ConfiguredGrid, PrivateGrid, connect_s
 from pipegrid.wire import server_address
 

@@ -9,8 +9,8 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
-from pipegrid.storage.store import ShareStore, StoreSettings
-from pipegrid.wire.messages import LeaseSecrets, UploadSecrets
+from pipegrid.storage.share_store import ShareStore, StoreSettings
+from pipegrid.wire.storage_messages import LeaseSecrets, UploadSecrets
 
 P = ParamSpec("P")
 T = TypeVar("T")

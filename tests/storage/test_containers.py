@@ -8,7 +8,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.storage import share_file
-from pipegrid.wire.messages import LeaseSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets
 from tests import vectors
 
 

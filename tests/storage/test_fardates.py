@@ -20,8 +20,8 @@ from pipegrid.storage import share_file
 from pipegrid.storage.garbage_collector import why_wrong
 from pipegrid.storage.mutable import slot_file as mutable_containers
 from pipegrid.storage.share_file import NEVER_S, Expiry
-from pipegrid.storage.store import Advisories
-from pipegrid.wire.messages import LeaseSecrets
+from pipegrid.storage.share_store import Advisories
+from pipegrid.wire.storage_messages import LeaseSecrets
 
 YEAR_S = 31_556_952
 FAR = {year: (year - 1970) * YEAR_S + 86400.0 for year in (2126, 2326, 11533)}

@@ -9,13 +9,13 @@ from unittest import mock
 
 from pipegrid.core import layout
 from pipegrid.core.encoding_parameters import Params
-from pipegrid.disk import files as disk
+from pipegrid.disk import file_system_calls as disk
 from pipegrid.errors import NoSpace, ServerRefused
 from pipegrid.storage import share_file
 from pipegrid.storage.mutable import slot_file as mutable_containers
 from pipegrid.storage.share_file import LEASE_DURATION_S, stored_secret
 from pipegrid.wire import gbs_messages
-from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
 from tests.server.gbs import support as http
 from tests.storage.support import NOW, SECRETS, SI, StoreTestCase
 from tests.storage.test_mutable_containers import all_leases

@@ -11,7 +11,7 @@ from misc.command import command, environment
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
-from pipegrid.wire.messages import ShareChange, SlotSecrets
+from pipegrid.wire.storage_messages import ShareChange, SlotSecrets
 from tests.storage.support import SECRETS, SI, StoreTestCase
 
 OTHER_INDEX = b"o" * 16

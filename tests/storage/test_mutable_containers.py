@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.hashes import Buffer
 from pipegrid.storage.mutable import slot_file
 from pipegrid.storage.share_file import stored_secret
-from pipegrid.wire.messages import LeaseSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets
 from tests import vectors
 
 

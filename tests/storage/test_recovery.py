@@ -13,11 +13,11 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from pipegrid.disk import files as disk
+from pipegrid.disk import file_system_calls as disk
 from pipegrid.errors import NoSuchShare, WrongSecret
-from pipegrid.storage.store import ShareStore
+from pipegrid.storage.share_store import ShareStore
 from pipegrid.testing.grid import abandon_store
-from pipegrid.wire.messages import Allocation
+from pipegrid.wire.storage_messages import Allocation
 from tests.pipes import pipe_in_place
 from tests.storage.support import OTHERS_SECRETS, SECRETS, SI, StoreTestCase
 

@@ -15,13 +15,13 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipegrid.disk import files as disk
+from pipegrid.disk import file_system_calls as disk
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError, WrongSecret
 from pipegrid.storage.mutable import slot_change as slotchange
 from pipegrid.storage.mutable import slot_file, slots
 from pipegrid.storage.share_file import stored_secret
-from pipegrid.storage.store import ShareStore
-from pipegrid.wire.messages import (
+from pipegrid.storage.share_store import ShareStore
+from pipegrid.wire.storage_messages import (
     MAX_CALL_VECTORS,
     LeaseSecrets,
     ShareChange,

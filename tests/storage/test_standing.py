@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk import files as disk
+from pipegrid.disk import file_system_calls as disk
 from pipegrid.errors import ConflictingWrite, NoSpace, NoSuchShare
-from pipegrid.storage.store import KEEP_UNFINISHED_S
+from pipegrid.storage.share_store import KEEP_UNFINISHED_S
 from pipegrid.storage.uploads import eviction
 from pipegrid.storage.uploads.eviction import (
     NOBODY,
@@ -24,7 +24,7 @@ from pipegrid.storage.uploads.eviction import (
 )
 from pipegrid.storage.uploads.incoming_share import IncomingShare
 from pipegrid.testing.grid import abandon_store
-from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
 from tests.storage.support import NOW, OTHERS_SECRETS, SECRETS, SI, StoreTestCase
 
 HOARDER = Client("10.0.0.1", 1)

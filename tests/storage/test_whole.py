@@ -11,11 +11,11 @@ from unittest import mock
 
 from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerRefused, WrongSecret
 from pipegrid.storage import share_file
-from pipegrid.storage.store import ShareStore
+from pipegrid.storage.share_store import ShareStore
 from pipegrid.storage.uploads import incoming_share
 from pipegrid.storage.uploads.incoming_share import IncomingShare, WholeShare
 from pipegrid.testing.grid import abandon_store
-from pipegrid.wire.messages import Allocation, UploadSecrets
+from pipegrid.wire.storage_messages import Allocation, UploadSecrets
 from tests.descriptors import open_files
 from tests.storage.support import OTHERS_SECRETS, SECRETS, SI, StoreTestCase
 

@@ -24,7 +24,7 @@ from pipegrid.transfer.mutable.mutable_files import MutableFiles
 from pipegrid.transfer.mutable.version_cache import VersionCache
 from pipegrid.transfer.peers import Peer, TransferContext
 from pipegrid.transfer.settings import MutableSettings
-from pipegrid.wire.messages import ShareChange, SlotResult, SlotSecrets
+from pipegrid.wire.storage_messages import ShareChange, SlotResult, SlotSecrets
 from tests.transfer.world import RTT, Line
 from tests.transport.memory import MemoryServer
 

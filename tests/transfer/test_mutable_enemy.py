@@ -28,7 +28,7 @@ from pipegrid.errors import (
     UsageError,
 )
 from pipegrid.transfer.mutable.mutable_files import MutableFiles
-from pipegrid.wire.messages import ShareChange, SlotResult, SlotSecrets
+from pipegrid.wire.storage_messages import ShareChange, SlotResult, SlotSecrets
 from tests.transfer.mutable_world import MutableWorld
 from tests.transfer.world import Line
 

@@ -14,7 +14,7 @@ from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import UncoordinatedWriteError, UnhappyError
 from pipegrid.transfer.mutable.mutable_files import MutableFiles
 from pipegrid.transfer.mutable.version_cache import VersionCache
-from pipegrid.wire.messages import SlotResult
+from pipegrid.wire.storage_messages import SlotResult
 from tests.transfer.mutable_world import Moody, MutableWorld
 from tests.transfer.world import RTT, Line
 

@@ -15,8 +15,8 @@ from pipegrid.errors import NotEnoughSharesError, ServerTimeout
 from pipegrid.testing.clock import HeapClock
 from pipegrid.transfer.peers import CallTimeout
 from pipegrid.transport.gbs.requests import GbsRequests
-from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
 from pipegrid.wire.server_address import Nurl
+from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
 from tests.transfer.mutable_world import MutableWorld
 from tests.transfer.world import RTT, Line, content
 

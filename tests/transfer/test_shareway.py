@@ -19,7 +19,7 @@ from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put import write_batches
 from pipegrid.transfer.put.file_key import ShareSet, ShareTarget
 from pipegrid.transfer.put.share_upload import ShareState, ShareUpload
-from pipegrid.wire.messages import LeaseSecrets, UploadSecrets, WriteAnswer
+from pipegrid.wire.storage_messages import LeaseSecrets, UploadSecrets, WriteAnswer
 from tests.transfer.world import identity
 from tests.transport.memory import MemoryServer
 

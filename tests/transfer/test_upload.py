@@ -19,12 +19,12 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import NoSpace, SourceError, UnhappyError
 from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transfer.put import write_batches
-from pipegrid.transfer.put.segmented_upload import Upload
 from pipegrid.transfer.put.share_tracker import FORGET_S
 from pipegrid.transfer.put.share_upload import ShareUpload
 from pipegrid.transfer.put.source import FileSource
+from pipegrid.transfer.put.upload_loop import Upload
 from pipegrid.transfer.settings import UploadSettings
-from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
+from pipegrid.wire.storage_messages import Allocation, LeaseSecrets, UploadSecrets
 from tests.core.simple_encoder import Encoded
 from tests.transfer.world import RTT, Line, Told, World, content
 

@@ -16,8 +16,8 @@ from pipegrid.core import encoder, layout
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.reactor.deferreds import Deadlines
 from pipegrid.testing.clock import HeapClock
-from pipegrid.transfer.put.segmented_upload import Upload
-from pipegrid.transfer.put.small_file import SmallFileUpload
+from pipegrid.transfer.put.small_file_upload import SmallFileUpload
+from pipegrid.transfer.put.upload_loop import Upload
 from pipegrid.transfer.settings import UploadSettings
 from pipegrid.transport.foolscap import client
 from pipegrid.wire.foolscap_broker import can_pack

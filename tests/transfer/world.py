@@ -30,14 +30,14 @@ from pipegrid.core.placement import permutation_seed, servers_of_happiness
 from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerUnreachable, WriteLost
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid.client_config import GridConfig
-from pipegrid.grid.grid import Grid
+from pipegrid.grid.file_grid import Grid
 from pipegrid.testing.clock import HeapClock
 from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.put.placement_history import AskFirst
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from pipegrid.transport.interface import StoresApart
-from pipegrid.wire.messages import (
+from pipegrid.wire.storage_messages import (
     Allocation,
     LeaseSecrets,
     ServerIdentity,

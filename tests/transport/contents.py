@@ -6,7 +6,7 @@ import attrs
 
 from pipegrid.core.spans import Spans
 from pipegrid.errors import NoSpace, NoSuchShare, WrongSecret
-from pipegrid.wire.messages import Changes, LeaseSecrets, Reads, ShareChange, SlotData
+from pipegrid.wire.storage_messages import Changes, LeaseSecrets, Reads, ShareChange, SlotData
 
 Key = tuple[bytes, int]
 """A storage index and a share number."""

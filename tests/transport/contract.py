@@ -24,7 +24,7 @@ from pipegrid.errors import (
     WrongSecret,
 )
 from pipegrid.transport.interface import StorageServer
-from pipegrid.wire.messages import (
+from pipegrid.wire.storage_messages import (
     Allocation,
     LeaseSecrets,
     ServerIdentity,

@@ -24,9 +24,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.server.foolscap.broker import Governor, HeldMemory, ServerBroker
-from pipegrid.server.foolscap.service import FoolscapStorage
-from pipegrid.server.gbs.service import GbsService
-from pipegrid.storage.store import ShareStore
+from pipegrid.server.foolscap.remote_objects import FoolscapStorage
+from pipegrid.server.gbs.storage_operations import GbsService
+from pipegrid.storage.share_store import ShareStore
 from pipegrid.testing.clock import HeapClock
 from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transport.foolscap.client import FoolscapServer, FoolscapSettings

@@ -14,23 +14,23 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import tagged_hash
 from pipegrid.core.mutable import keys
 from pipegrid.core.placement import permutation_seed
-from pipegrid.disk.commit import Policy
+from pipegrid.disk.durability import Policy
 from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import AutoWindow
 from pipegrid.grid.client_config import GridConfig
-from pipegrid.grid.grid import Grid
+from pipegrid.grid.file_grid import Grid
 from pipegrid.server.gbs.http_connection import GbsSite
-from pipegrid.server.gbs.service import GbsService
-from pipegrid.storage.store import ShareStore
+from pipegrid.server.gbs.storage_operations import GbsService
+from pipegrid.storage.share_store import ShareStore
 from pipegrid.testing.clock import HeapClock
 from pipegrid.testing.grid import InlineWorkers, abandon_site
 from pipegrid.testing.network import SimulatedNetwork, run
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.requests import GbsSettings
-from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.server_address import Nurl
+from pipegrid.wire.storage_messages import ServerIdentity
 from tests.storage.support import NOW
 from tests.transfer.mutable_world import KeysAtOnce
 

@@ -23,7 +23,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.errors import ConflictingWrite, NoSuchShare, ServerError, ServerRefused, WrongSecret
 from pipegrid.transport.interface import StoresApart, disconnected
-from pipegrid.wire.messages import (
+from pipegrid.wire.storage_messages import (
     Allocation,
     Changes,
     LeaseSecrets,

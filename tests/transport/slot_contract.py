@@ -9,7 +9,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.errors import NoSuchShare, ServerUnreachable, WrongSecret
 from pipegrid.transport.interface import StorageServer
-from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
 
 if TYPE_CHECKING:
     from twisted.trial.unittest import SynchronousTestCase
@@ -70,7 +70,9 @@ class SlotContract(Mixin):
         return {number: pieces[0] for number, pieces in found.items()}
 
     def test_the_largest_calls(self) -> None:
-        """Of Tahoe-LAFS's client: see ``wire.messages``; one of them for a part of an MDMF file of 1 GB."""
+        """
+        Of Tahoe-LAFS's client: see ``wire.storage_messages``; one of them for a part of an MDMF file of 1 GB.
+        """
         tests = ((0, 1, b""),) * 30
         many = {
             number: ShareChange(tests, tuple((at, b"x") for at in range(30)))

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.errors import NoSuchShare, ServerError, ServerUnreachable, WriteLost, WrongSwissnum
 from pipegrid.transport.failover import MOST_LATE, STAGGER_S, TLS_S, FailoverServer, Route
 from pipegrid.transport.interface import disconnected
-from pipegrid.wire.messages import ServerIdentity
+from pipegrid.wire.storage_messages import ServerIdentity
 
 IDENTITY = ServerIdentity("v0-a", "alice", b"s" * 20, b"l" * 20)
 SI = b"i" * 16

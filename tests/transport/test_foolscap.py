@@ -18,10 +18,10 @@ from pipegrid.errors import (
     ServerUnreachable,
     UsageError,
 )
-from pipegrid.server.foolscap import service as storage_foolscap
-from pipegrid.server.foolscap.service import BucketReader
+from pipegrid.server.foolscap import remote_objects as storage_foolscap
+from pipegrid.server.foolscap.remote_objects import BucketReader
 from pipegrid.transport.interface import StorageServer
-from pipegrid.wire.messages import WriteAnswer
+from pipegrid.wire.storage_messages import WriteAnswer
 from tests.scratch import scratch_path
 from tests.transport.contract import (
     OTHER_SI,

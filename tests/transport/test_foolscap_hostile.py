@@ -15,7 +15,7 @@ from pipegrid.transport.foolscap.client import FoolscapServer
 from pipegrid.transport.foolscap.link import TubConnector
 from pipegrid.wire import server_address
 from pipegrid.wire.foolscap_interfaces import RIStorageServer
-from pipegrid.wire.messages import ShareChange, SlotSecrets
+from pipegrid.wire.storage_messages import ShareChange, SlotSecrets
 from tests.scratch import scratch_path
 from tests.transport.contract import SECRETS, SI, Consumer
 from tests.transport.foolscap_world import SWISSNUM, FoolscapWorld

@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import ServerTimeout
-from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotSecrets
 from tests.scratch import scratch_path
 from tests.transport.contract import SI
 from tests.transport.foolscap_world import FoolscapWorld

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transport.foolscap.share_references import FoolscapReaders
+from pipegrid.transport.foolscap.reader_references import FoolscapReaders
 from tests.transport.contract import Consumer
 
 PIECE_BYTES = 100

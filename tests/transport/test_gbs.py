@@ -15,12 +15,12 @@ from pipegrid.errors import ServerUnreachable
 from pipegrid.http11.pinned_key import pin_endpoint
 from pipegrid.server import identity
 from pipegrid.server.gbs.http_connection import GbsConnection, GbsSite
-from pipegrid.server.gbs.service import GbsService
+from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.server.listener import PortListener
 from pipegrid.testing.network import leaks
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.interface import StorageServer
-from pipegrid.wire.messages import Allocation, WriteAnswer
+from pipegrid.wire.storage_messages import Allocation, WriteAnswer
 from tests.scratch import scratch_path
 from tests.transport.contract import SECRETS, SI, Consumer, StorageServerContract
 from tests.transport.gbs_world import CLIENT, PORT, GbsWorld

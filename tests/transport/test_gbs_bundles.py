@@ -28,7 +28,6 @@ from pipegrid.errors import (
 from pipegrid.http11.exchange import RawRequest, RawResponse
 from pipegrid.http11.response_parser import ResponseHead
 from pipegrid.http11.upload_connection import Answered
-from pipegrid.transport.gbs.answers import GbsAnswers
 from pipegrid.transport.gbs.bundles import (
     BUSY,
     BUSY_BYTES,
@@ -40,6 +39,7 @@ from pipegrid.transport.gbs.bundles import (
 )
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.requests import GbsRequests
+from pipegrid.transport.gbs.response_outcomes import GbsAnswers
 from pipegrid.wire import cbor, gbs_bundles, gbs_messages
 from pipegrid.wire.gbs_bundles import (
     MAX_BUNDLE_BYTES,
@@ -50,8 +50,8 @@ from pipegrid.wire.gbs_bundles import (
     BundledUpload,
 )
 from pipegrid.wire.gbs_messages import Resource
-from pipegrid.wire.messages import Allocation, Stored, UploadSecrets, WriteAnswer
 from pipegrid.wire.server_address import Nurl
+from pipegrid.wire.storage_messages import Allocation, Stored, UploadSecrets, WriteAnswer
 from tests.transport.contract import IDENTITY, OTHERS_SECRETS, SECRETS
 from tests.transport.gbs_world import PORT, SWISSNUM
 

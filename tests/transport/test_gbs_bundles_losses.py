@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
-from pipegrid.disk.commit import Policy
+from pipegrid.disk.durability import Policy
 from pipegrid.errors import (
     GridError,
     PipegridError,
@@ -26,7 +26,7 @@ from pipegrid.http11.exchange import RawRequest
 from pipegrid.server.gbs.http_connection import GbsSite
 from pipegrid.server.gbs.receivers import Receiver
 from pipegrid.server.gbs.request_check import Request
-from pipegrid.server.gbs.service import GbsService
+from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.testing.faults import FaultPlan
 from pipegrid.testing.network import leaks
 from pipegrid.transport.gbs.client import GbsServer
@@ -34,7 +34,7 @@ from pipegrid.wire.gbs_bundles import (
     BundledUpload,
 )
 from pipegrid.wire.gbs_messages import Resource
-from pipegrid.wire.messages import Allocation, UploadSecrets, WriteAnswer
+from pipegrid.wire.storage_messages import Allocation, UploadSecrets, WriteAnswer
 from tests.scratch import scratch_path
 from tests.transport.contract import OTHERS_SECRETS, SECRETS
 from tests.transport.gbs_world import CLIENT, SWISSNUM, GbsWorld, make_grid

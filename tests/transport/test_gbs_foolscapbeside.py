@@ -16,7 +16,7 @@ from pipegrid.transport.gbs import foolscap_offload
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.foolscap_offload import AGAIN_S, CROWD, SOON_S, FoolscapOffload
 from pipegrid.transport.interface import StorageServer
-from pipegrid.wire.messages import Allocation, Stored
+from pipegrid.wire.storage_messages import Allocation, Stored
 from tests.scratch import scratch_path
 from tests.transport.contract import OTHER_SI, OTHERS_SECRETS, SECRETS, SI
 from tests.transport.gbs_world import GbsWorld

@@ -13,7 +13,7 @@ from pipegrid.storage import share_file
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.foolscap_offload import AGAIN_S, CROWD, SOON_S, FoolscapOffload
 from pipegrid.transport.surveys import Question, Surveyed, survey
-from pipegrid.wire.messages import LeaseSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets
 from tests.scratch import scratch_path
 from tests.transport.contract import OTHERS_SECRETS, SECRETS
 from tests.transport.gbs_world import GbsWorld

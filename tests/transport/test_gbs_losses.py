@@ -20,7 +20,7 @@ from pipegrid.errors import (
 from pipegrid.testing.network import leaks
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.requests import GbsSettings
-from pipegrid.wire.messages import Allocation, WriteAnswer
+from pipegrid.wire.storage_messages import Allocation, WriteAnswer
 from tests.scratch import scratch_path
 from tests.transport.contract import SECRETS, SI, Consumer
 from tests.transport.gbs_world import CLIENT, GbsWorld

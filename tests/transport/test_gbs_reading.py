@@ -17,10 +17,10 @@ from pipegrid.http11.connection import PipelinedConnection
 from pipegrid.http11.limits import Limits
 from pipegrid.server.gbs.http_connection import GbsConnection, GbsSite
 from pipegrid.server.gbs.request_check import Request
-from pipegrid.server.gbs.service import GbsService
+from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.testing.network import leaks
 from pipegrid.transport.gbs.requests import GbsRequests, GbsSettings
-from pipegrid.wire.messages import WriteAnswer
+from pipegrid.wire.storage_messages import WriteAnswer
 from tests.scratch import scratch_path
 from tests.transport.contract import SECRETS, SI, Consumer
 from tests.transport.gbs_world import CLIENT, PORT, GbsWorld

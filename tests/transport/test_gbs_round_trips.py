@@ -14,7 +14,7 @@ from typing import TypeVar
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.grid.grid import Grid
+from pipegrid.grid.file_grid import Grid
 from pipegrid.testing.link_model import Bottleneck
 from pipegrid.testing.network import leaks
 from pipegrid.transfer.get.download import Download

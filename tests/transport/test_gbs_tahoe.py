@@ -21,7 +21,7 @@ from pipegrid.errors import (
 )
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.uploads import CROWD_BYTES
-from pipegrid.wire.messages import Allocation, SlotResult, WriteAnswer
+from pipegrid.wire.storage_messages import Allocation, SlotResult, WriteAnswer
 from tests import vectors
 from tests.scratch import scratch_path
 from tests.transport.contract import SECRETS, SI, Consumer

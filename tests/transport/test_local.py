@@ -13,14 +13,14 @@ from twisted.internet.defer import CancelledError, Deferred, execute
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk.commit import Disk, Policy
+from pipegrid.disk.durability import Disk, Policy
 from pipegrid.disk.group_commit import GroupCommit, ThreadRunner
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, ServerUnreachable
-from pipegrid.storage.store import ShareStore
+from pipegrid.storage.share_store import ShareStore
 from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transport.interface import StorageServer
 from pipegrid.transport.local_server import STREAM_CHUNK_BYTES, LocalServer
-from pipegrid.wire.messages import Allocation, Stored
+from pipegrid.wire.storage_messages import Allocation, Stored
 from tests.transport.contract import (
     IDENTITY,
     OTHER_SI,

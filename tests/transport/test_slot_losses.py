@@ -10,7 +10,7 @@ from pipegrid.errors import ServerError, ServerUnreachable
 from pipegrid.testing.network import leaks
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.requests import GbsSettings
-from pipegrid.wire.messages import SlotResult
+from pipegrid.wire.storage_messages import SlotResult
 from tests.scratch import scratch_path
 from tests.transport.foolscap_world import FoolscapWorld
 from tests.transport.gbs_world import CLIENT, GbsWorld

@@ -10,9 +10,9 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import SinkError
-from pipegrid.tree.downloaded_files import make_directory, make_link
-from pipegrid.tree.local_directory import DirectoryFd
-from pipegrid.tree.metadata import RestoredMetadata
+from pipegrid.tree.directory_descriptor import DirectoryFd
+from pipegrid.tree.entry_metadata import RestoredMetadata
+from pipegrid.tree.local_files import make_directory, make_link
 
 
 class LinkTests(SynchronousTestCase):

@@ -60,17 +60,17 @@ from pipegrid.tree.backup.catalogue import (
 from pipegrid.tree.backup.catalogue_store import CatalogueChange
 from pipegrid.tree.backup.retention import Retention, kept
 from pipegrid.tree.directory import Directory
+from pipegrid.tree.directory_reading import unpack
+from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.grid_paths import resolve
-from pipegrid.tree.listing import unpack
 from pipegrid.tree.retry import RetryQueue
-from pipegrid.tree.selection import TreeSelection
-from pipegrid.tree.tree_store import GridFiles, Health
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports
+from pipegrid.tree.upload_target import GridFiles, Health
 from tests.locks import failing_locks
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld
-from tests.tree.test_metadata import status
+from tests.tree.test_entry_metadata import status
 
 RTT = 0.1
 DAY_S = 86400.0

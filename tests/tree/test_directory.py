@@ -21,7 +21,7 @@ from pipegrid.core.mutable.directory_content import (
 )
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, UnhappyError, UsageError
 from pipegrid.tree.directory import Directory, create_directory, look_up, make_directories, move
-from pipegrid.tree.listing import ListingLimits
+from pipegrid.tree.directory_reading import ListingLimits
 from pipegrid.tree.public_grid import Trees
 from tests.grid.test_mutables import GridTestCase
 

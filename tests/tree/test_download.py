@@ -24,9 +24,9 @@ from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import CapError, NotEnoughSharesError, SinkError
 from pipegrid.transfer.put.put_many import MAX_FILES
 from pipegrid.transfer.settings import Limits
-from pipegrid.tree import downloaded_files
-from pipegrid.tree.local_directory import DirectoryFd
-from pipegrid.tree.metadata import RestoredMetadata
+from pipegrid.tree import local_files
+from pipegrid.tree.directory_descriptor import DirectoryFd
+from pipegrid.tree.entry_metadata import RestoredMetadata
 from pipegrid.tree.public_grid import Trees
 from pipegrid.tree.tree_download import GetTreeLimits, TreeGet, TreeGetResult, bounded
 from tests.descriptors import left_open, open_files
@@ -420,7 +420,7 @@ class RestoreTests(TreeTestCase):
         path.touch()
         for before, after in ((0o4755, 0o4755), (0o4700, 0o755)):
             path.chmod(before)
-            downloaded_files.restore_mode_and_time(
+            local_files.restore_mode_and_time(
                 DirectoryFd(str(path.parent)), str(path), RestoredMetadata(0o755)
             )
             self.assertEqual(stat.S_IMODE(path.stat().st_mode), after)
@@ -433,11 +433,11 @@ class RestoreTests(TreeTestCase):
         victim.chmod(0o600)
         (self.target / "f").symlink_to(victim)
         home = DirectoryFd(str(self.target))
-        downloaded_files.restore_mode_and_time(
+        local_files.restore_mode_and_time(
             home, str(self.target / "f"), RestoredMetadata(0o666, 10**18)
         )
         with home.entered() as inside:
-            downloaded_files._set_mode(inside, "f", 0o777)
+            local_files._set_mode(inside, "f", 0o777)
         self.assertEqual(stat.S_IMODE(victim.stat().st_mode), 0o600)
 
     def test_a_root_that_may_not_be_written_to(self) -> None:
@@ -445,13 +445,13 @@ class RestoreTests(TreeTestCase):
         cap = self.directory({"a": b"a" * 100, "b": b"b" * 100})
         root = json.dumps({"st_mode": stat.S_IFDIR | 0o555, "pipegrid": {"mode": 0o555}}).encode()
         modes = []
-        write_whole = downloaded_files.write_whole
+        write_whole = local_files.write_whole
 
         def noting(home: DirectoryFd, *arguments: Any) -> None:
             modes.append(stat.S_IMODE(self.target.stat().st_mode))
             write_whole(home, *arguments)
 
-        self.patch(downloaded_files, "write_whole", noting)
+        self.patch(local_files, "write_whole", noting)
         self.get(cap, metadata_json=root)
         self.assertEqual(stat.S_IMODE(self.target.stat().st_mode), 0o555)
         (self.target / "b").unlink()
@@ -591,14 +591,14 @@ class RestoreTests(TreeTestCase):
     def test_a_disk_that_fills(self) -> None:
         """It ends with the first file that does not fit; no part is taken for a whole."""
         cap = self.tree()
-        write = downloaded_files.TreePart.write_pieces
+        write = local_files.TreePart.write_pieces
 
         def full(part: Any, pieces: Any) -> None:
             if sum(map(len, pieces)) > 100_000 or part.position:
                 raise OSError(errno.ENOSPC, "No space left on device")
             write(part, pieces)
 
-        with patch.object(downloaded_files.TreePart, "write_pieces", full):
+        with patch.object(local_files.TreePart, "write_pieces", full):
             self.assertRaisesRegex(SinkError, "big: No space left", self.get, cap)
         self.assertFalse((self.target / "big").exists())
         self.assertEqual(self.get(cap).failed, 0)
@@ -751,14 +751,14 @@ class HostileTreeTests(TreeTestCase):
         cap = self.directory({"d": {"f": (b"f" * 100, kept(0o644, 10**18))}})
         self.get(cap)
         (place / "f").chmod(0o640)
-        set_mode = downloaded_files._set_mode
+        set_mode = local_files._set_mode
 
         def swapping(*args: Any) -> None:
             place.rename(self.scratch / "moved")
             place.symlink_to(outside)
             set_mode(*args)
 
-        with patch.object(downloaded_files, "_set_mode", swapping):
+        with patch.object(local_files, "_set_mode", swapping):
             self.get(cap)
         self.assertTrue(place.is_symlink())
         after = (outside / "f").stat()
@@ -771,9 +771,9 @@ class HostileTreeTests(TreeTestCase):
         moved = self.scratch / "moved"
         outside.mkdir()
         for name, data, other, owner, step in (
-            ("small", b"s", b"another size", downloaded_files, "standing"),
-            ("small", b"s", b"x", downloaded_files, "holds"),
-            ("large", b"l" * 100, b"x" * 100, downloaded_files.FileThere, "__init__"),
+            ("small", b"s", b"another size", local_files, "standing"),
+            ("small", b"s", b"x", local_files, "holds"),
+            ("large", b"l" * 100, b"x" * 100, local_files.FileThere, "__init__"),
         ):
             cap = self.directory({"d": {name: data}})
             self.get(cap)
@@ -851,7 +851,7 @@ class HostileTreeTests(TreeTestCase):
     def test_folding_file_systems(self) -> None:
         """Where names are the same that differ in case, the second is named and overwrites nothing."""
         cap = self.directory({"Readme": b"first", "README": b"second", "d": {}, "D": {"f": b"f"}})
-        with patch.object(downloaded_files, "folds_names", lambda home: True):
+        with patch.object(local_files, "folds_names", lambda home: True):
             self.get(cap, force=True)
         self.assertEqual(set(self.problems), {"Readme", "d"})
 
@@ -860,7 +860,7 @@ class HostileTreeTests(TreeTestCase):
         Where a file has a short name beside its long one, say, no entry takes the place of another, nor do
         two directories become one; nobody could know that beforehand.
         """
-        identity = downloaded_files._identity
+        identity = local_files._identity
 
         def short(inside: int, name: str) -> tuple[int, int] | None:
             """Return what a file system does for which a name ends at its ``~``."""
@@ -868,8 +868,8 @@ class HostileTreeTests(TreeTestCase):
 
         tree = {"f": b"first", "f~1": b"second", "d": {"a": b"a"}, "d~1": {"b": b"b"}}
         cap = self.directory({**tree, "f~2": (b"x", kept(link="elsewhere"))})
-        one = patch.object(downloaded_files, "_is_one", lambda *names: True)
-        with patch.object(downloaded_files, "_identity", short), one:
+        one = patch.object(local_files, "_is_one", lambda *names: True)
+        with patch.object(local_files, "_identity", short), one:
             for there in ({}, {"f": b"mine"}):
                 shutil.rmtree(self.target, ignore_errors=True)
                 self.target.mkdir()
@@ -980,7 +980,7 @@ class HostileTreeTests(TreeTestCase):
         def broken(*_: Any) -> None:
             raise ZeroDivisionError
 
-        with patch.object(downloaded_files, "write_whole", broken):
+        with patch.object(local_files, "write_whole", broken):
             running = Deferred.fromCoroutine(get.run())
             self.world.clock.advance(5)
         self.failureResultOf(running, ZeroDivisionError)

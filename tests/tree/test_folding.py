@@ -7,8 +7,8 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.tree.downloaded_files import folds_names
-from pipegrid.tree.local_directory import DirectoryFd
+from pipegrid.tree.directory_descriptor import DirectoryFd
+from pipegrid.tree.local_files import folds_names
 
 
 class FoldingTests(SynchronousTestCase):

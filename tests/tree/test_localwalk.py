@@ -17,6 +17,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.tree import local_walk
+from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.local_walk import (
     DirectoryBegun,
     DirectoryEnded,
@@ -25,7 +26,6 @@ from pipegrid.tree.local_walk import (
     LocalWalk,
     Skipped,
 )
-from pipegrid.tree.selection import TreeSelection
 from tests.descriptors import left_open, open_files
 from tests.images import mounted_ext4
 

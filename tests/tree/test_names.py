@@ -21,9 +21,9 @@ from pipegrid.errors import (
     UsageError,
 )
 from pipegrid.tree import grid_paths as module
-from pipegrid.tree.downloaded_files import TakenNames, local_name
+from pipegrid.tree.directory_reading import Listing, unpack
 from pipegrid.tree.grid_paths import PathFinder, has_path, parse, resolve
-from pipegrid.tree.listing import Listing, unpack
+from pipegrid.tree.local_files import TakenNames, local_name
 from tests import vectors
 from tests.tree.support import FakeGrid, changing_cap, entry_bytes
 

@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, DirectoryCap
 from pipegrid.errors import GridError, NotEnoughSharesError, UnhappyError
-from pipegrid.grid.grid import Grid
+from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.deferreds import start_cancellable
 from pipegrid.transfer.settings import Limits
 from pipegrid.transfer.upkeep import Upkeep, UpkeepOutcome, UpkeepRequest

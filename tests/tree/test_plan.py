@@ -14,7 +14,7 @@ from pipegrid.core.packed_directory import (
     pack_immutable,
     unpack_immutable,
 )
-from pipegrid.tree.packing_order import (
+from pipegrid.tree.directory_packing import (
     MAX_DIRECTORY_BYTES,
     MAX_ENTRIES,
     DirectoryNode,

@@ -10,9 +10,9 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import SinkError
-from pipegrid.tree.downloaded_files import TreePart, begin_tree, finish_directory, make_directory
-from pipegrid.tree.local_directory import DirectoryFd
-from pipegrid.tree.metadata import RestoredMetadata
+from pipegrid.tree.directory_descriptor import DirectoryFd
+from pipegrid.tree.entry_metadata import RestoredMetadata
+from pipegrid.tree.local_files import TreePart, begin_tree, finish_directory, make_directory
 
 
 class PrivateTests(SynchronousTestCase):

@@ -14,7 +14,7 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk import databases
+from pipegrid.disk import sqlite_databases
 from pipegrid.tree import upload_journal, upload_queue
 from pipegrid.tree.backup import backup_database
 from pipegrid.tree.local_walk import FileMet
@@ -202,7 +202,7 @@ class UnfinishedTests(SynchronousTestCase):
 
     def test_a_lock_that_was_cleaned_away(self) -> None:
         """The next put does without notes while the first has them; then another has them."""
-        self.patch(databases, "TIMEOUT_S", 0.05)
+        self.patch(sqlite_databases, "TIMEOUT_S", 0.05)
         first = unfinished_put(self.grid, self.root, {})
         first._open()  # type: ignore[union-attr]
         (lock,) = (self.cache / NOTES_NAME).glob("*.lock")

@@ -18,9 +18,9 @@ from pipegrid.flow import concurrency as depths
 from pipegrid.transfer.settings import Limits
 from pipegrid.transport.gbs.bundles import GbsBundles
 from pipegrid.tree import upload_queue
-from pipegrid.tree.metadata import restored
-from pipegrid.tree.tree_store import GridFiles
+from pipegrid.tree.entry_metadata import restored
 from pipegrid.tree.tree_upload import TreeReports, TreeResult, tree_upload
+from pipegrid.tree.upload_target import GridFiles
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld

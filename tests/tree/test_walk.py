@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, parse_cap
 from pipegrid.errors import CapError, DirectoryError, NotEnoughSharesError
-from pipegrid.tree.listing import ListingLimits
+from pipegrid.tree.directory_reading import ListingLimits
 from pipegrid.tree.walk import (
     Found,
     Met,

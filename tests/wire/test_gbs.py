@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.wire import gbs_messages
 from pipegrid.wire.gbs_messages import AllocateRequest
-from pipegrid.wire.messages import Allocation, ServerVersion, WriteAnswer
+from pipegrid.wire.storage_messages import Allocation, ServerVersion, WriteAnswer
 from tests import vectors
 
 UINT = st.integers(0, (1 << 64) - 1)

@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.wire import gbs_bundles, gbs_messages
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
-from pipegrid.wire.messages import Allocation, LeaseSecrets, UploadSecrets
+from pipegrid.wire.storage_messages import Allocation, LeaseSecrets, UploadSecrets
 from tests.wire.test_cbor import BOMBS
 
 LARGEST = (1 << 64) - 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.wire import cbor, gbs_mutable
-from pipegrid.wire.messages import ShareChange, SlotResult
+from pipegrid.wire.storage_messages import ShareChange, SlotResult
 from tests.wire.unpacking import unpack_request
 
 UINTS = st.integers(0, (1 << 64) - 1)

@@ -19,7 +19,7 @@ from pipegrid.wire.gbs_surveys import (
     Sample,
     SurveyAnswer,
 )
-from pipegrid.wire.messages import LeaseSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets
 
 INDEX = b"i" * 16
 LEASE = LeaseSecrets(b"r" * 32, b"c" * 32)

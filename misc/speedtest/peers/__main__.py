@@ -64,8 +64,8 @@ from misc.speedtest.peers.nodes import (
 from pipegrid import Grid
 from pipegrid.core import erasure
 from pipegrid.core.encoding_parameters import Params
+from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.creation import create_client
 from pipegrid.reactor.process_settings import tune_gc
 from pipegrid.speedtest.targets import Comparing
 
@@ -177,7 +177,7 @@ def start_relay(stack: ExitStack, addresses: Sequence[Address], rtt_ms: float) -
     if rtt_ms == 0:
         return list(addresses)
     targets = [f"{each.nurl.host}:{each.nurl.port}" for each in addresses]
-    program = ["-m", "pipegrid.speedtest.server_processes", "--relay", str(rtt_ms / 1000), *targets]
+    program = ["-m", "pipegrid.speedtest.child_processes", "--relay", str(rtt_ms / 1000), *targets]
     relay = stack.enter_context(processes.running([sys.executable, *program]))
     *ports, _echo = json.loads(processes.first_line(relay))
     return [each.at(port) for each, port in zip(addresses, ports, strict=True)]

@@ -17,8 +17,8 @@ from misc.speedtest.peers.nodes import HTTPS, Address, Gateway, StorageNodes, se
 from misc.speedtest.processes import LOOPBACK, Servers, cpu_s
 from misc.speedtest.trees.sides import Pipegrid, Runner, Tahoe, gateway_cpu
 from pipegrid.core.encoding_parameters import Params
+from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.creation import create_client
 
 SERVERS = 10
 HAPPY = 7
@@ -83,7 +83,7 @@ def tahoes(
         nodes = stack.enter_context(StorageNodes(scratch / "servers", SERVERS))
         addresses = nodes.addresses()
         targets = [f"{each.nurl.host}:{each.nurl.port}" for each in addresses]
-        program = ["-m", "pipegrid.speedtest.server_processes", "--relay", str(rtt_s), *targets]
+        program = ["-m", "pipegrid.speedtest.child_processes", "--relay", str(rtt_s), *targets]
         relay = stack.enter_context(processes.running([sys.executable, *program]))
         *ports, _echo = json.loads(processes.first_line(relay))
         behind: list[Address] = [each.at(port) for each, port in zip(addresses, ports, strict=True)]

@@ -15,7 +15,7 @@ _LEFT = ("twisted.internet.reactor", "pipegrid.mirror.destination", "pipegrid.mi
 """Modules whose commands end by ``os._exit``."""
 
 LEAST_FILES = 64
-"""The same as in ``disk.files``, which is not loaded here."""
+"""The same as in ``disk.file_system_calls``, which is not loaded here."""
 
 
 def main() -> None:
@@ -123,7 +123,7 @@ def _may_open_enough() -> bool:
     The limit is raised if possible. A command that runs out of files in its middle could not end well.
     """
     if 0 <= os.sysconf("SC_OPEN_MAX") < LEAST_FILES:
-        from pipegrid.disk.files import few_files
+        from pipegrid.disk.file_system_calls import few_files
 
         why = few_files()
         if why is not None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipegrid.cli import completion
+from pipegrid.cli.command_job import GridJob, Invocation, Job, OfflineJob, ReactorJob, failure
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, Interrupted
-from pipegrid.cli.job import GridJob, Invocation, Job, OfflineJob, ReactorJob, failure
 from pipegrid.cli.options import common_options
 from pipegrid.cli.startup.fast_args import COMPLETION
 from pipegrid.errors import SinkError
@@ -24,7 +24,7 @@ from pipegrid.version import __version__
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
-    from pipegrid.cli.job import OpenGrid
+    from pipegrid.cli.command_job import OpenGrid
     from pipegrid.reactor.preconnect import Preconnector
 
 
@@ -102,33 +102,33 @@ class CommandGroup(click.Group):
 SECTIONS = {
     "Files": {
         "put": "cmd_put",
-        "get": "cmd_get",
-        "cat": "cmd_get",
+        "get": "cmd_get_cat",
+        "cat": "cmd_get_cat",
         "encode": "cmd_encode_decode",
         "decode": "cmd_encode_decode",
         "storage-index": "cmd_encode_decode",
     },
     "Directories": {
         "alias": "cmd_alias",
-        "mkdir": "cmd_directory",
-        "ls": "cmd_ls",
-        "cp": "cmd_directory",
-        "ln": "cmd_directory",
-        "mv": "cmd_directory",
-        "rm": "cmd_directory",
-        "du": "cmd_ls",
-        "stats": "cmd_ls",
-        "manifest": "cmd_ls",
+        "mkdir": "cmd_directory_changes",
+        "ls": "cmd_ls_du_stats",
+        "cp": "cmd_directory_changes",
+        "ln": "cmd_directory_changes",
+        "mv": "cmd_directory_changes",
+        "rm": "cmd_directory_changes",
+        "du": "cmd_ls_du_stats",
+        "stats": "cmd_ls_du_stats",
+        "manifest": "cmd_ls_du_stats",
     },
     "Backups": {
         "backup": "cmd_backup",
-        "backups": "cmd_restore",
-        "restore": "cmd_restore",
+        "backups": "cmd_backups_restore",
+        "restore": "cmd_backups_restore",
     },
     "Maintenance": {
-        "check": "cmd_check",
-        "repair": "cmd_check",
-        "renew": "cmd_check",
+        "check": "cmd_upkeep",
+        "repair": "cmd_upkeep",
+        "renew": "cmd_upkeep",
     },
     "Servers": {
         "init": "cmd_init",

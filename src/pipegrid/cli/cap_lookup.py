@@ -12,9 +12,9 @@ import click
 
 from pipegrid.cli import cap_file
 from pipegrid.cli.cap_file import CapLine, caps_in_file, read_cap_file
+from pipegrid.cli.command_job import Invocation
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, one_status
-from pipegrid.cli.job import Invocation
 from pipegrid.core import base32
 from pipegrid.core.caps import (
     Cap,
@@ -35,7 +35,7 @@ from pipegrid.tree import aliases, grid_paths, walk
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
-    from pipegrid.grid.grid import Grid
+    from pipegrid.grid.file_grid import Grid
     from pipegrid.tree.grid_paths import PathEnd, PathFinder
     from pipegrid.tree.public_grid import Grid as TreeGrid
     from pipegrid.tree.walk import Met

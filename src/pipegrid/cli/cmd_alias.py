@@ -8,9 +8,9 @@ import click
 
 from pipegrid.cli import cap_file, cap_lookup
 from pipegrid.cli.app import CommandGroup
+from pipegrid.cli.command_job import GridJob, OfflineJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
-from pipegrid.cli.job import GridJob, OfflineJob
 from pipegrid.cli.options import (
     alias_name,
     common_options,

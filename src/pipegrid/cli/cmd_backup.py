@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipegrid.cli import cap_lookup, output, progress_bar
+from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, sentence, worst_status
-from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import EMPTY_NAME, grid_options, limit_options, usage_error
 from pipegrid.cli.tree_transfers import (
     SelectionOptions,

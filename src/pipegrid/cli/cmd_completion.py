@@ -11,9 +11,9 @@ from typing import NamedTuple
 import click
 
 from pipegrid.cli import completion
+from pipegrid.cli.command_job import OfflineJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
-from pipegrid.cli.job import OfflineJob
 from pipegrid.cli.options import common_options, usage_error
 from pipegrid.disk import atomic_write
 from pipegrid.errors import SinkError

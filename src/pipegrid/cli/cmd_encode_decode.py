@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from pipegrid.cli import cap_lookup, output, output_file, progress_bar
+from pipegrid.cli.command_job import Invocation, OfflineJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, one_status
-from pipegrid.cli.job import Invocation, OfflineJob
 from pipegrid.cli.options import (
     CapArguments,
     Encoding,

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipegrid.cli import log_file
+from pipegrid.cli.command_job import GridJob, ReactorGridJob
 from pipegrid.cli.error_report import ExitStatus
-from pipegrid.cli.job import GridJob, ReactorGridJob
 from pipegrid.cli.options import grid_options
 from pipegrid.cli.startup import lazy_modules
 from pipegrid.errors import UsageError
-from pipegrid.gateway import gateway_settings, service
+from pipegrid.gateway import gateway_service, gateway_settings
 from pipegrid.server import systemd
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def gateway_command(
 
     async def work(reactor: Any, grid: Grid, console: Console) -> int:
         try:
-            lazy_modules.bring_in(log_file, service, systemd)
+            lazy_modules.bring_in(log_file, gateway_service, systemd)
         except ModuleNotFoundError as error:
             raise UsageError(
                 f"the gateway needs the module {error.name}, which is not installed; install it with "
@@ -105,7 +105,7 @@ def gateway_command(
             Path(grid.config.directory), port=port, hosts=hosts, restic=restic
         )
         with log_file.logging_to(console, log_path, reactor):
-            gateway = service.RunningGateway(
+            gateway = gateway_service.RunningGateway(
                 reactor, grid, chosen, lambda text: console.say(f"pipegrid: {text}")
             )
             await gateway.start()

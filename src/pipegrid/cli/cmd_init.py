@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from pipegrid.cli.command_job import Invocation, OfflineJob
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import Invocation, OfflineJob
 from pipegrid.cli.options import (
     Encoding,
     choose_params,
@@ -22,7 +22,7 @@ from pipegrid.cli.options import (
 from pipegrid.core import encoding_parameters
 from pipegrid.core.text import counted, decode_text
 from pipegrid.errors import UsageError
-from pipegrid.grid import client_config, client_paths, creation, servers_yaml
+from pipegrid.grid import client_config, client_creation, client_paths, servers_yaml
 from pipegrid.wire import server_address
 
 if TYPE_CHECKING:
@@ -118,10 +118,10 @@ def _make(
         and not wanted.is_given
         and client_paths.is_configured(directory)
     ):
-        config = creation.change(directory, said, happy)
+        config = client_creation.change(directory, said, happy)
     elif wanted.node is not None:
         params = choose_params(client_config.load(wanted.node).params, encoding) if said else None
-        config = creation.create_like_tahoe(
+        config = client_creation.create_like_tahoe(
             directory, wanted.node, params=params, happy=happy, moved=partial(_tell_moved, console)
         )
     else:
@@ -158,7 +158,9 @@ def _create(
     else:
         makes_local = True
     suggestion, enough = (
-        (encoding_parameters.Params(), None) if number is None else creation.suggested(number)
+        (encoding_parameters.Params(), None)
+        if number is None
+        else client_creation.suggested(number)
     )
     params = _fitting(suggestion, encoding)
     if enough is not None:
@@ -166,8 +168,8 @@ def _create(
     if happy is not None:
         enough = happy
     if makes_local:
-        return creation.create_local(directory, servers=count, params=params, happy=enough)
-    return creation.create_client(
+        return client_creation.create_local(directory, servers=count, params=params, happy=enough)
+    return client_creation.create_client(
         directory,
         params=params,
         happy=enough,
@@ -182,7 +184,7 @@ def _tell(console: Console, config: GridConfig) -> None:
         console.say(f"pipegrid: {warning}")
 
     if crowded := encoding_parameters.too_many_shares(
-        config.params.total_shares, creation.known_servers(config) or 0
+        config.params.total_shares, client_creation.known_servers(config) or 0
     ):
         console.say(f"pipegrid: {crowded}")
     console.say(f"pipegrid: {_numbers(config)}")
@@ -213,7 +215,7 @@ def _fitting(suggestion: Params, encoding: Encoding) -> Params:
 
 def _numbers(config: GridConfig) -> str:
     """Return a sentence that explains the numbers."""
-    params, servers = config.params, creation.known_servers(config)
+    params, servers = config.params, client_creation.known_servers(config)
     shares = counted(params.total_shares, "share")
     if servers is None:
         needed = counted(config.happy, "server")

@@ -12,10 +12,10 @@ import click
 from pipegrid.cli import mirror_listed_files, mirror_options, mirror_verify, output_file
 from pipegrid.cli.app import CommandGroup
 from pipegrid.cli.cap_file import check_no_file
+from pipegrid.cli.command_job import GridJob, OfflineJob, ReactorGridJob, ReactorJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
-from pipegrid.cli.job import GridJob, OfflineJob, ReactorGridJob, ReactorJob
-from pipegrid.cli.mirror_archive import (
+from pipegrid.cli.mirror_debian_rpm import (
     DEBIAN_KEYRING,
     DebianOptions,
     RpmOptions,
@@ -38,7 +38,7 @@ from pipegrid.errors import SinkError
 from pipegrid.mirror import (
     credentials,
     debian,
-    decompress,
+    decompression,
     grid_archive,
     mirror_lists,
     pdiff,
@@ -464,7 +464,7 @@ def _patch(
             ) from error
         found = patched.digest.hex()
         if sha256 is not None and found != sha256.lower():
-            raise decompress.PatchError(
+            raise decompression.PatchError(
                 f"the result has another SHA-256, {found}: a patch is damaged, missing, or not for {index};"
                 " fetch the index again"
             )

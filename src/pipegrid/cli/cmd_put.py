@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from pipegrid.cli import grid_destination, put_files, tree_transfers
+from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
-from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import (
     EMPTY_NAME,
     Encoding,

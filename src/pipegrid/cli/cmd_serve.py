@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from pipegrid.cli import log_file
+from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, failure
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
-from pipegrid.cli.job import GridJob, Invocation, OpenGrid, failure
 from pipegrid.cli.options import byte_room, common_options, gathered, kept_duration
 from pipegrid.cli.startup import lazy_modules
 from pipegrid.disk import running_process
 from pipegrid.errors import UsageError
-from pipegrid.grid import client_paths, server_config
+from pipegrid.grid import client_paths, storage_server_settings
 from pipegrid.reactor.process_settings import SHORTAGE
 from pipegrid.server import serve, systemd
 from pipegrid.storage import share_file
 from pipegrid.wire import server_address
 
 if TYPE_CHECKING:
-    from pipegrid.grid.server_config import ServerDirectory
+    from pipegrid.grid.storage_server_settings import ServerDirectory
     from pipegrid.server.serve import ServeSettings, StorageNode
     from pipegrid.wire.server_address import Furl
 
@@ -119,7 +119,7 @@ def settings_of(
         UsageError: a server runs in the directory already, or a setting is invalid.
     """
     running_process.refuse_if_running(directory)
-    found = server_config.load(directory)
+    found = storage_server_settings.load(directory)
     for warning in found.warnings:
         warn(warning)
     return options.settings(directory, introducers_of(directory, found, options.introducers), found)

@@ -10,9 +10,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from pipegrid.cli.app import CommandGroup
+from pipegrid.cli.command_job import GridJob, Invocation, OfflineJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, unreadable
-from pipegrid.cli.job import GridJob, Invocation, OfflineJob
 from pipegrid.cli.options import byte_size, common_options
 from pipegrid.cli.speedtest_run import SpeedTestJob
 from pipegrid.errors import UsageError

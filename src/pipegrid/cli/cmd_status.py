@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
-from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import grid_options
 from pipegrid.cli.output import amount, columns
 from pipegrid.core.text import counted, printable

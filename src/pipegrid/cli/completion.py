@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from click import Command
 from click.shell_completion import CompletionItem, ShellComplete, add_completion_class
 
+from pipegrid.cli.command_job import GridJob, Invocation
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import GridJob, Invocation
 from pipegrid.cli.startup.fast_args import COMPLETION
 from pipegrid.core import caps
 from pipegrid.core.text import CAP_STARTS
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_paths import default_directory, is_configured
 from pipegrid.tree import aliases as tree_aliases
-from pipegrid.tree import grid_paths, listing
+from pipegrid.tree import directory_reading, grid_paths
 
 if TYPE_CHECKING:
     from pipegrid.tree.public_grid import Grid
@@ -440,11 +440,11 @@ def _read(invocation: Invocation, root: str, names: tuple[str, ...]) -> list[str
     found: list[str] = []
 
     async def work(grid: Grid, _: Console) -> int:
-        limits = listing.ListingLimits(directory_bytes=MAX_DIRECTORY_BYTES)
+        limits = directory_reading.ListingLimits(directory_bytes=MAX_DIRECTORY_BYTES)
         place = await grid_paths.resolve(grid, root, names, limits)
         cap = place.best or place.cap
         if isinstance(cap, caps.DirectoryCap):
-            held = await listing.read_listing(grid, cap, limits)
+            held = await directory_reading.read_listing(grid, cap, limits)
             found.extend(
                 entry.name + ("/" if entry.kind == "directory" else "")
                 for entry in held.entries

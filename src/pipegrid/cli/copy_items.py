@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipegrid.cli import cmd_get, progress_bar, put_files, tree_transfers
+from pipegrid.cli import cmd_get_cat, progress_bar, put_files, tree_transfers
 from pipegrid.cli.cap_lookup import argument_label, root_of
-from pipegrid.cli.cmd_get import made_home
+from pipegrid.cli.cmd_get_cat import made_home
 from pipegrid.cli.error_report import ExitStatus, one_status
 from pipegrid.cli.grid_destination import no_directory, spot_at
 from pipegrid.core import caps
@@ -22,14 +22,14 @@ from pipegrid.errors import (
     SourceError,
     UsageError,
 )
-from pipegrid.tree import directory, metadata, tree_copy
+from pipegrid.tree import directory, entry_metadata, tree_copy
 
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
     from pipegrid.cli.console import Console
     from pipegrid.tree.directory import Child
-    from pipegrid.tree.local_directory import DirectoryFd
+    from pipegrid.tree.directory_descriptor import DirectoryFd
     from pipegrid.tree.public_grid import Grid
     from pipegrid.tree.tree_copy import Copier, Item
 
@@ -203,7 +203,7 @@ def _local_item(path: str) -> tree_copy.Item:
     if not os.path.exists(path):
         raise SourceError(f"there is no local file {printable(path)}; check the path")
     raw = os.fsencode(os.path.basename(os.path.abspath(path)))
-    return tree_copy.Item(metadata.entry_name(raw)[0], path, path)
+    return tree_copy.Item(entry_metadata.entry_name(raw)[0], path, path)
 
 
 def _check_named(items: Sequence[Item], target: str) -> None:
@@ -366,6 +366,6 @@ async def _fetch_file(
     cap = caps.fetchable(child.cap)
     part = (0, None) if isinstance(cap, MutableCap) else (0, cap.size)
     with progress_bar.ProgressBar(console, "cp") as progress:
-        to = cmd_get.LocalPlace(place, force, home)
-        result = await cmd_get.fetch(grid, console, cap, part, to, progress.transfer())
+        to = cmd_get_cat.LocalPlace(place, force, home)
+        result = await cmd_get_cat.fetch(grid, console, cap, part, to, progress.transfer())
     console.json_result({"path": place, "size": result.size})

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 
+from pipegrid.cli.command_job import GridJob, ReactorJob
 from pipegrid.cli.error_report import Interrupted, unreadable
-from pipegrid.cli.job import GridJob, ReactorJob
 from pipegrid.cli.mirror_options import Display, MirrorOptions, RunOutcome, store
 from pipegrid.errors import SourceError, UsageError
 from pipegrid.mirror import (

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, suppress
 
 from pipegrid.cli import cap_lookup, progress_bar
+from pipegrid.cli.command_job import GridJob, NoReactorJob, ReactorGridJob, ReactorJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, Interrupted
-from pipegrid.cli.job import GridJob, NoReactorJob, ReactorGridJob, ReactorJob
 from pipegrid.cli.startup.fast_verify import verified
 from pipegrid.core.text import amount, counted, printable
 from pipegrid.errors import UsageError
@@ -21,26 +21,26 @@ from pipegrid.mirror import (
     NEW_MANIFEST,
     credentials,
     destination,
+    epoll_sockets,
     grid_archive,
-    mirror,
-    mirror_address,
-    mirror_sockets,
+    mirror_urls,
+    public_mirror,
 )
-from pipegrid.mirror.scheduler import MAX_SHOWN
+from pipegrid.mirror.file_scheduler import MAX_SHOWN
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from pipegrid.disk.commit import Policy
+    from pipegrid.disk.durability import Policy
     from pipegrid.grid import Grid
     from pipegrid.mirror.destination import Destination
-    from pipegrid.mirror.entries import Entries
-    from pipegrid.mirror.mirror import Mirror
-    from pipegrid.mirror.mirror_address import Address
+    from pipegrid.mirror.file_scheduler import Report, Tally
+    from pipegrid.mirror.index_entries import Entries
+    from pipegrid.mirror.mirror_urls import Address
     from pipegrid.mirror.preconnect_mirrors import EarlySockets
-    from pipegrid.mirror.scheduler import Report, Tally
+    from pipegrid.mirror.public_mirror import Mirror
 
 
 # The common options as one object, and the progress bar.
@@ -140,7 +140,7 @@ class MirrorOptions:
     wait_s: float | None = None
     exit_unchanged: bool = False
     begun: EarlySockets | None = None
-    access: mirror_address.HostAccess | None = None
+    access: mirror_urls.HostAccess | None = None
     tls: credentials.TlsFiles | None = None
     sign_with: str | None = None
 
@@ -198,7 +198,7 @@ class MirrorOptions:
                     "to the mirror, run once without --delete"
                 )
 
-    def host_access(self, console: Console) -> mirror_address.HostAccess:
+    def host_access(self, console: Console) -> mirror_urls.HostAccess:
         """
         Return how hosts are asked: through which proxies, and with which credentials; warns of files that
         other users can read.
@@ -215,19 +215,19 @@ class MirrorOptions:
                     console.fault(f"pipegrid: {warning}")
                 for url in self.urls:
                     self.tls.show_to(url)
-            self.access = mirror_address.HostAccess(os.environ, known, self.tls)
+            self.access = mirror_urls.HostAccess(os.environ, known, self.tls)
         return self.access
 
     def direct_addresses(self, console: Console) -> list[Address] | None:
         """Return the addresses of the mirrors, if they can be asked without a reactor."""
         access = self.host_access(console)
         addresses = [access.address(url) for url in self.urls]
-        return addresses if mirror_sockets.can_sprint(addresses) else None
+        return addresses if epoll_sockets.can_sprint(addresses) else None
 
-    def dial(self, addresses: Sequence[Address], each: int = 1) -> mirror_sockets.SocketCache:
+    def dial(self, addresses: Sequence[Address], each: int = 1) -> epoll_sockets.SocketCache:
         """Connect to mirrors, ``each`` times to each, unless that was begun already."""
 
-        return mirror_sockets.SocketCache(addresses, each, self.begun)
+        return epoll_sockets.SocketCache(addresses, each, self.begun)
 
     def destination(
         self, console: Console, dest: str, stopped: Callable[[], bool]
@@ -265,14 +265,14 @@ class MirrorOptions:
     @asynccontextmanager
     async def mirror(
         self, reactor: Any, console: Console, dest: str | Destination
-    ) -> AsyncIterator[tuple[mirror.Mirror, Display]]:
+    ) -> AsyncIterator[tuple[public_mirror.Mirror, Display]]:
         """Open a mirror with a progress bar, as soon as no other run uses it; it is closed at the end."""
         from twisted.internet.task import deferLater
 
         with Display(console) as display:
 
-            def make() -> mirror.Mirror:
-                return mirror.Mirror(
+            def make() -> public_mirror.Mirror:
+                return public_mirror.Mirror(
                     reactor,
                     self.urls,
                     dest,

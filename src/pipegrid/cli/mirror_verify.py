@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
+from pipegrid.cli.command_job import OfflineJob
 from pipegrid.cli.console import Console
-from pipegrid.cli.job import OfflineJob
 from pipegrid.cli.mirror_options import Display, tell_verified
 from pipegrid.mirror import (
     archive_file,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pipegrid.cli import completion
-from pipegrid.cli.job import Invocation
+from pipegrid.cli.command_job import Invocation
 from pipegrid.cli.startup.fast_args import JSON, QUIET, Option
 from pipegrid.core import base32
 from pipegrid.errors import UsageError

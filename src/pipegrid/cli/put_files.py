@@ -20,7 +20,7 @@ from pipegrid.core.caps import Cap, MutableCap, UnknownCap
 from pipegrid.core.text import counted, printable
 from pipegrid.errors import CapError, SourceError, UsageError
 from pipegrid.transfer.put.source import size_of
-from pipegrid.tree import metadata
+from pipegrid.tree import entry_metadata
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -264,7 +264,9 @@ def _show(console: Console, keep_in: Path | None, file: str, cap: Cap, read_only
 
 def _name_of(file: str) -> str | None:
     """Return a local file's name in a directory, as for ``put -r`` and ``cp``."""
-    return None if file == "-" else metadata.entry_name(os.fsencode(os.path.basename(file)))[0]
+    return (
+        None if file == "-" else entry_metadata.entry_name(os.fsencode(os.path.basename(file)))[0]
+    )
 
 
 async def _put_into(

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, status_of_job
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, sentence
-from pipegrid.cli.job import GridJob, Invocation, OpenGrid, status_of_job
 from pipegrid.cli.options import byte_size, common_options
 from pipegrid.core import encoding_parameters
 from pipegrid.errors import SinkError, UsageError
 from pipegrid.speedtest import (
     baseline,
+    child_processes,
     html_report,
     link_proxy,
     output_formats,
@@ -24,7 +25,6 @@ from pipegrid.speedtest import (
     run_results,
     runner,
     scenarios,
-    server_processes,
     targets,
 )
 from pipegrid.speedtest import selfcheck as self_checks
@@ -202,7 +202,7 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> F
         servers,
         transport=given["transport"] or targets.GBS,
         link=link_of(given),
-        encoding=server_processes.FileEncoding.for_servers(
+        encoding=child_processes.FileEncoding.for_servers(
             servers, params_of(given, targets.fitting_params(servers), servers)
         ),
         durability=given["durability"] or "batch",

@@ -11,18 +11,18 @@ import click
 
 from pipegrid.cli import cap_lookup, output, progress_bar
 from pipegrid.cli.cap_file import as_line
+from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import read_given
 from pipegrid.cli.error_report import ExitStatus, one_status, with_options
-from pipegrid.cli.job import GridJob
 from pipegrid.cli.options import EMPTY_NAME, CapArguments, as_one, usage_error
 from pipegrid.core.text import counted, decode_text, printable
 from pipegrid.errors import PipegridError, SourceError
-from pipegrid.tree import selection, tree_upload
+from pipegrid.tree import file_selection, tree_upload
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
-    from pipegrid.tree.local_directory import DirectoryFd
-    from pipegrid.tree.metadata import Modes
+    from pipegrid.tree.directory_descriptor import DirectoryFd
+    from pipegrid.tree.entry_metadata import Modes
     from pipegrid.tree.public_grid import Grid
     from pipegrid.tree.tree_download import TreeGetResult
     from pipegrid.tree.tree_upload import TreeCounts
@@ -231,20 +231,20 @@ class SelectionOptions:
         self._given_in = dict.fromkeys(exclude, "--exclude")
         patterns = list(exclude)
         for path in exclude_from:
-            for number, pattern in selection.patterns_of(_text_of(path)):
+            for number, pattern in file_selection.patterns_of(_text_of(path)):
                 self._given_in.setdefault(pattern, f"{printable(path)}:{number}")
                 patterns.append(pattern)
         if exclude_vcs:
-            patterns += selection.VCS
+            patterns += file_selection.VCS
         self._unmatched = set(self._given_in)
-        self._made: selection.TreeSelection | None = None
-        selection.TreeSelection(patterns)  # reports invalid patterns now
+        self._made: file_selection.TreeSelection | None = None
+        file_selection.TreeSelection(patterns)  # reports invalid patterns now
         self.one_file_system = one_file_system
         self.strict = strict
         self._patterns = patterns
         self._lines = None if files_from is None else _text_of(files_from).split("\n")
 
-    def of(self, directory: str) -> Callable[[], selection.TreeSelection]:
+    def of(self, directory: str) -> Callable[[], file_selection.TreeSelection]:
         """
         Return a function that makes the selection for one walk through a directory.
 
@@ -253,12 +253,12 @@ class SelectionOptions:
         """
         only = None
         if self._lines is not None:
-            only = selection.paths_below(os.path.abspath(directory), self._lines)
-        selection.TreeSelection(self._patterns, only)
+            only = file_selection.paths_below(os.path.abspath(directory), self._lines)
+        file_selection.TreeSelection(self._patterns, only)
 
-        def make() -> selection.TreeSelection:
+        def make() -> file_selection.TreeSelection:
             self._note_unmatched()
-            self._made = selection.TreeSelection(self._patterns, only)
+            self._made = file_selection.TreeSelection(self._patterns, only)
             return self._made
 
         return make

@@ -18,11 +18,11 @@ from twisted.python import usage
 
 from pipegrid.cli import tell_time
 from pipegrid.cli.error_report import sentence, status_of
-from pipegrid.cli.twist_plugin import ExitWithStatus
-from pipegrid.disk.files import few_files
+from pipegrid.cli.twist_storage_server import ExitWithStatus
+from pipegrid.disk.file_system_calls import few_files
 from pipegrid.errors import UsageError
+from pipegrid.gateway.gateway_service import GatewayService
 from pipegrid.gateway.gateway_settings import GatewaySettings, ResticSettings, load_settings
-from pipegrid.gateway.service import GatewayService
 from pipegrid.reactor.process_settings import make_monotonic
 from pipegrid.server.systemd import end_without_memory
 

@@ -15,7 +15,7 @@ from typing import Protocol, get_args
 
 import attrs
 
-from pipegrid.arguments import check_kind, shown
+from pipegrid.argument_checks import check_kind, shown
 from pipegrid.core import base32, hashes
 from pipegrid.core.encoding_parameters import MAX_LITERAL_BYTES
 from pipegrid.core.text import counted, printable

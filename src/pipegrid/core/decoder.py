@@ -14,8 +14,8 @@ from pipegrid.core.encoding_parameters import DEFAULT_SEGMENT_BYTES, MAX_SEGMENT
 from pipegrid.core.file_shares import FileShares, ReadPlan, SegmentQueue, block_range
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.layout import ShareLayout
-from pipegrid.core.segment_job import Block, SegmentJob, SegmentResult
-from pipegrid.core.share_parts import BadPart, ShareParts, ShareTree
+from pipegrid.core.received_share import BadPart, ShareParts, ShareTree
+from pipegrid.core.segment_decoding import Block, SegmentJob, SegmentResult
 from pipegrid.core.spans import Range, Span, Spans
 
 MERGE_GAP_BYTES = 8192

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import attrs
 
-from pipegrid.arguments import check_whole
+from pipegrid.argument_checks import check_whole
 from pipegrid.core.hash_tree import chain_entries, num_nodes
 from pipegrid.core.hashes import HASH_BYTES
 from pipegrid.core.text import counted

@@ -16,7 +16,7 @@ from pipegrid.core.encoding_parameters import Geometry, Params, check_segment_by
 from pipegrid.core.hash_tree import GROUP_LEAVES, VerifiedTree, group_end, is_small, nodes_to_read
 from pipegrid.core.hashes import HASH_BYTES, Buffer
 from pipegrid.core.layout import ShareLayout
-from pipegrid.core.share_parts import BadPart, ForeignUeb, ShareParts, ShareTree, blamed_offset
+from pipegrid.core.received_share import BadPart, ForeignUeb, ShareParts, ShareTree, blamed_offset
 from pipegrid.core.ueb import Ueb, contradiction
 from pipegrid.errors import CorruptionError, PipegridError, SegmentTooLarge
 

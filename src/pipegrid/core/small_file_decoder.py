@@ -13,10 +13,10 @@ import attrs
 
 from pipegrid.core import erasure, hash_tree, layout, ueb
 from pipegrid.core.caps import ChkCap
-from pipegrid.core.crypto import StreamCipher
 from pipegrid.core.encoding_parameters import Geometry, Params
 from pipegrid.core.hashes import BLOCK, CRYPTTEXT_SEGMENT, HASH_BYTES, MERKLE_NODE, UEB
 from pipegrid.core.layout import CHAIN_ENTRY_BYTES, ShareLayout
+from pipegrid.core.stream_cipher import StreamCipher
 
 SMALL_FILE_BYTES = 128 << 10
 """Files up to this size are one segment, whichever of today's and earlier writers stored them."""

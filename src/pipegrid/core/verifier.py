@@ -22,7 +22,7 @@ from pipegrid.core.encoding_parameters import (
 from pipegrid.core.hash_tree import BadNode, VerifiedTree
 from pipegrid.core.hashes import BLOCK, HASH_BYTES, UEB, Buffer, TaggedHasher
 from pipegrid.core.layout import MAX_HEADER_BYTES, ShareLayout
-from pipegrid.core.share_parts import (
+from pipegrid.core.received_share import (
     BadPart,
     blamed_offset,
     parse_ueb_length,

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from pipegrid.disk.files import FULL
+from pipegrid.disk.file_system_calls import FULL
 from pipegrid.disk.safe_open import CannotLock, names_file, open_locked
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import

@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred, execute, maybeDeferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
-from pipegrid.disk.commit import Commit, CommitOutcome, Committable, Disk, Policy, commit_group
+from pipegrid.disk.durability import Commit, CommitOutcome, Committable, Disk, Policy, commit_group
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipegrid.disk.atomic_write import replace_file
-from pipegrid.disk.files import lock_if_free
+from pipegrid.disk.file_system_calls import lock_if_free
 from pipegrid.disk.private_files import make_private
 from pipegrid.disk.safe_open import open_locked, read_file
 from pipegrid.errors import UsageError

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Separate from ``files``, because it is loaded at start-up.
+# Separate from ``file_system_calls``, because it is loaded at start-up.
 
 
 def names_file(path: str, fd: int, inside: int | None = None) -> bool:

@@ -11,7 +11,7 @@ from enum import IntEnum
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-from pipegrid.arguments import check_whole
+from pipegrid.argument_checks import check_whole
 
 # A server that needs a request per share, as Tahoe-LAFS's do, takes milliseconds of CPU for each, and
 # further requests wait in a queue there. A longer queue gains nothing and has three costs: Twisted copies

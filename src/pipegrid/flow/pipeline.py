@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred
 from twisted.python import reflect
 from twisted.python.failure import Failure
 
-from pipegrid.arguments import check_has, check_whole, shown
+from pipegrid.argument_checks import check_has, check_whole, shown
 from pipegrid.errors import PipelineStopped, RemoteCallError, UsageError
 from pipegrid.flow.window import FixedWindow, Sent, Window, left_for_message
 

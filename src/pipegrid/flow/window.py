@@ -11,7 +11,7 @@ from typing import Protocol
 
 import attrs
 
-from pipegrid.arguments import check_whole
+from pipegrid.argument_checks import check_whole
 from pipegrid.errors import UsageError
 
 # Times are seconds of one monotonic clock; sizes are bytes.

@@ -16,7 +16,7 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import PipegridError
 from pipegrid.gateway.transfer_records import TransferKind, TransferRecord, TransferRecords, joined
 from pipegrid.transfer.get.sink import SinkLike
-from pipegrid.transfer.mutable.base_version import Redo
+from pipegrid.transfer.mutable.base_version_search import Redo
 from pipegrid.transfer.mutable.modify import ContentEdit
 from pipegrid.transfer.mutable.mutable_files import ContentOfKey
 from pipegrid.transfer.mutable.publish import CreateResult, WriteResult

@@ -13,7 +13,7 @@ from twisted.python.failure import Failure
 from pipegrid.reactor.deferreds import timeout_or
 from pipegrid.transfer.results import ServerStatus
 from pipegrid.tree.public_grid import Grid
-from pipegrid.wire.messages import ServerIdentity
+from pipegrid.wire.storage_messages import ServerIdentity
 
 # Servers are asked when a client asks, and no more often than every ``FRESH_S``. What is known is answered at
 # once, and what is old only after servers have had a moment to answer again: one that is out of reach delays

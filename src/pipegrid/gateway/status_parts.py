@@ -8,7 +8,7 @@ from functools import partial
 
 from pipegrid.gateway.gateway_settings import GatewaySettings
 from pipegrid.gateway.recorded_grid import RecordedGrid
-from pipegrid.gateway.root import SiteParts
+from pipegrid.gateway.root_resource import SiteParts
 from pipegrid.gateway.server_states import ServerStates
 from pipegrid.gateway.web_api.api_request import ApiResource
 from pipegrid.gateway.web_api.gateway_metrics import GatewayCollector

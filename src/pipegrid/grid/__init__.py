@@ -10,7 +10,7 @@ TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import Any
 
-    from pipegrid.grid.grid import Grid
+    from pipegrid.grid.file_grid import Grid
 
 __all__ = ["Grid"]
 
@@ -18,6 +18,6 @@ __all__ = ["Grid"]
 def __getattr__(name: str) -> Any:
     if name != "Grid":
         raise AttributeError(f"module 'pipegrid.grid' has no attribute {name!r}")
-    from pipegrid.grid.grid import Grid
+    from pipegrid.grid.file_grid import Grid
 
     return Grid

@@ -14,7 +14,7 @@ from pipegrid.core import base32
 from pipegrid.core.caps import Cap, UnknownCap, as_cap
 from pipegrid.core.text import printable
 from pipegrid.errors import AccessProhibited
-from pipegrid.grid.tahoe_settings import BLACKLIST_NAME
+from pipegrid.grid.tahoe_settings_check import BLACKLIST_NAME
 
 MAX_BYTES = 16 << 20
 

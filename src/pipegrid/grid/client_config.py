@@ -11,11 +11,11 @@ from typing import TypeVar
 
 import attrs
 
-from pipegrid.arguments import check_whole
+from pipegrid.argument_checks import check_whole
 from pipegrid.core import base32
 from pipegrid.core.encoding_parameters import DEFAULT_SEGMENT_BYTES, Params
 from pipegrid.core.text import counted, decode_text
-from pipegrid.disk.commit import Policy
+from pipegrid.disk.durability import Policy
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError, naming
 from pipegrid.grid.client_paths import TAHOE_CONFIG_NAME, cache_directory, expanded, state_directory
@@ -26,7 +26,7 @@ from pipegrid.grid.servers_yaml import (
     load_static_servers,
 )
 from pipegrid.grid.strict_config import SettingsFile, read_config
-from pipegrid.grid.tahoe_settings import RefusedSetting, checked_config
+from pipegrid.grid.tahoe_settings_check import RefusedSetting, checked_config
 from pipegrid.transfer.put.placement_history import AskFirst
 from pipegrid.transfer.put.placement_history import ask_first as parse_ask_first
 from pipegrid.wire.grid_manager import ManagerKey, parse_manager_key
@@ -63,7 +63,7 @@ def parse_kept(text: str) -> int:
     return seconds
 
 
-# A client's directory has settings, secrets and servers; ``creation`` makes one.
+# A client's directory has settings, secrets and servers; ``client_creation`` makes one.
 #
 # Its layout is that of a Tahoe-LAFS node directory. ``pipegrid.cfg`` replaces ``tahoe.cfg``; settings with
 # the same meaning have the same name:
@@ -174,7 +174,7 @@ def load(
 
     Args:
         offline: the caller will not connect to any server, so connection settings are not checked.
-        follows_blacklist: see ``tahoe_settings.checked_config``.
+        follows_blacklist: see ``tahoe_settings_check.checked_config``.
 
     Raises:
         UsageError: the directory is not a client's, or a setting is not valid; the text names file and

@@ -18,11 +18,11 @@ from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid.client_config import GridConfig, LocalGrid
 from pipegrid.grid.client_paths import CONFIG_NAME
 from pipegrid.reactor.workers import Workers
+from pipegrid.storage.share_store import KEEP_UNFINISHED_S, ShareStore, StoreSettings
 from pipegrid.storage.storage_paths import Paths
-from pipegrid.storage.store import KEEP_UNFINISHED_S, ShareStore, StoreSettings
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.local_server import LocalServer
-from pipegrid.wire.messages import ServerIdentity
+from pipegrid.wire.storage_messages import ServerIdentity
 
 _WINDOW_BYTES = 1 << 20
 """A disk has no round trip to hide: one batch is in flight while the next is made."""

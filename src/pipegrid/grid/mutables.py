@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pipegrid.arguments import check_callable, check_kind, check_whole, shown
+from pipegrid.argument_checks import check_callable, check_kind, check_whole, shown
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import Buffer
@@ -19,7 +19,7 @@ from pipegrid.grid.client_config import GridConfig
 from pipegrid.grid.server_registry import Readiness
 from pipegrid.reactor.deferreds import Wakeup
 from pipegrid.transfer.get.sink import SinkLike, open_sink
-from pipegrid.transfer.mutable.base_version import Redo
+from pipegrid.transfer.mutable.base_version_search import Redo
 from pipegrid.transfer.mutable.modify import ContentEdit
 from pipegrid.transfer.mutable.mutable_files import ContentOfKey, MutableFiles, RangeOf, ReadResult
 from pipegrid.transfer.mutable.publish import CreateResult, WriteResult

@@ -13,8 +13,8 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
-from pipegrid.arguments import check_has, check_kind, check_whole, shown
-from pipegrid.disk.files import few_files
+from pipegrid.argument_checks import check_has, check_kind, check_whole, shown
+from pipegrid.disk.file_system_calls import few_files
 from pipegrid.errors import UsageError
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import FixedWindow
@@ -188,7 +188,7 @@ def _directory_of(directory: str | os.PathLike[str] | None, make: bool) -> tuple
             f"no grid is configured in {path}, so there are no servers to ask; join the grid that has "
             f"what you look for with {_JOINING}, or name a client's directory with 'pipegrid -d DIR'"
         )
-    from pipegrid.grid.creation import create_local
+    from pipegrid.grid.client_creation import create_local
 
     create_local(path, automatic=True)
     return path, (
@@ -278,7 +278,7 @@ class _Opener:
     def finished(self, peer: Peer) -> Peer:
         """Return a peer with the settings that all peers of the grid have."""
         if self._tracer is not None:
-            from pipegrid.grid.request_trace import TracedServer
+            from pipegrid.grid.grid_trace import TracedServer
 
             peer.server = TracedServer(peer.server, self._tracer)
         if self._fixed_window_bytes is not None:
@@ -330,6 +330,6 @@ def _discover(
 def _workers(reactor: Any, tracer: Tracing | None) -> CpuWorkers:
     if tracer is None:
         return Workers(reactor)
-    from pipegrid.grid.request_trace import TracedWorkers
+    from pipegrid.grid.grid_trace import TracedWorkers
 
     return TracedWorkers(Workers(reactor), tracer)

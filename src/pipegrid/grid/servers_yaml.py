@@ -20,13 +20,13 @@ from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import AutoWindow
 from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
 from pipegrid.grid.strict_config import check_top_level, near_misses, parse_yaml, repeated_keys
-from pipegrid.grid.tahoe_settings import CONNECTIONS, RefusedSetting, check_entry
+from pipegrid.grid.tahoe_settings_check import CONNECTIONS, RefusedSetting, check_entry
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.failover import FailoverServer, Route
 from pipegrid.wire import server_address
 from pipegrid.wire.announcements import FURL, NURLS, KnownServer, describe, printable
-from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.server_address import Furl, Nurl
+from pipegrid.wire.storage_messages import ServerIdentity
 
 if TYPE_CHECKING:
     from pipegrid.reactor.preconnect import Preconnector

@@ -138,7 +138,7 @@ def read_config(directory: Path) -> tuple[Path, SettingsFile]:
         raise UsageError(
             f"cannot understand {path}: {ini_problem(error)}; correct it by hand"
         ) from error
-    if not is_tahoe:  # ``tahoe_settings`` checks the names in a ``tahoe.cfg``
+    if not is_tahoe:  # ``tahoe_settings_check`` checks the names in a ``tahoe.cfg``
         check_settings(path, parser, text)
     return path, parser
 

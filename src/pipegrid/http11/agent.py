@@ -32,7 +32,7 @@ from twisted.web.iweb import (
 )
 from zope.interface import implementer
 
-from pipegrid.arguments import check_has, check_kind, check_seconds, check_whole, shown
+from pipegrid.argument_checks import check_has, check_kind, check_seconds, check_whole, shown
 from pipegrid.errors import PipegridError, UsageError
 from pipegrid.http11.endpoints import ProxyEndpoints, StandardEndpoints
 from pipegrid.http11.exchange import AgentClosed, Exchange

@@ -18,7 +18,7 @@ from twisted.web.error import SchemeNotSupported
 from twisted.web.iweb import IAgentEndpointFactory, IPolicyForHTTPS
 from zope.interface import implementer
 
-from pipegrid.arguments import shown
+from pipegrid.argument_checks import shown
 from pipegrid.errors import UsageError
 from pipegrid.http11.proxy_settings import Proxy, proxy_for, read_proxy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from pipegrid.arguments import check_seconds, check_whole
+from pipegrid.argument_checks import check_seconds, check_whole
 
 _AT_LEAST_ONE = {"max_connections", "max_requests_in_flight", "max_waiting", "max_attempts"}
 """With 0 of them, no request would ever be sent."""

@@ -10,14 +10,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable,
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
-from pipegrid.disk.commit import Policy
+from pipegrid.disk.durability import Policy
 from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.epoll_sockets import SocketCache, securing
+from pipegrid.mirror.file_scheduler import Report
 from pipegrid.mirror.host_scheduler import SmallRoutes
 from pipegrid.mirror.local_check import MirrorEntry, VerifyPolicy
-from pipegrid.mirror.mirror_address import Address, RedirectRefused, small_request
 from pipegrid.mirror.mirror_run import MirrorRun
-from pipegrid.mirror.mirror_sockets import SocketCache, securing
+from pipegrid.mirror.mirror_urls import Address, RedirectRefused, small_request
 from pipegrid.mirror.preconnect_mirrors import begin, place_of
 from pipegrid.mirror.response_head import (
     LF_ALONE,
@@ -29,16 +30,15 @@ from pipegrid.mirror.response_head import (
     may_be,
     parse_head,
 )
-from pipegrid.mirror.scheduler import Report
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.mirror import Mirror, SmallFiles
+    from pipegrid.mirror.public_mirror import Mirror, SmallFiles
 
 
 # Small files with unknown hashes, without a reactor: all are requested at once, on one connection.
 #
 # Every run begins with them, so nothing else is done meanwhile. If a mirror does anything but send them, or
-# report that it does not have them, or sends almost nothing, ``mirror.mirror`` requests them again and
+# report that it does not have them, or sends almost nothing, ``mirror.public_mirror`` requests them again and
 # reports what is wrong. A mirror that is merely slow is waited for, since a new request would start from
 # the beginning.
 
@@ -232,8 +232,8 @@ class _Asking:
 #
 # An archive is brought up to date by a coroutine that awaits its mirror. This mirror does each call before
 # it returns, so the coroutine runs to its end without waiting, if nothing goes wrong. What cannot be done
-# this way is left to ``mirror.Mirror``, with everything after it: the coroutine pauses until there is one,
-# and does not notice the change.
+# this way is left to ``public_mirror.Mirror``, with everything after it: the coroutine pauses until there is
+# one, and does not notice the change.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -252,7 +252,7 @@ class FetchRules(NamedTuple):
 
     Attributes:
         verify: which present files are hashed again.
-        durability: as for storage servers (``disk.commit``).
+        durability: as for storage servers (``disk.durability``).
         connections: to each mirror at most.
     """
 
@@ -263,7 +263,7 @@ class FetchRules(NamedTuple):
 
 class BlockingMirror:
     """
-    Like ``mirror.Mirror``, which documents these methods.
+    Like ``public_mirror.Mirror``, which documents these methods.
 
     Args:
         addresses: of the mirrors, without proxies.
@@ -362,7 +362,7 @@ class BlockingMirror:
 
 
 class _EarlySmallFiles:
-    """Replaces ``mirror.SmallFiles``, of which archives use only ``fetch_all``."""
+    """Replaces ``public_mirror.SmallFiles``, of which archives use only ``fetch_all``."""
 
     def __init__(
         self, fetch_all: Callable[[Sequence[tuple[str, int]]], Awaitable[SmallAnswers]]

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pipegrid.errors import UsageError
-from pipegrid.mirror import indexes
+from pipegrid.mirror import debian_index_update
 from pipegrid.mirror.archive_file import (
     ArchiveFile,
     BadEntry,
@@ -22,10 +22,17 @@ from pipegrid.mirror.archive_file import (
     quoted,
 )
 from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
+from pipegrid.mirror.debian_index_rebuild import (
+    prepare,
+    read_record,
+    rebuilt,
+    record_of,
+    write_record,
+)
+from pipegrid.mirror.debian_index_update import Unpacked, by_hash, kept_as, stage_indexes, update
 from pipegrid.mirror.destination import STAGED, Destination
-from pipegrid.mirror.entries import Entries, named_twice
-from pipegrid.mirror.index_writer import prepare, read_record, rebuilt, record_of, write_record
-from pipegrid.mirror.indexes import Unpacked, by_hash, kept_as, stage_indexes, update
+from pipegrid.mirror.file_scheduler import Report
+from pipegrid.mirror.index_entries import Entries, named_twice
 from pipegrid.mirror.manifest import add_to_manifest, keep_manifest, noting, read_manifest
 from pipegrid.mirror.package_filter import (
     ALL,
@@ -37,7 +44,6 @@ from pipegrid.mirror.package_filter import (
     write_first,
     write_records,
 )
-from pipegrid.mirror.scheduler import Report
 from pipegrid.mirror.signatures import Keys
 from pipegrid.mirror.suites import (
     HELD,
@@ -66,7 +72,7 @@ from pipegrid.mirror.suites import (
 )
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.indexes import ArchiveMirror
+    from pipegrid.mirror.debian_index_update import ArchiveMirror
     from pipegrid.mirror.signature_writer import GpgKey
 
 
@@ -168,7 +174,7 @@ def _held_here(
         return None, []
     endings = [ending for ending in READ if _is_here(destination, base + ending)]
     packed = [ending for ending in endings if ending]
-    if packed == [indexes.ENDING] and indexes.is_noted(destination, base):
+    if packed == [debian_index_update.ENDING] and debian_index_update.is_noted(destination, base):
         return "zstd", endings
     if not endings:
         return None, []
@@ -308,7 +314,7 @@ class RetainedFiles:
     def _named(self, index: Index) -> Iterator[str]:
         path = index.path
         if not os.path.lexists(self._destination.where(path)):
-            index.forms[0] = index.forms[0].replaced(path=path + indexes.ENDING)
+            index.forms[0] = index.forms[0].replaced(path=path + debian_index_update.ENDING)
         count = 0
         skipped: list[BadEntry] = []
         try:
@@ -713,7 +719,9 @@ class DebianArchive:
                 if form is not None and self._destination.is_there(below(suite, form)):
                     have = (f"{target.path}{ending}", known[base])
                     break
-            kept = indexes.find(self._destination, below(suite, known[base]), staged=False)
+            kept = debian_index_update.find(
+                self._destination, below(suite, known[base]), staged=False
+            )
             if have is None and kept is not None:
                 have = (kept.path, known[base])
         return Unpacked(
@@ -894,7 +902,7 @@ def _checked_name(name: str, check: Callable[[str], T]) -> T:
 def _before(suite: Suite) -> list[str]:
     """Return the paths of forms of packages and sources by the previous release file."""
     paths = [below(suite, form).path for form in _main_forms(suite.before)]
-    return [*paths, *(path + indexes.ENDING for path in paths)]
+    return [*paths, *(path + debian_index_update.ENDING for path in paths)]
 
 
 def _has_hashes(suite: Suite) -> bool:

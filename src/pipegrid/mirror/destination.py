@@ -9,9 +9,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from pipegrid.disk import files as disk
+from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.atomic_write import sync_directory
-from pipegrid.disk.files import FULL
+from pipegrid.disk.file_system_calls import FULL
 from pipegrid.disk.safe_open import is_directory
 from pipegrid.errors import PipegridError
 from pipegrid.mirror import HIDDEN, MANIFEST
@@ -219,7 +219,7 @@ class Directories:
         )
 
     def error(self, error: OSError | PipegridError, what: str) -> MirrorError:
-        """Return the ``MirrorError`` for an error of the operating system, or of ``disk.commit``."""
+        """Return the ``MirrorError`` for an error of the operating system, or of ``disk.durability``."""
         if isinstance(error, MirrorError):  # it is one already
             return error
         if isinstance(error, PipegridError):
@@ -401,7 +401,7 @@ class Destination:
         self._directories.forget_absent()
 
     def error(self, error: OSError | PipegridError, what: str) -> MirrorError:
-        """Return the ``MirrorError`` for an error of the operating system, or of ``disk.commit``."""
+        """Return the ``MirrorError`` for an error of the operating system, or of ``disk.durability``."""
         return self._directories.error(error, what)
 
     def where(self, path: str) -> str:

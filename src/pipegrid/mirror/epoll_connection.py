@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pipegrid.mirror.archive_file import MAX_UNTOLD_BYTES
+from pipegrid.mirror.epoll_sockets import PAGE_BYTES, Page
+from pipegrid.mirror.file_scheduler import FetchJob
 from pipegrid.mirror.host_scheduler import HostSchedule, ScheduledConnection
-from pipegrid.mirror.mirror_sockets import PAGE_BYTES, Page
 from pipegrid.mirror.response_head import (
     LF_ALONE,
     MAX_HEAD_BYTES,
@@ -21,13 +22,12 @@ from pipegrid.mirror.response_head import (
     judge,
     parse_head,
 )
-from pipegrid.mirror.scheduler import FetchJob
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
-    from pipegrid.mirror.file_store import FileStore, IncomingFile
+    from pipegrid.mirror.epoll_file_store import FileStore, IncomingFile
 
     class ConnectionEvents(Protocol):
         """What a connection reports to its driver."""

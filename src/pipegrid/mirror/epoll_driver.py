@@ -12,22 +12,22 @@ from itertools import islice
 from pipegrid.mirror.archive_file import ArchiveFile
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.epoll_connection import Connection, Lost
+from pipegrid.mirror.epoll_sockets import SocketCache, securing
+from pipegrid.mirror.file_scheduler import FetchJob, Scheduler, Tally
 from pipegrid.mirror.host_scheduler import FetchSchedule, HostSchedule
-from pipegrid.mirror.mirror_address import Address, RedirectRefused
-from pipegrid.mirror.mirror_sockets import SocketCache, securing
+from pipegrid.mirror.mirror_urls import Address, RedirectRefused
 from pipegrid.mirror.preconnect_mirrors import begin, place_of
 from pipegrid.mirror.response_head import UnsupportedResponse
-from pipegrid.mirror.scheduler import FetchJob, Scheduler, Tally
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from pipegrid.disk.commit import Policy
+    from pipegrid.disk.durability import Policy
     from pipegrid.mirror.epoll_connection import ConnectionEvents
-    from pipegrid.mirror.file_store import FileStore
-    from pipegrid.mirror.scheduler import Failure
+    from pipegrid.mirror.epoll_file_store import FileStore
+    from pipegrid.mirror.file_scheduler import Failure
 
 
 # The driver for nearly all files: fetched from mirrors that behave as usual, with little overhead.
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 # responses are cut out of these and stored. A mirror that does anything else (a response without a length,
 # a lost connection, silence, "not now") is left, and its requests go to others.
 #
-# Remaining files wait in the scheduler, for ``mirror.Mirror`` and the Twisted driver, which handle all that
-# mirrors do, and continue with all that this driver has learnt. So this driver may give up at any time:
+# Remaining files wait in the scheduler, for ``public_mirror.Mirror`` and the Twisted driver, which handle all
+# that mirrors do, and continue with all that this driver has learnt. So this driver may give up at any time:
 # that costs time, and loses nothing.
 
 WATCH_S = 0.1
@@ -153,7 +153,7 @@ class EpollDriver:
         The store, made when the first requests are in flight: loading its modules takes less than a round
         trip.
         """
-        from pipegrid.mirror.file_store import FileStore
+        from pipegrid.mirror.epoll_file_store import FileStore
 
         wake = partial(os.eventfd_write, self._wake, 1)
         return FileStore(*self._to_store, self._stored, self._wrong, wake)

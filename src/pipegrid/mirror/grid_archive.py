@@ -37,10 +37,10 @@ from pipegrid.mirror.archive_file import (
     quoted,
 )
 from pipegrid.mirror.destination import Destination, hash_file
+from pipegrid.mirror.file_scheduler import MAX_SHOWN, Report
 from pipegrid.mirror.list_format import lines_of, list_line, read_list
 from pipegrid.mirror.manifest import begin_manifest, read_manifest
-from pipegrid.mirror.mirror import Mirror
-from pipegrid.mirror.scheduler import MAX_SHOWN, Report
+from pipegrid.mirror.public_mirror import Mirror
 from pipegrid.mirror.suites import OWN, base_of, remove_in_order
 from pipegrid.mirror.twisted_driver import LOOKED_AT_ONCE
 from pipegrid.reactor.deferreds import gather

@@ -142,7 +142,7 @@ class Ledger:
     def _open(self) -> sqlite3.Connection:
         import sqlite3
 
-        from pipegrid.disk.databases import open_database
+        from pipegrid.disk.sqlite_databases import open_database
 
         database = open_database(self._path, shared=True)
         try:

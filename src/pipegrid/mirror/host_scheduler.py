@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from pipegrid.mirror.archive_file import Value
-from pipegrid.mirror.mirror_address import (
+from pipegrid.mirror.file_scheduler import FetchJob, Scheduler
+from pipegrid.mirror.mirror_urls import (
     Address,
     FileRoute,
     RedirectRefused,
@@ -14,11 +15,10 @@ from pipegrid.mirror.mirror_address import (
     own_route,
     target_of,
 )
-from pipegrid.mirror.scheduler import FetchJob, Scheduler
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
-    from pipegrid.mirror.scheduler import Failure, Tally
+    from pipegrid.mirror.file_scheduler import Failure, Tally
 
 # The scheduler knows files and mirrors; this module knows the hosts and connections of mirrors. Drivers
 # report events and get decisions; they only move bytes.

@@ -19,7 +19,7 @@ from pipegrid.mirror.archive_file import (
     wanted,
 )
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.scheduler import Report
+from pipegrid.mirror.file_scheduler import Report
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _given(entry: tuple[str, int | None, Mapping[str, bytes | str]]) -> ArchiveF
         sized = size is None or (isinstance(size, int) and not isinstance(size, bool))
         if isinstance(path, str) and sized and isinstance(hashes, Mapping):
             return wanted(path, size, hashes)
-    from pipegrid.arguments import shown  # which loads ``typing``
+    from pipegrid.argument_checks import shown  # which loads ``typing``
 
     raise UsageError(
         "a file of a mirror is a path as text, a size in bytes and a dict of hashes by name, "

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror.archive_file import DIGEST_BYTES, BadEntry, MirrorError, quoted
-from pipegrid.mirror.mirror_address import parse_url
+from pipegrid.mirror.mirror_urls import parse_url
 from pipegrid.mirror.redirects import MAX_REDIRECTS, shown_url
-from pipegrid.mirror.repomd import XmlParser
+from pipegrid.mirror.rpm_metadata import XmlParser
 from pipegrid.version import __version__
 
 if TYPE_CHECKING:

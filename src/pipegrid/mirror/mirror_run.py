@@ -15,22 +15,22 @@ from pipegrid.errors import PipegridError
 from pipegrid.mirror.archive_file import ArchiveFile, MirrorError, kept_first
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.epoll_driver import EpollDriver, FetchContext
+from pipegrid.mirror.file_scheduler import Report, Scheduler, Tally
 from pipegrid.mirror.local_check import LocalCheck, MirrorEntry, VerifyPolicy, checked
-from pipegrid.mirror.mirror_address import Address
-from pipegrid.mirror.scheduler import Report, Scheduler, Tally
+from pipegrid.mirror.mirror_urls import Address
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-    from pipegrid.disk.commit import Policy
-    from pipegrid.mirror.mirror_sockets import SocketCache
+    from pipegrid.disk.durability import Policy
+    from pipegrid.mirror.epoll_sockets import SocketCache
 
 
 # The state of one run: what is wanted, what waits, and the report.
 #
-# The epoll driver begins it, where possible, and ``mirror.Mirror`` completes it, if anything remains.
+# The epoll driver begins it, where possible, and ``public_mirror.Mirror`` completes it, if anything remains.
 
 
 LOOKED_AT_ONCE = 256

@@ -14,7 +14,7 @@ from threading import BoundedSemaphore, Thread
 from typing import Any, NamedTuple
 
 from pipegrid.mirror.archive_file import quoted
-from pipegrid.mirror.decompress import CHUNK_BYTES, PatchError, Unpacking, unpacked
+from pipegrid.mirror.decompression import CHUNK_BYTES, PatchError, Unpacking, unpacked
 from pipegrid.reactor.process_settings import start_thread
 
 # Patches of indexes: ed scripts, parsed, checked and merged, without a file or a clock.

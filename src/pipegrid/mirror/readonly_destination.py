@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pipegrid.disk import files as disk
+from pipegrid.disk import file_system_calls as disk
 from pipegrid.mirror import HIDDEN
 from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.destination import Destination, Directories, make_directory

@@ -8,11 +8,11 @@ from functools import lru_cache
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror.archive_file import quoted
-from pipegrid.mirror.mirror_address import Address, FileRoute, HostAccess, RedirectRefused
+from pipegrid.mirror.mirror_urls import Address, FileRoute, HostAccess, RedirectRefused
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
-    from pipegrid.mirror.mirror_address import LearntRedirects
+    from pipegrid.mirror.mirror_urls import LearntRedirects
 
 # A mirror may redirect to another host. Its responses are checked by the same hash, so a redirect decides
 # only which host is asked, never what is accepted. ``MAX_REDIRECTS`` are followed for each file, and none

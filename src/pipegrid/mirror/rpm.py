@@ -19,10 +19,11 @@ from pipegrid.mirror.archive_file import (
     holder,
     quoted,
 )
-from pipegrid.mirror.decompress import check_index_bytes, index_blocks
-from pipegrid.mirror.entries import Entries
-from pipegrid.mirror.index_writer import read_record, take_back, write_record
-from pipegrid.mirror.indexes import stage_indexes
+from pipegrid.mirror.debian_index_rebuild import read_record, take_back, write_record
+from pipegrid.mirror.debian_index_update import stage_indexes
+from pipegrid.mirror.decompression import check_index_bytes, index_blocks
+from pipegrid.mirror.file_scheduler import Report
+from pipegrid.mirror.index_entries import Entries
 from pipegrid.mirror.manifest import add_to_manifest, keep_manifest, noting
 from pipegrid.mirror.package_filter import (
     ALL,
@@ -37,7 +38,8 @@ from pipegrid.mirror.package_filter import (
     write_first,
     write_records,
 )
-from pipegrid.mirror.repomd import (
+from pipegrid.mirror.rpm_index_rebuild import chosen, is_left_out, is_rebuilt, rebuilt
+from pipegrid.mirror.rpm_metadata import (
     MAX_REPOMD_BYTES,
     REPOMD,
     SIGNATURE,
@@ -48,14 +50,12 @@ from pipegrid.mirror.repomd import (
     packages,
     read_repomd,
 )
-from pipegrid.mirror.repomd_writer import chosen, is_left_out, is_rebuilt, rebuilt
 from pipegrid.mirror.rpm_package_signatures import check_packages
-from pipegrid.mirror.scheduler import Report
 from pipegrid.mirror.signatures import MAX_SIGNATURE_BYTES, Keys, check_signature
 from pipegrid.mirror.suites import remove_in_order
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.indexes import ArchiveMirror
+    from pipegrid.mirror.debian_index_update import ArchiveMirror
     from pipegrid.mirror.mirror_lists import Metalink
     from pipegrid.mirror.signature_writer import GpgKey
 

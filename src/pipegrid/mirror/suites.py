@@ -31,9 +31,9 @@ from pipegrid.mirror.deb822 import (
     read_release,
     sources,
 )
-from pipegrid.mirror.decompress import check_index_bytes, index_blocks
+from pipegrid.mirror.debian_index_update import by_hash
+from pipegrid.mirror.decompression import check_index_bytes, index_blocks
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.indexes import by_hash
 from pipegrid.mirror.package_filter import (
     ALL,
     Matches,
@@ -54,8 +54,8 @@ from pipegrid.mirror.signatures import (
 )
 
 if TYPE_CHECKING:
+    from pipegrid.mirror.debian_index_update import ArchiveMirror
     from pipegrid.mirror.destination import Destination
-    from pipegrid.mirror.indexes import ArchiveMirror
 
 
 # The suites of a Debian archive: release files are fetched from a mirror, and trusted if they are signed.

@@ -11,22 +11,22 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint
 from twisted.python.failure import Failure
 
-from pipegrid.disk.commit import Policy
+from pipegrid.disk.durability import Policy
 from pipegrid.errors import PipegridError
 from pipegrid.http11 import Exchange, Limits, Loss, PipelinedConnection, RequestNotSent, Unanswered
 from pipegrid.http11.dialer import quiet
 from pipegrid.http11.host_pool import HostStats
 from pipegrid.mirror.archive_file import ArchiveFile, kept_first
-from pipegrid.mirror.file_sink import LIMITS, ArchiveSink, FileExchange, FileReceiver
+from pipegrid.mirror.file_scheduler import MAX_SHOWN, FetchJob, Report
 from pipegrid.mirror.host_scheduler import FetchSchedule, HostSchedule, ScheduledConnection
 from pipegrid.mirror.local_check import MirrorEntry, checked
-from pipegrid.mirror.mirror_address import Address, RedirectRefused
 from pipegrid.mirror.mirror_run import MirrorRun
-from pipegrid.mirror.scheduler import MAX_SHOWN, FetchJob, Report
+from pipegrid.mirror.mirror_urls import Address, RedirectRefused
+from pipegrid.mirror.twisted_file_store import LIMITS, ArchiveSink, FileExchange, FileReceiver
 from pipegrid.reactor.workers import CpuWorkers
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.scheduler import Failure as FailureKind
+    from pipegrid.mirror.file_scheduler import Failure as FailureKind
 
 
 # One host: its connections, and its requests.

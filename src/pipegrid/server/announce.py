@@ -19,7 +19,7 @@ from twisted.logger import Logger
 
 from pipegrid.core import base32
 from pipegrid.disk.atomic_write import replace_file
-from pipegrid.disk.files import FULL
+from pipegrid.disk.file_system_calls import FULL
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError
 from pipegrid.server.identity import unusable

@@ -20,7 +20,7 @@ from twisted.logger import Logger
 from pipegrid.core import base32
 from pipegrid.core.text import decode_text
 from pipegrid.disk.atomic_write import create_file, remove_stale_link, replace_file
-from pipegrid.disk.files import FULL
+from pipegrid.disk.file_system_calls import FULL
 from pipegrid.disk.private_files import make_directory
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError, naming

@@ -16,9 +16,9 @@ from twisted.python.failure import Failure
 from pipegrid.errors import ServerRefused
 from pipegrid.reactor.deferreds import Timer
 from pipegrid.server.gbs.http_connection import GbsSite
-from pipegrid.server.gbs.service import GbsService
+from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.server.listener import ConnectionLimits
-from pipegrid.storage.store import ShareStore
+from pipegrid.storage.share_store import ShareStore
 
 # Clients of this port are unauthenticated: on 127.0.0.1, every user of the machine. A general web server
 # stored unsolicited bodies in temporary files, 100 MB a second, until the disk was full, and accepted as

@@ -19,9 +19,9 @@ from twisted.internet.endpoints import serverFromString
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
-from pipegrid.disk import files as disk
+from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.atomic_write import syncs_names
-from pipegrid.disk.commit import Policy
+from pipegrid.disk.durability import Policy
 from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.disk.private_files import make_directory
 from pipegrid.errors import UsageError
@@ -30,7 +30,7 @@ from pipegrid.reactor.workers import Workers
 from pipegrid.server import identity, systemd
 from pipegrid.server.foolscap.port import FoolscapPort
 from pipegrid.server.gbs.http_connection import GbsSite
-from pipegrid.server.gbs.service import GbsService
+from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.server.listener import (
     MAX_CLOSING,
     MAX_CONNECTIONS,
@@ -40,7 +40,7 @@ from pipegrid.server.listener import (
 )
 from pipegrid.storage.garbage_collector import NonDecreasingDate, look, why_wrong
 from pipegrid.storage.share_file import Expiry
-from pipegrid.storage.store import KEEP_UNFINISHED_S, ShareStore, StoreSettings
+from pipegrid.storage.share_store import KEEP_UNFINISHED_S, ShareStore, StoreSettings
 from pipegrid.wire.server_address import Furl
 
 # Where a server listens, and its addresses for clients: as texts of people, and as hints of fURLs.

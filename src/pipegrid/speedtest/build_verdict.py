@@ -14,8 +14,8 @@ import attrs
 from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
 from pipegrid.speedtest.compare import compare
-from pipegrid.speedtest.figures import digits, rate
-from pipegrid.speedtest.figures import seconds as duration
+from pipegrid.speedtest.report_figures import digits, rate
+from pipegrid.speedtest.report_figures import seconds as duration
 from pipegrid.speedtest.run_results import SCENARIO, Measurement, Run, parse_run
 
 _NUMBER = r"(\d+(?:\.\d+)?)"

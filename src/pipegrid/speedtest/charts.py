@@ -16,7 +16,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from pipegrid.speedtest import figures
+from pipegrid.speedtest import report_figures
 from pipegrid.speedtest.run_results import DIRECTIONS, DOWN, UP, Burst, Measurement, Run
 
 # Each chart is drawn twice, wide, and narrow for phones, since a picture that shrinks has unreadable
@@ -295,23 +295,23 @@ def trips_chart(run: Run, wide: bool) -> Figure:
     """Return bars of round trips a file."""
 
     def bar(way: str, each: Measurement) -> Bar:
-        samples = figures.trips(run, each)
-        return Bar(way, samples, figures.digits(statistics.median(samples)))
+        samples = report_figures.trips(run, each)
+        return Bar(way, samples, report_figures.digits(statistics.median(samples)))
 
-    return bars(_grouped(run, figures.small, bar), wide, 1.0, "1 round trip")
+    return bars(_grouped(run, report_figures.small, bar), wide, 1.0, "1 round trip")
 
 
 def throughput_chart(run: Run, wide: bool) -> Figure:
     """Return bars of throughput as a share of raw TCP."""
 
     def bar(way: str, each: Measurement) -> Bar:
-        samples = figures.shares(run, each)
-        return Bar(way, samples, figures.percent(statistics.median(samples)))
+        samples = report_figures.shares(run, each)
+        return Bar(way, samples, report_figures.percent(statistics.median(samples)))
 
-    groups = _grouped(run, figures.large, bar)
+    groups = _grouped(run, report_figures.large, bar)
     spans = []
     for way in DIRECTIONS:
-        ceiling = figures.raw(run, way)
+        ceiling = report_figures.raw(run, way)
         if ceiling:
             middle = statistics.median(ceiling)
             spans += [min(ceiling) / middle, max(ceiling) / middle]
@@ -323,9 +323,9 @@ def encoding_chart(run: Run, wide: bool) -> Figure:
 
     def bar(way: str, each: Measurement) -> Bar:
         samples = tuple(each.files * each.file_bytes / sample for sample in each.samples_s)
-        return Bar(way, samples, figures.rate(each.bytes_per_s))
+        return Bar(way, samples, report_figures.rate(each.bytes_per_s))
 
-    return bars(_grouped(run, figures.encodings, bar), wide, None, "")
+    return bars(_grouped(run, report_figures.encodings, bar), wide, None, "")
 
 
 def _grouped(
@@ -349,7 +349,7 @@ MOST_SERVERS = 20
 
 def window_chart(run: Run, wide: bool) -> Figure:
     """Return throughput over the window, a panel for each measured direction."""
-    ways = [way for way in DIRECTIONS if figures.window_curve(run, way)]
+    ways = [way for way in DIRECTIONS if report_figures.window_curve(run, way)]
     each_px = 240.0
     width = WIDE_PX if wide else NARROW_PX
     if wide:
@@ -373,15 +373,15 @@ def window_chart(run: Run, wide: bool) -> Figure:
 
 
 def _window_panel(axes: Axes, run: Run, way: str) -> None:
-    curve = figures.window_curve(run, way)
+    curve = report_figures.window_curve(run, way)
     # Measured windows are equally spaced; the last position is that of the automatic one.
     places = [float(index) for index in range(len(curve))]
     labels = [_short(each.window_bytes or 0) for each in curve]
     axes.set_title(
-        f"{ARROWS[way]} {figures.VERBS[way]}", loc="left", fontsize=12, color=INK, pad=14
+        f"{ARROWS[way]} {report_figures.VERBS[way]}", loc="left", fontsize=12, color=INK, pad=14
     )
     top = _fixed_windows(axes, curve, places, way)
-    auto = figures.auto_window(run, way)
+    auto = report_figures.auto_window(run, way)
     if auto is not None:
         places.append(len(curve) + 0.4)
         labels.append("auto")
@@ -400,7 +400,7 @@ def _window_panel(axes: Axes, run: Run, way: str) -> None:
         )
     _window_ticks(axes, places, labels)
     axes.set_ylim(0, top * 1.12)
-    _rule(axes, lambda value: figures.round_rate(value) if value else "0")
+    _rule(axes, lambda value: report_figures.round_rate(value) if value else "0")
     axes.spines["left"].set_visible(False)
     axes.set_xlabel("window for each server", fontsize=11)
 
@@ -415,7 +415,7 @@ def _fixed_windows(
     for place, samples in zip(places, rates, strict=True):
         axes.plot([place, place], [min(samples), max(samples)], color=colour, linewidth=1.4)
     _line(axes, way, places, middles, 2)
-    knee = figures.knee(curve)
+    knee = report_figures.knee(curve)
     if knee is not None:
         at = curve.index(knee)
         axes.plot(at, middles[at], "o", markersize=15, markerfacecolor="none", color=INK, mew=1.4)
@@ -465,7 +465,7 @@ def _short(value: int) -> str:
 
 def _plaintext_ceiling(run: Run, way: str, measured: Measurement) -> float | None:
     """Return raw TCP in bytes of plaintext a second: without the additional bytes of the shares."""
-    ceiling = figures.raw(run, way)
+    ceiling = report_figures.raw(run, way)
     if not ceiling or not measured.wire_bytes:
         return None
     return statistics.median(ceiling) * measured.files * measured.file_bytes / measured.wire_bytes
@@ -617,13 +617,13 @@ _Reader = Callable[[Run, str], tuple[float, ...]]
 
 
 def _trips_of(run: Run, way: str) -> tuple[float, ...]:
-    measured = figures.one_small(run, way)
-    return () if measured is None else figures.trips(run, measured)
+    measured = report_figures.one_small(run, way)
+    return () if measured is None else report_figures.trips(run, measured)
 
 
 def _shares_of(run: Run, way: str) -> tuple[float, ...]:
-    measured = figures.largest(run, way)
-    return () if measured is None else figures.shares(run, measured)
+    measured = report_figures.largest(run, way)
+    return () if measured is None else report_figures.shares(run, measured)
 
 
 def _history_panel(
@@ -692,7 +692,7 @@ def _label_ends(
     else:
         heights = [value for value, _ in ends]
     for (value, way), height in zip(ends, heights, strict=True):
-        text = f"{100 * value:.1f} %" if percents else figures.digits(value)
+        text = f"{100 * value:.1f} %" if percents else report_figures.digits(value)
         axes.annotate(
             f"{ARROWS[way]} {text}",
             (place, height),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from pipegrid.errors import UsageError
-from pipegrid.speedtest import figures
+from pipegrid.speedtest import report_figures
 from pipegrid.speedtest.run_results import DIRECTIONS, DOWN, UP, Run, Timeline
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def render_report(run: Run, history: Sequence[Run] = ()) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    headline, lead = figures.headline(run)
+    headline, lead = report_figures.headline(run)
     marked = [
         attrs.evolve(
             section,
@@ -119,12 +119,12 @@ def render_report(run: Run, history: Sequence[Run] = ()) -> str:
         when=run.when.replace("T", " ").replace("Z", " UTC"),
         headline=headline,
         lead=lead,
-        setting=figures.setting(run),
-        figures=figures.main_figures(run),
+        setting=report_figures.setting(run),
+        figures=report_figures.main_figures(run),
         sections=marked,
-        tables=figures.rows(run),
-        baselines=figures.baseline_rows(run),
-        facts=figures.facts(run),
+        tables=report_figures.rows(run),
+        baselines=report_figures.baseline_rows(run),
+        facts=report_figures.facts(run),
     )
 
 
@@ -152,7 +152,7 @@ def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
         drawn = drawing.draw(name, f"{title} {text}", paint)
         found.append(Section(name, title, text, drawn, key))
 
-    if any(figures.small(run, way) for way in DIRECTIONS):
+    if any(report_figures.small(run, way) for way in DIRECTIONS):
         add(
             "trips",
             "Round trips for each small file",
@@ -161,7 +161,7 @@ def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
             lambda wide: bars.trips_chart(run, wide),
             key=True,
         )
-    if any(figures.large(run, way) for way in DIRECTIONS):
+    if any(report_figures.large(run, way) for way in DIRECTIONS):
         add(
             "throughput",
             "Throughput compared with raw TCP",
@@ -175,16 +175,16 @@ def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
             *_timeline_words(run.timeline, curves.MOST_SERVERS),
             lambda wide: curves.timeline_chart(run, wide),
         )
-    if any(figures.window_curve(run, way) for way in DIRECTIONS):
+    if any(report_figures.window_curve(run, way) for way in DIRECTIONS):
         add(
             "window",
             _window_title(run),
             "Plaintext a second over the bytes that may be unacknowledged for each server. The knee, circled,"
-            f" is the least window with {100 * figures.KNEE:.0f} % of the best; the diamond is the window"
-            " that sizes itself.",
+            f" is the least window with {100 * report_figures.KNEE:.0f} % of the best; the diamond is the"
+            " window that sizes itself.",
             lambda wide: curves.window_chart(run, wide),
         )
-    if any(figures.encodings(run, way) for way in DIRECTIONS):
+    if any(report_figures.encodings(run, way) for way in DIRECTIONS):
         add(
             "encoding",
             "Speed by encoding",
@@ -208,9 +208,9 @@ def _timeline_words(timeline: Timeline, most_servers: int) -> tuple[str, str]:
     servers = len({burst.server for burst in timeline.bursts})
     left_out = servers - most_servers
     return (
-        f"One upload, from the wire: {figures.digits(taken)} round trips",
+        f"One upload, from the wire: {report_figures.digits(taken)} round trips",
         f"{timeline.name} to {servers} servers. Filled circles are sent, hollow squares come back;"
-        f" the larger, the more bytes. It took {figures.seconds(timeline.took_s)}"
+        f" the larger, the more bytes. It took {report_figures.seconds(timeline.took_s)}"
         + (f", the median of {timeline.samples}." if timeline.samples > 1 else ".")
         + (f" {left_out} servers are not shown." if left_out > 0 else ""),
     )
@@ -222,10 +222,10 @@ def _window_title(run: Run) -> str:
     """
     said: list[str] = []
     for way in (UP, DOWN):
-        curve, auto = figures.window_curve(run, way), figures.auto_window(run, way)
+        curve, auto = report_figures.window_curve(run, way), report_figures.auto_window(run, way)
         if curve and auto is not None and len(auto.samples_s) > 1:
             best = max(each.bytes_per_s for each in curve)
-            share = figures.percent(auto.bytes_per_s / best)
+            share = report_figures.percent(auto.bytes_per_s / best)
             said.append(f"{share} {'of the best fixed one ' if not said else ''}{way}")
     if not said:
         return "Throughput by window"

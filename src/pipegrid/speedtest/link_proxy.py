@@ -19,8 +19,8 @@ from twisted.internet.tcp import Port
 
 from pipegrid.errors import UsageError
 from pipegrid.reactor.deferreds import as_deferred
+from pipegrid.speedtest.child_processes import ChildProcess, be_child, start_child
 from pipegrid.speedtest.run_results import EmulatedLink
-from pipegrid.speedtest.server_processes import ChildProcess, be_child, start_child
 from pipegrid.testing.clock import PreciseClock
 from pipegrid.testing.link_relay import LinkShape, RelayFactory, SharedLink
 

@@ -17,9 +17,9 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from pipegrid.errors import PipegridError, UsageError
+from pipegrid.speedtest.child_processes import in_thread
 from pipegrid.speedtest.raw_stream import Buffers, RawStream
 from pipegrid.speedtest.responder_protocol import HELLO, LineReader, nonce_of, proof, refusal_of
-from pipegrid.speedtest.server_processes import in_thread
 
 ANSWER_S = 15.0
 """The time limit for an answer to a line, and for a pause of a transfer."""

@@ -22,6 +22,7 @@ from pipegrid.errors import GridError
 from pipegrid.reactor.deferreds import as_deferred, gather
 from pipegrid.reactor.trace import Tracer
 from pipegrid.speedtest.baseline import Effort, join, measure_baselines
+from pipegrid.speedtest.child_processes import environment, in_thread
 from pipegrid.speedtest.run_results import (
     COLD_START,
     DOWN,
@@ -38,7 +39,6 @@ from pipegrid.speedtest.run_results import (
     versions,
 )
 from pipegrid.speedtest.scenarios import AUTO, Scenario
-from pipegrid.speedtest.server_processes import environment, in_thread
 from pipegrid.speedtest.targets import Comparing, Contents, FileTarget, Session, check_room
 from pipegrid.speedtest.timeline import Recorder, RecordingReactor, from_spans
 

@@ -17,10 +17,10 @@ from pipegrid.speedtest.baseline import (
     perfect_pipe,
     ping_responders,
 )
+from pipegrid.speedtest.child_processes import at_ports
 from pipegrid.speedtest.link_proxy import shape_of, start_proxy
 from pipegrid.speedtest.responder import start_responders
 from pipegrid.speedtest.run_results import DOWN, UP, EmulatedLink
-from pipegrid.speedtest.server_processes import at_ports
 
 RTT_LINK = EmulatedLink("100 ms", 0.1)
 RATE_LINK = EmulatedLink("10 Mbit/s", 0.0, 1.25e6, 1.25e6)

@@ -23,13 +23,10 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import CorruptionError, GridError, ServerUnreachable, UsageError
 from pipegrid.grid import client_config
 from pipegrid.grid.client_paths import default_directory, is_configured
-from pipegrid.grid.grid import Grid
+from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.trace import Tracing
 from pipegrid.speedtest.baseline import Responder, ping_responders
-from pipegrid.speedtest.link_proxy import RunningProxy, describe, shape_of, start_proxy
-from pipegrid.speedtest.responder import RunningResponders, start_responders
-from pipegrid.speedtest.run_results import EmulatedLink, RoundTrip
-from pipegrid.speedtest.server_processes import (
+from pipegrid.speedtest.child_processes import (
     LOOPBACK,
     FileEncoding,
     Servers,
@@ -38,6 +35,9 @@ from pipegrid.speedtest.server_processes import (
     make_client,
     server_name,
 )
+from pipegrid.speedtest.link_proxy import RunningProxy, describe, shape_of, start_proxy
+from pipegrid.speedtest.responder import RunningResponders, start_responders
+from pipegrid.speedtest.run_results import EmulatedLink, RoundTrip
 from pipegrid.speedtest.timeline import HostPort
 
 # Files have new random bytes, so that none is stored already, and none can be compressed.

@@ -16,7 +16,7 @@ from pathlib import Path
 import attrs
 
 from pipegrid.core import dates
-from pipegrid.disk import files as disk
+from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.atomic_write import replace_file
 from pipegrid.disk.safe_open import is_directory, read_file
 from pipegrid.reactor.process_settings import wall_time

@@ -17,9 +17,9 @@ from typing import TypeVar
 import attrs
 
 from pipegrid.core import layout
-from pipegrid.disk import files as disk
+from pipegrid.disk import file_system_calls as disk
 from pipegrid.errors import NoSpace, ServerRefused
-from pipegrid.wire.messages import LeaseSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets
 
 # At most 256 leases are kept on a share, where Tahoe-LAFS has no limit: 2400 leases on 16 shares delayed
 # every request for those by 2.9 s, until all had been read and compared. A client has one lease on a share,

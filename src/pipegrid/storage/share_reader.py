@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from pipegrid.disk import files as disk
+from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.safe_open import is_file
 from pipegrid.errors import ServerRefused
 from pipegrid.storage import share_file

@@ -16,24 +16,24 @@ from twisted.internet.interfaces import IProtocolFactory
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import tagged_hash
 from pipegrid.core.placement import permutation_seed
-from pipegrid.disk.commit import Disk, Policy
+from pipegrid.disk.durability import Disk, Policy
 from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_config import GridConfig
 from pipegrid.grid.servers_yaml import Windows
 from pipegrid.reactor.blocking_calls import BlockingCall
 from pipegrid.server.gbs.http_connection import GbsSite
-from pipegrid.server.gbs.service import GbsService
+from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.storage.share_reader import open_reader
-from pipegrid.storage.store import ShareStore
+from pipegrid.storage.share_store import ShareStore
 from pipegrid.testing.clock import HeapClock
 from pipegrid.testing.faults import FaultPlan
 from pipegrid.testing.network import SimulatedNetwork, leaks, run
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.tree.public_grid import Grid
-from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.server_address import Nurl
+from pipegrid.wire.storage_messages import ServerIdentity
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 from pipegrid.errors import ServerError
 from pipegrid.reactor.deferreds import few_at_a_time
 from pipegrid.transfer.peers import CallTimeout, Peer
-from pipegrid.wire.messages import ServerVersion
+from pipegrid.wire.storage_messages import ServerVersion
 
 BELIEVED_S = 30.0
 

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import attrs
 
-from pipegrid.arguments import check_callable, check_kind, shown
+from pipegrid.argument_checks import check_callable, check_kind, shown
 from pipegrid.core import hashes
 from pipegrid.core.caps import ChkCap, LitCap, is_literal_size
 from pipegrid.core.decoder import Decoder

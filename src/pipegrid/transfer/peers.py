@@ -17,7 +17,7 @@ from pipegrid.flow.pipeline import Pipeline
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.failure_messages import Shortfall
 from pipegrid.transport.interface import StorageServer
-from pipegrid.wire.messages import LeaseSecrets, ServerIdentity, UploadSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets, ServerIdentity, UploadSecrets
 
 # Storage servers as transfers use them: each with the pipeline of writes to it; and what else transfers
 # share.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from pipegrid.arguments import check_whole
+from pipegrid.argument_checks import check_whole
 from pipegrid.core.encoding_parameters import MAX_SEGMENT_BYTES
 
 MIN_MEMORY_BYTES = 8 << 20

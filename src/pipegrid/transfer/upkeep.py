@@ -11,7 +11,7 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredList
 from twisted.python.failure import Failure
 
-from pipegrid.arguments import check_callable, shown
+from pipegrid.argument_checks import check_callable, shown
 from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap, MutableCap, keepable
 from pipegrid.errors import CapError, NoSuchShare, ServerError, UsageError
 from pipegrid.flow.concurrency import Budget

@@ -23,7 +23,7 @@ from pipegrid.errors import (
 from pipegrid.flow.concurrency import SmallFileCapacity
 from pipegrid.reactor.deferreds import Timer
 from pipegrid.transport.interface import StorageServer, disconnected
-from pipegrid.wire.messages import LeaseSecrets, ServerIdentity
+from pipegrid.wire.storage_messages import LeaseSecrets, ServerIdentity
 
 if TYPE_CHECKING:
     from pipegrid.transport.surveys import Question, Surveyed

@@ -21,7 +21,7 @@ from pipegrid.errors import (
     WrongSwissnum,
 )
 from pipegrid.flow.concurrency import SmallFileCapacity
-from pipegrid.wire.messages import (
+from pipegrid.wire.storage_messages import (
     Allocation,
     Changes,
     LeaseSecrets,

@@ -10,17 +10,17 @@ from twisted.internet.defer import Deferred, execute, succeed
 from twisted.internet.interfaces import IConsumer
 from twisted.python.failure import Failure
 
-from pipegrid.disk import files as disk
-from pipegrid.disk.commit import Committable
+from pipegrid.disk import file_system_calls as disk
+from pipegrid.disk.durability import Committable
 from pipegrid.disk.group_commit import Ending, GroupCommit, ThreadRunner
 from pipegrid.errors import ServerError, ServerRefused
 from pipegrid.storage.mutable.slots import Slots
 from pipegrid.storage.share_reader import ShareReader
-from pipegrid.storage.store import ShareStore
+from pipegrid.storage.share_store import ShareStore
 from pipegrid.storage.uploads.incoming_share import IncomingShare
 from pipegrid.transport.interface import PausableStream, StoresApart, disconnected, streaming
 from pipegrid.transport.operation_order import OrderedCall, Ordering
-from pipegrid.wire.messages import (
+from pipegrid.wire.storage_messages import (
     Allocation,
     Changes,
     LeaseSecrets,

@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 from pipegrid.errors import NoSuchShare, ServerError
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.gbs_surveys import MAX_QUESTIONS, Question, Sample
-from pipegrid.wire.messages import LeaseSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets
 
 __all__ = ["MAX_QUESTIONS", "Question", "Sample", "Surveyed", "survey"]
 

@@ -11,7 +11,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
-from pipegrid.arguments import check_callable, check_kind
+from pipegrid.argument_checks import check_callable, check_kind
 from pipegrid.core.caps import (
     Cap,
     DirectoryCap,
@@ -43,7 +43,14 @@ from pipegrid.reactor.deferreds import as_deferred, start_cancellable
 from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
 from pipegrid.transfer.mutable.write_queue import StepwiseEdit
 from pipegrid.transfer.results import PutResult
-from pipegrid.tree.listing import Entry, Kind, ListingLimits, kind_of, metadata_of, read_listing
+from pipegrid.tree.directory_reading import (
+    Entry,
+    Kind,
+    ListingLimits,
+    kind_of,
+    metadata_of,
+    read_listing,
+)
 
 # The edits of one change of a directory, so that many changes at once take it apart only once.
 

@@ -28,7 +28,14 @@ from pipegrid.errors import NoSuchChild, UsageError
 from pipegrid.grid.client_paths import default_directory, is_configured
 from pipegrid.reactor.deferreds import Waiters
 from pipegrid.tree.aliases import as_written, read_aliases, shortened, unknown_alias
-from pipegrid.tree.listing import Entry, Kind, ListingLimits, ReadsFiles, kind_of, read_listing
+from pipegrid.tree.directory_reading import (
+    Entry,
+    Kind,
+    ListingLimits,
+    ReadsFiles,
+    kind_of,
+    read_listing,
+)
 
 KEPT_BYTES = 32 << 20
 """Memory that directories may take which a ``PathFinder`` keeps; what comes later is read for each path."""

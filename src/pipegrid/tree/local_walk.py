@@ -26,8 +26,8 @@ from typing import Any
 import attrs
 
 from pipegrid.disk.atomic_write import is_part_name
-from pipegrid.tree.packing_order import MAX_ENTRIES
-from pipegrid.tree.selection import TreeSelection
+from pipegrid.tree.directory_packing import MAX_ENTRIES
+from pipegrid.tree.file_selection import TreeSelection
 
 SMALL_BYTES = 128 << 10
 """Files up to this come with their content; larger ones are read when they are stored."""

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
 
-from pipegrid.arguments import check_callable, check_kind, check_whole
+from pipegrid.argument_checks import check_callable, check_kind, check_whole
 from pipegrid.core.caps import Cap
 from pipegrid.errors import UsageError
-from pipegrid.grid.grid import Grid as FileGrid
-from pipegrid.grid.grid import started
+from pipegrid.grid.file_grid import Grid as FileGrid
+from pipegrid.grid.file_grid import started
 
 if TYPE_CHECKING:
     from pipegrid.reactor.workers import CpuWorkers
     from pipegrid.transfer.settings import UpkeepSettings
     from pipegrid.transfer.upkeep import UpkeepOutcome
     from pipegrid.tree.directory import Directory
+    from pipegrid.tree.directory_descriptor import DirectoryFd
+    from pipegrid.tree.directory_reading import Listing, ListingLimits
+    from pipegrid.tree.entry_metadata import Modes
+    from pipegrid.tree.file_selection import TreeSelection
     from pipegrid.tree.grid_paths import PathEnd
-    from pipegrid.tree.listing import Listing, ListingLimits
-    from pipegrid.tree.local_directory import DirectoryFd
-    from pipegrid.tree.metadata import Modes
-    from pipegrid.tree.selection import TreeSelection
     from pipegrid.tree.tree_check import FirstMet as Met
     from pipegrid.tree.tree_check import TreeSummary
     from pipegrid.tree.tree_download import GetTreeLimits, TreeGetReports, TreeGetResult
@@ -79,7 +79,7 @@ class Trees:
         """
         from pipegrid.core.caps import DirectoryCap, as_cap
         from pipegrid.errors import CapError
-        from pipegrid.tree.listing import read_listing
+        from pipegrid.tree.directory_reading import read_listing
 
         parsed = as_cap(cap)
         if not isinstance(parsed, DirectoryCap):
@@ -205,7 +205,7 @@ class Trees:
             GridError: the grid takes nothing.
             UsageError: the options are impossible.
         """
-        from pipegrid.tree.selection import TreeSelection
+        from pipegrid.tree.file_selection import TreeSelection
         from pipegrid.tree.tree_upload import TreeReports, tree_upload
         from pipegrid.tree.upload_journal import unfinished_put
 
@@ -264,7 +264,7 @@ class Trees:
 def _check_get(reports: TreeGetReports, modes: Modes) -> None:
     import attrs
 
-    from pipegrid.tree.metadata import MODES
+    from pipegrid.tree.entry_metadata import MODES
 
     for name, call in attrs.asdict(reports, recurse=False).items():
         check_callable(call, name)

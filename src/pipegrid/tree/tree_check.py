@@ -22,7 +22,7 @@ from pipegrid.tree.retry import MOST, RetryQueue, wants_servers
 from pipegrid.tree.walk import Met, TreePath, Unreadable, identity_of, walk
 
 if TYPE_CHECKING:
-    from pipegrid.grid.grid import Grid
+    from pipegrid.grid.file_grid import Grid
 
 # Objects of a tree that could not be repaired for want of servers: they are looked after once more, at
 # the end.

@@ -27,11 +27,11 @@ from pipegrid.core.mutable.directory_content import Edit, Link
 from pipegrid.core.packed_directory import PackedChild, directory_cap, pack_immutable
 from pipegrid.core.text import composed, printable
 from pipegrid.errors import ChildExists, DirectoryError, PipegridError, SourceError, UsageError
-from pipegrid.grid.grid import Grid
+from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.deferreds import few_at_a_time
 from pipegrid.transfer.put.source import open_spool
 from pipegrid.tree.directory import Child, Directory, check_writable
-from pipegrid.tree.metadata import entry_metadata, entry_name
+from pipegrid.tree.entry_metadata import entry_metadata, entry_name
 
 MAX_DEPTH = 200
 """Of directories that can be changed, one in the other, of which a copy is made."""

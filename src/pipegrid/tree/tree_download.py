@@ -23,16 +23,16 @@ from pipegrid.reactor.deferreds import Waiters, start_cancellable
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.results import Progress
 from pipegrid.transfer.settings import Limits
-from pipegrid.tree import downloaded_files
-from pipegrid.tree.downloaded_files import NameCollisions, local_name
-from pipegrid.tree.listing import ListingLimits
-from pipegrid.tree.local_directory import DirectoryFd, failed
-from pipegrid.tree.metadata import Modes, RestoredMetadata, restored
+from pipegrid.tree import local_files
+from pipegrid.tree.directory_descriptor import DirectoryFd, failed
+from pipegrid.tree.directory_reading import ListingLimits
+from pipegrid.tree.entry_metadata import Modes, RestoredMetadata, restored
+from pipegrid.tree.local_files import NameCollisions, local_name
 from pipegrid.tree.retry import MOST, RetryQueue, wants_servers
 from pipegrid.tree.walk import Found, TreePath, Unreadable, WalkLimits, walk
 
 if TYPE_CHECKING:
-    from pipegrid.grid.grid import Grid
+    from pipegrid.grid.file_grid import Grid
 
 # What fetching a tree needs, what it may take, and what comes of it.
 
@@ -192,7 +192,7 @@ class WantedFile:
     size: int | None
     parent: IncomingDirectory
     place: str
-    standing: downloaded_files.Presence
+    standing: local_files.Presence
     kept: RestoredMetadata
 
     @property
@@ -282,13 +282,13 @@ class FileFetcher:
         except (PartInUse, TargetExists) as error:
             await other.wait(error)
             home, place = file.parent.there, file.place
-            standing = downloaded_files.standing(home, place, file.size, file.kept)
+            standing = local_files.standing(home, place, file.size, file.kept)
             if standing == "same":
-                not_kept = downloaded_files.restore_mode_and_time(home, place, file.kept)
+                not_kept = local_files.restore_mode_and_time(home, place, file.kept)
                 return "present", file.size or 0, not_kept
-            replaces = self._force and downloaded_files.may_be_replaced(home, place)
+            replaces = self._force and local_files.may_be_replaced(home, place)
             if standing == "other" and not replaces:
-                raise downloaded_files.in_the_way(place) from error
+                raise local_files.in_the_way(place) from error
             return attrs.evolve(file, standing=standing)
 
     async def _fetch(self, file: WantedFile, progress: Progress | None) -> tuple[How, int, str]:
@@ -302,18 +302,18 @@ class FileFetcher:
         home.check()  # before bytes are fetched for nothing
         if file.standing in ("same", "perhaps"):
             if await self._is_same(file):
-                not_kept = downloaded_files.restore_mode_and_time(home, file.place, file.kept)
+                not_kept = local_files.restore_mode_and_time(home, file.place, file.kept)
                 return "present", size or 0, not_kept
             if not self._force:
-                raise downloaded_files.in_the_way(file.place)
+                raise local_files.in_the_way(file.place)
         replace = file.standing != "missing"
         if file.is_small:
             data = cap.data if isinstance(cap, LitCap) else await self._grid.read(cap)
-            write = downloaded_files.write_whole
+            write = local_files.write_whole
             not_kept = await self._workers.run(write, home, file.place, data, replace, file.kept)
             return "fetched", size or 0, not_kept
-        downloaded_files.room_for(os.path.dirname(file.place), size or 0)
-        part = downloaded_files.TreePart(home, file.place, replace, file.kept)
+        local_files.room_for(os.path.dirname(file.place), size or 0)
+        part = local_files.TreePart(home, file.place, replace, file.kept)
         try:
             result = await self._grid.get(cap, part, progress=progress)
             # ``Grid.get`` publishes parts that it has opened, and those it is given.
@@ -326,11 +326,11 @@ class FileFetcher:
     async def _is_same(self, file: WantedFile) -> bool:
         home, cap = file.parent.there, file.cap
         if isinstance(cap, LitCap):
-            return downloaded_files.holds(home, file.place, cap.data)
-        there = downloaded_files.FileThere(home, file.place)
+            return local_files.holds(home, file.place, cap.data)
+        there = local_files.FileThere(home, file.place)
         try:
             await self._grid.get(cap, there)
-        except downloaded_files.Differs:
+        except local_files.Differs:
             return False
         finally:
             there.close()
@@ -668,13 +668,11 @@ class TreeGet:
         self, path: str, parent: IncomingDirectory | None, met: Found, kept: RestoredMetadata
     ) -> None:
         if parent is None:
-            home, mode_before = downloaded_files.begin_tree(path, self._into, kept, self._force)
-            self._folds = downloaded_files.folds_names(home)
+            home, mode_before = local_files.begin_tree(path, self._into, kept, self._force)
+            self._folds = local_files.folds_names(home)
         else:
             parent.claim(path)  # a file there may go
-            home, mode_before = downloaded_files.make_directory(
-                parent.there, path, kept, self._force
-            )
+            home, mode_before = local_files.make_directory(parent.there, path, kept, self._force)
             parent.claim(path)
         self.result.directories += 1
         self._enter(home, parent, met, kept, mode_before)
@@ -710,7 +708,7 @@ class TreeGet:
                 for path, place, kept in local.links:
                     self._make_link(local, path, place, kept)
                 with suppress(PipegridError):  # it is gone, as was told of what is in it
-                    not_kept = downloaded_files.finish_directory(
+                    not_kept = local_files.finish_directory(
                         local.there, local.kept, local.mode_before
                     )
                     self._note(local.names, not_kept)
@@ -721,7 +719,7 @@ class TreeGet:
     ) -> None:
         try:
             local.claim(place)
-            not_kept = downloaded_files.make_link(local.there, place, kept, self._force)
+            not_kept = local_files.make_link(local.there, place, kept, self._force)
         except PipegridError as error:
             self._fail(path, error)
         else:
@@ -742,15 +740,15 @@ class TreeGet:
                 "a later version may fetch it"
             )
         self._known_bytes += size or 0
-        standing = downloaded_files.standing(parent.there, path, size, kept)
+        standing = local_files.standing(parent.there, path, size, kept)
         if standing != "missing":
             parent.claim(path)
         if standing == "other" and not (
-            self._force and downloaded_files.may_be_replaced(parent.there, path)
+            self._force and local_files.may_be_replaced(parent.there, path)
         ):
-            raise downloaded_files.in_the_way(path)
+            raise local_files.in_the_way(path)
         if standing == "same" and not self._paranoid:
-            self._note(met.path, downloaded_files.restore_mode_and_time(parent.there, path, kept))
+            self._note(met.path, local_files.restore_mode_and_time(parent.there, path, kept))
             self._is_here(met.path, "present", size or 0)
             return
         parent.unfinished += 1
@@ -844,7 +842,7 @@ class TreeGet:
                 self._not_kept(path, not_kept)
 
     def _fail(self, path: TreePath, error: Exception) -> None:
-        if self._bug is None and downloaded_files.stops_all(error):
+        if self._bug is None and local_files.stops_all(error):
             self._bug = SinkError(
                 f"{error}; nothing more is fetched: see that the disk has space and may be written to, and "
                 "run the same command again"

@@ -16,8 +16,11 @@ from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, is_literal_size
 from pipegrid.core.packed_directory import PackedChild, directory_cap, pack_immutable
 from pipegrid.core.text import printable
 from pipegrid.errors import GridError, PipegridError, SourceError
-from pipegrid.grid.grid import Grid
+from pipegrid.grid.file_grid import Grid
 from pipegrid.tree import local_walk
+from pipegrid.tree.directory_packing import MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
+from pipegrid.tree.entry_metadata import entry_metadata, entry_name
+from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.local_walk import (
     DirectoryBegun,
     DirectoryEnded,
@@ -27,11 +30,9 @@ from pipegrid.tree.local_walk import (
     Skipped,
     own_directories,
 )
-from pipegrid.tree.metadata import entry_metadata, entry_name
-from pipegrid.tree.packing_order import MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
 from pipegrid.tree.retry import RetryQueue
-from pipegrid.tree.selection import TreeSelection
-from pipegrid.tree.tree_store import (
+from pipegrid.tree.upload_queue import MAX_BYTES, UploadQueue
+from pipegrid.tree.upload_target import (
     Content,
     GridFiles,
     KnownObject,
@@ -39,7 +40,6 @@ from pipegrid.tree.tree_store import (
     StoresFiles,
     unreadable_root,
 )
-from pipegrid.tree.upload_queue import MAX_BYTES, UploadQueue
 
 # How far the upload of a tree has come, and what came of it.
 

@@ -27,11 +27,11 @@ import attrs
 from pipegrid.core.caps import ChkCap, LitCap
 from pipegrid.disk.safe_open import CannotLock, names_file, open_locked
 from pipegrid.errors import PipegridError
-from pipegrid.grid.grid import Grid
+from pipegrid.grid.file_grid import Grid
 from pipegrid.tree.backup.backup_database import Database
 from pipegrid.tree.local_walk import FileMet
-from pipegrid.tree.tree_store import KnownObject, KnownObjects
 from pipegrid.tree.tree_upload import NOTES_NAME
+from pipegrid.tree.upload_target import KnownObject, KnownObjects
 
 WRITTEN_AFTER_S = 1.0
 MAX_UNWRITTEN = 100

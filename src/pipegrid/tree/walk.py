@@ -11,7 +11,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, as_cap
 from pipegrid.errors import PipegridError
-from pipegrid.tree.listing import (
+from pipegrid.tree.directory_reading import (
     Listing,
     ListingLimits,
     ReadsFiles,

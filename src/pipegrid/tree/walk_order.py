@@ -10,7 +10,7 @@ import attrs
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, UnknownCap, writes
 from pipegrid.errors import DirectoryError
-from pipegrid.tree.listing import ENTRY_BYTES, Entry, Kind, Listing, kind_of, metadata_of
+from pipegrid.tree.directory_reading import ENTRY_BYTES, Entry, Kind, Listing, kind_of, metadata_of
 
 # What is met on a walk through a tree, and what a walk may take.
 
@@ -47,7 +47,7 @@ class Found:
         path: names from the root; empty for the root itself.
         cap: what reads it; None if only a write cap is stored, encrypted.
         kind: ``directory``, ``file`` or ``unknown``.
-        metadata_json: what its entry says beside the cap; see ``metadata``.
+        metadata_json: what its entry says beside the cap; see ``entry_metadata``.
         again: an object of this verifier cap was met before. If all paths are wanted, it is entered all the
             same, and otherwise not, but for a directory that was met by its verifier cap only. Literal ones
             are never met again, since they are on no server.

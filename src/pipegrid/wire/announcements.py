@@ -26,8 +26,8 @@ from pipegrid.wire.grid_manager import (
     certified_by,
     read_certificates,
 )
-from pipegrid.wire.messages import ServerIdentity
 from pipegrid.wire.server_address import Furl, Nurl
+from pipegrid.wire.storage_messages import ServerIdentity
 
 SERVICE = "storage"
 FURL = "anonymous-storage-FURL"

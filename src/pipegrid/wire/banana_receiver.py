@@ -36,7 +36,7 @@ from pipegrid.wire.banana import (
     BananaTooLong,
     Tokens,
 )
-from pipegrid.wire.messages import MAX_FOOLSCAP_WRITES
+from pipegrid.wire.storage_messages import MAX_FOOLSCAP_WRITES
 
 # The empty answer, parsed in one piece. A server sends it for each write and each ``close``: seven tokens,
 # for which Foolscap creates two objects.

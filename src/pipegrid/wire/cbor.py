@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import cbor2
 
 from pipegrid.core.hashes import STORAGE_INDEX_BYTES, Buffer, StoredBytes
-from pipegrid.wire.messages import LeaseSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets
 
 # A byte on the wire may become a hundred in memory: eight megabytes of empty maps took 600, and blocked a
 # server for seconds. So the heads of a message's items are counted first, which allocates nothing and skips

@@ -19,7 +19,7 @@ from foolscap.schema import ChoiceOf, DictOf, ListOf, SetOf, TupleOf
 
 from pipegrid.wire import gbs_messages
 from pipegrid.wire.banana_receiver import ANSWER_COST, TOKEN_COST, AllocatedAnswers
-from pipegrid.wire.messages import (
+from pipegrid.wire.storage_messages import (
     MAX_FOOLSCAP_WRITES,
     MAX_SMALL_WRITES,
     UNKNOWN_PROTOCOL,

@@ -21,7 +21,7 @@ import attrs
 from pipegrid.core import base32
 from pipegrid.core.hashes import Buffer
 from pipegrid.wire import cbor
-from pipegrid.wire.messages import UNKNOWN_PROTOCOL, Allocation, ServerVersion, WriteAnswer
+from pipegrid.wire.storage_messages import UNKNOWN_PROTOCOL, Allocation, ServerVersion, WriteAnswer
 
 # The limits are those that servers enforce on requests; for answers they keep a malicious server from
 # filling a client's memory. Errors are ``ValueError``.

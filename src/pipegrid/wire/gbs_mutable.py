@@ -14,7 +14,7 @@ import attrs
 from pipegrid.core.hashes import Buffer
 from pipegrid.wire import cbor
 from pipegrid.wire.gbs_messages import MAX_SHARE_NUMBERS
-from pipegrid.wire.messages import (
+from pipegrid.wire.storage_messages import (
     BLOCK_WRITE_BYTES,
     MAX_BLOCK_WRITES,
     MAX_SHARE_TESTS,

@@ -15,7 +15,7 @@ class GatewayMaker(ServiceMaker):
 
 pipegrid = ServiceMaker(
     "PipeGrid storage server",
-    "pipegrid.cli.twist_plugin",
+    "pipegrid.cli.twist_storage_server",
     "Store shares for PipeGrid and Tahoe-LAFS clients.",
     "pipegrid",
 )

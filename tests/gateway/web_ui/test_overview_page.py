@@ -11,7 +11,7 @@ from pipegrid.core.caps import parse_cap
 from pipegrid.gateway.server_states import ServerState
 from pipegrid.gateway.web_ui.overview_page import grid_health, server_row
 from pipegrid.transfer.results import ServerStatus
-from pipegrid.wire.messages import ServerIdentity
+from pipegrid.wire.storage_messages import ServerIdentity
 from tests.gateway.web_ui.test_directory_page import DirectoryTestCase
 
 

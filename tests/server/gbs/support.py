@@ -11,13 +11,13 @@ from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from pipegrid.disk.commit import Policy
+from pipegrid.disk.durability import Policy
 from pipegrid.disk.group_commit import GroupCommit, ThreadRunner
 from pipegrid.server.gbs.http_connection import GbsConnection, GbsSite
-from pipegrid.server.gbs.service import GbsService
+from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.testing.grid import InlineWorkers
 from pipegrid.wire import gbs_messages
-from pipegrid.wire.messages import UploadSecrets
+from pipegrid.wire.storage_messages import UploadSecrets
 from tests.storage.support import SECRETS, SI, StoreTestCase
 
 SWISSNUM = "yergyyx6ik6krfzxcgaic6oyibvvo6t2"

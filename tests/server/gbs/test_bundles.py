@@ -14,18 +14,18 @@ from unittest import mock
 import attrs
 
 from pipegrid.core import base32
-from pipegrid.disk.commit import Disk, Policy
+from pipegrid.disk.durability import Disk, Policy
 from pipegrid.errors import ServerRefused
 from pipegrid.server.fair_scheduler import FairTurns
 from pipegrid.server.gbs.http_connection import GbsConnection
-from pipegrid.server.gbs.service import MAX_COMMITS
+from pipegrid.server.gbs.storage_operations import MAX_COMMITS
 from pipegrid.storage import share_file
 from pipegrid.storage.uploads import incoming_files as sidecar
 from pipegrid.storage.uploads import incoming_share
 from pipegrid.storage.uploads.incoming_share import IncomingShare
 from pipegrid.wire import gbs_bundles, gbs_messages
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
-from pipegrid.wire.messages import Allocation, UploadSecrets
+from pipegrid.wire.storage_messages import Allocation, UploadSecrets
 from tests.descriptors import left_open, open_files
 from tests.server.gbs.support import (
     AUTHORIZATION,

@@ -14,7 +14,7 @@ from pipegrid.server.gbs.http_connection import GbsConnection
 from pipegrid.wire import gbs_bundles, gbs_messages, gbs_mutable, gbs_surveys
 from pipegrid.wire.gbs_bundles import BundledUpload
 from pipegrid.wire.gbs_surveys import Question, SurveyAnswer
-from pipegrid.wire.messages import LeaseSecrets, ShareChange, UploadSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, UploadSecrets
 from tests.server.gbs import support as http
 from tests.server.gbs.test_mutable import change
 from tests.storage.support import OTHERS_SECRETS, SECRETS, SI

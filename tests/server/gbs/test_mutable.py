@@ -10,9 +10,9 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.core import base32
 from pipegrid.reactor import process_settings
-from pipegrid.server.gbs import service as http_service
+from pipegrid.server.gbs import storage_operations as http_service
 from pipegrid.wire import gbs_messages, gbs_mutable
-from pipegrid.wire.messages import ShareChange, SlotResult
+from pipegrid.wire.storage_messages import ShareChange, SlotResult
 from tests.server.gbs import support as http
 from tests.storage.support import SECRETS, SI
 

@@ -8,7 +8,7 @@ import attrs
 import cbor2
 
 from pipegrid.server.gbs.http_connection import GbsSite
-from pipegrid.server.gbs.service import GbsService
+from pipegrid.server.gbs.storage_operations import GbsService
 from tests import vectors
 from tests.server.gbs.support import Reply, ServerTestCase, parse_replies
 

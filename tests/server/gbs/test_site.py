@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs, formatEvent
 
-from pipegrid.disk import files as disk
+from pipegrid.disk import file_system_calls as disk
 from pipegrid.reactor import process_settings
 from pipegrid.server.gbs.http_connection import (
     HEAD_TIMEOUT_S,
@@ -436,7 +436,7 @@ class WriteTests(ServerTestCase):
         def broken(*_: object) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        with mock.patch("pipegrid.disk.commit.Disk.sync_data", broken):
+        with mock.patch("pipegrid.disk.durability.Disk.sync_data", broken):
             self.assertEqual(self.statuses(write(0, 0, b"abcd"), list_shares()), [500, 200])
         self.assertEqual(self.statuses(read(0)), [404])
 
@@ -445,7 +445,7 @@ class WriteTests(ServerTestCase):
         self.workers = workers = SlowWorkers()
         self.restart()
         sis = [bytes([n]) * 16 for n in range(10)]
-        with mock.patch("pipegrid.server.gbs.service.MAX_COMMITS", 3):
+        with mock.patch("pipegrid.server.gbs.storage_operations.MAX_COMMITS", 3):
             connection, transport = self.connect()
             for si in sis:
                 connection.dataReceived(allocate({0}, 4, si=si) + write(0, 0, b"abcd", si=si))

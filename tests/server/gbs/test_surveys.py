@@ -129,7 +129,7 @@ class SurveyTests(ServerTestCase):
         self.settle()
         one = self.service._held_bytes
         self.assertGreater(one, 64 * 4 * 200)
-        with mock.patch("pipegrid.server.gbs.service.MAX_HELD_BYTES", 5 * one // 2):
+        with mock.patch("pipegrid.server.gbs.storage_operations.MAX_HELD_BYTES", 5 * one // 2):
             for _ in range(2):
                 connection.dataReceived(head("POST", gbs_messages.SURVEY_PATH, body=body) + body)
                 self.settle()

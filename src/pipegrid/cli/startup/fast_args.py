@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from pipegrid.cli.command_job import Job
     from pipegrid.cli.console import Console
-    from pipegrid.cli.job import Job
     from pipegrid.mirror.preconnect_mirrors import EarlySockets
     from pipegrid.mirror.quick_check import QuickCheckResult
 
@@ -295,7 +295,7 @@ def _fetching_job(
         from pipegrid.cli.mirror_listed_files import list_job
 
         return list_job(words[0], words[1], values["jobs"], fetching)
-    from pipegrid.cli.mirror_archive import DebianOptions, RpmOptions, debian_job, rpm_job
+    from pipegrid.cli.mirror_debian_rpm import DebianOptions, RpmOptions, debian_job, rpm_job
 
     own = {name: value for name, value in values.items() if name not in shared}
     del own["json"], own["quiet"]

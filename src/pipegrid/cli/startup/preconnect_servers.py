@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_paths import SERVERS_NAME, default_directory
-from pipegrid.grid.tahoe_settings import CONNECTIONS, checked_config
+from pipegrid.grid.tahoe_settings_check import CONNECTIONS, checked_config
 
 if TYPE_CHECKING:
     from pipegrid.reactor.preconnect import HostPort, Preconnector

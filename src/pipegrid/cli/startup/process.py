@@ -12,9 +12,17 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
+from pipegrid.cli.command_job import (
+    GridJob,
+    Invocation,
+    Job,
+    NoReactorJob,
+    OfflineJob,
+    ReactorJob,
+    failure,
+)
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, Interrupted, sentence
-from pipegrid.cli.job import GridJob, Invocation, Job, NoReactorJob, OfflineJob, ReactorJob, failure
 from pipegrid.cli.startup.fast_args import plain_job
 from pipegrid.cli.startup.lazy_modules import install_lazy_modules, tls_put_off
 from pipegrid.disk.private_files import end_waiting

@@ -14,8 +14,8 @@ from pipegrid.core.hashes import HASH_BYTES, Buffer
 from pipegrid.core.mutable.encoder import MutableSegmentJob
 from pipegrid.core.mutable.share import MutableShare, Part, damaged
 from pipegrid.core.mutable.versions import Version
-from pipegrid.core.segment_job import Block, SegmentResult
-from pipegrid.core.share_parts import BadPart, ShareTree, prove_leaf
+from pipegrid.core.received_share import BadPart, ShareTree, prove_leaf
+from pipegrid.core.segment_decoding import Block, SegmentResult
 from pipegrid.core.spans import Range, Spans
 from pipegrid.errors import CorruptionError
 

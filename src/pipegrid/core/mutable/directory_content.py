@@ -25,9 +25,9 @@ from pipegrid.core.caps import (
     parse_cap,
     shown_cap,
 )
-from pipegrid.core.crypto import applied
 from pipegrid.core.hashes import HASH_BYTES, KEY_BYTES, Tag, netstring
 from pipegrid.core.packed_directory import entry_fields, readonly_cap, stored_entries
+from pipegrid.core.stream_cipher import applied
 from pipegrid.core.text import composed
 from pipegrid.errors import CapError, ChildExists, DirectoryError, NoSuchChild, UsageError
 

@@ -11,14 +11,14 @@ from collections.abc import Sequence, Set
 import attrs
 
 from pipegrid.core import erasure, hash_tree
-from pipegrid.core.crypto import StreamCipher
 from pipegrid.core.encoder import ShareWrite
 from pipegrid.core.hashes import BLOCK, Buffer
 from pipegrid.core.isal import uninitialised
 from pipegrid.core.mutable.keys import SigningKey, data_key
 from pipegrid.core.mutable.layout import Header, new_sections
 from pipegrid.core.mutable.versions import SALT_BYTES, Format, MutableGeometry, Version
-from pipegrid.core.segment_job import Block, SegmentResult, cut, joined
+from pipegrid.core.segment_decoding import Block, SegmentResult, cut, joined
+from pipegrid.core.stream_cipher import StreamCipher
 
 # The segment as a whole has no hash, unlike in immutable files: if its writer signed shares that do not
 # belong together, readers notice that only if the salts differ.

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 from pipegrid.core.caps import MutableCap
-from pipegrid.core.crypto import applied
 from pipegrid.core.hashes import KEY_BYTES, Tag
 from pipegrid.core.mutable.versions import Format
+from pipegrid.core.stream_cipher import applied
 from pipegrid.errors import CorruptionError, UsageError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pipegrid.core.mutable.keys import (
 )
 from pipegrid.core.mutable.layout import Header, header_bytes, parse_header
 from pipegrid.core.mutable.versions import Version
-from pipegrid.core.share_parts import ShareBytes
+from pipegrid.core.received_share import ShareBytes
 from pipegrid.core.spans import Range, Spans
 from pipegrid.errors import CorruptionError
 

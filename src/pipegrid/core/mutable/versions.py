@@ -13,7 +13,7 @@ from functools import total_ordering
 
 import attrs
 
-from pipegrid.arguments import check_whole
+from pipegrid.argument_checks import check_whole
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.encoding_parameters import round_up
 from pipegrid.core.hash_tree import num_nodes, padded_leaves

@@ -16,7 +16,7 @@ from pipegrid.core.mutable.directory_content import Link, Unlink
 from pipegrid.errors import ChildExists, DirectoryError
 from pipegrid.reactor.deferreds import Waiters
 from pipegrid.tree.directory import Directory
-from pipegrid.tree.listing import ENTRY_BYTES, read_listing
+from pipegrid.tree.directory_reading import ENTRY_BYTES, read_listing
 from pipegrid.tree.public_grid import Grid
 
 MEMORY_BYTES = 32 << 20

@@ -21,7 +21,7 @@ from twisted.logger import Logger
 
 from pipegrid.core.caps import DirectoryCap, as_cap
 from pipegrid.errors import CapError, UsageError
-from pipegrid.tree.listing import kind_of
+from pipegrid.tree.directory_reading import kind_of
 
 _KEY_STARTS = ("ssh-", "ecdsa-sha2-", "sk-ssh-", "sk-ecdsa-")
 _MOST_FILE_BYTES = 1 << 20

@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, FileCap, LitCap, MutableCap
 from pipegrid.errors import PipegridError
 from pipegrid.reactor.deferreds import Waiters
-from pipegrid.tree.listing import ENTRY_BYTES, Entry, read_listing
+from pipegrid.tree.directory_reading import ENTRY_BYTES, Entry, read_listing
 from pipegrid.tree.public_grid import Grid
 
 FRESH_S = 3.0

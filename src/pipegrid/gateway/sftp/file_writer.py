@@ -27,7 +27,7 @@ from pipegrid.gateway.sftp.sftp_attributes import metadata_changes
 from pipegrid.gateway.sftp.sftp_messages import FileAttributes, SftpError
 from pipegrid.reactor.deferreds import Waiters
 from pipegrid.tree.directory import Directory
-from pipegrid.tree.listing import Entry
+from pipegrid.tree.directory_reading import Entry
 from pipegrid.tree.public_grid import Grid
 
 MOST_FILES = 512

@@ -27,7 +27,7 @@ from pipegrid.gateway.sftp.sftp_attributes import (
 )
 from pipegrid.gateway.sftp.sftp_messages import FileAttributes, SftpError, Status, packed_name
 from pipegrid.tree.directory import Child, Directory, move
-from pipegrid.tree.listing import Entry, Kind
+from pipegrid.tree.directory_reading import Entry, Kind
 from pipegrid.tree.public_grid import Grid
 
 # Paths as clients write them, and names of children that such a path can lead to.

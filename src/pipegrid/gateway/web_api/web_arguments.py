@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 import attrs
 from multipart import parse_options_header
 
-from pipegrid.arguments import shown
+from pipegrid.argument_checks import shown
 from pipegrid.gateway.body_spool import BodySpool
 from pipegrid.gateway.form_body import FormBody, FormFile
 from pipegrid.gateway.web_api.web_errors import WebError

@@ -13,8 +13,8 @@ from twisted.internet.interfaces import IAddress, IStreamServerEndpoint
 from zope.interface import implementer
 
 from pipegrid.server.foolscap.broker import Governor, HeldMemory, ServerBroker, ServerNegotiation
-from pipegrid.server.foolscap.service import FoolscapStorage
-from pipegrid.server.gbs.service import GbsService
+from pipegrid.server.foolscap.remote_objects import FoolscapStorage
+from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.server.identity import Identity
 from pipegrid.wire.server_address import Furl
 

@@ -17,13 +17,13 @@ from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.receivers import InSteps, Service, Turn, reason_of
 from pipegrid.server.gbs.request_check import Operation, Rule
 from pipegrid.server.gbs.responses import Answer
+from pipegrid.storage.share_store import ShareStore
 from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER, possible_numbers
-from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads.eviction import NOBODY, Client
 from pipegrid.storage.uploads.incoming_share import IncomingShare
 from pipegrid.wire import gbs_bundles
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
-from pipegrid.wire.messages import Allocation
+from pipegrid.wire.storage_messages import Allocation
 
 _STORED = responses.SHARE_COMPLETE.status
 _NONE: frozenset[int] = frozenset()

@@ -31,7 +31,7 @@ from pipegrid.server.gbs.responses import Answer
 from pipegrid.storage.uploads.eviction import Client, address_of
 
 if TYPE_CHECKING:
-    from pipegrid.server.gbs.service import GbsService
+    from pipegrid.server.gbs.storage_operations import GbsService
 
 
 # httptools cannot be stopped in the middle of its input. So it gets at most 16 KiB at a time, or as much of

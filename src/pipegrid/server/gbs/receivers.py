@@ -16,12 +16,12 @@ from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.request_check import Admitted, Operation, Rule
 from pipegrid.server.gbs.responses import STREAM_PIECE_BYTES, Answer
 from pipegrid.storage.share_reader import ShareReader
+from pipegrid.storage.share_store import ShareStore
 from pipegrid.storage.storage_paths import ShareKey, possible_numbers
-from pipegrid.storage.store import ShareStore
 from pipegrid.storage.uploads.incoming_share import IncomingShare
 from pipegrid.wire import gbs_messages
 from pipegrid.wire.gbs_messages import UPLOAD_SECRET
-from pipegrid.wire.messages import Allocation, UploadSecrets
+from pipegrid.wire.storage_messages import Allocation, UploadSecrets
 
 # Share data is written to the incoming file as it arrives, collected only until a write is long enough for
 # a system call; other bodies are collected as a whole, with a limit. The service counts and limits the

@@ -18,7 +18,7 @@ from pipegrid.server.gbs.responses import Answer
 from pipegrid.storage.uploads.eviction import NOBODY, Client
 from pipegrid.wire import gbs_bundles, gbs_messages, gbs_mutable, gbs_surveys
 from pipegrid.wire.gbs_messages import GbsTarget, Resource
-from pipegrid.wire.messages import LeaseSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets
 
 WANTED_HEADERS = frozenset(
     {b"authorization", b"accept", b"content-type", b"content-range", b"range", b"expect"}

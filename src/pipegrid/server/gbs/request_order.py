@@ -28,7 +28,7 @@ from pipegrid.wire.gbs_messages import Resource
 
 if TYPE_CHECKING:
     from pipegrid.server.gbs.receivers import Receiver
-    from pipegrid.server.gbs.service import GbsService
+    from pipegrid.server.gbs.storage_operations import GbsService
 
 
 # Tables of states; None: the event cannot happen.

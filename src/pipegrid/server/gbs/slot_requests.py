@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred, execute
 from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.disk import files as disk
+from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.atomic_write import open_spool
 from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.disk.private_files import make_private
@@ -30,7 +30,7 @@ from pipegrid.storage.mutable.slots import Slots
 from pipegrid.wire import gbs_messages, gbs_mutable
 from pipegrid.wire.gbs_messages import WRITE_ENABLER
 from pipegrid.wire.gbs_mutable import ReadTestWrite
-from pipegrid.wire.messages import SlotResult, SlotSecrets
+from pipegrid.wire.storage_messages import SlotResult, SlotSecrets
 
 # Calls that sync run in a worker thread, since they wait for the disk. Calls that only read take less time
 # than using a thread, and run in the reactor's; but they would wait for the slot's lock if a thread held

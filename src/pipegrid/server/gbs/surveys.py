@@ -18,11 +18,11 @@ from pipegrid.server.gbs.receivers import InSteps, Service, reason_of
 from pipegrid.server.gbs.request_check import Operation, Rule
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.server.gbs.slot_requests import SlotQueue
+from pipegrid.storage.share_store import ShareStore
 from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER
-from pipegrid.storage.store import ShareStore
 from pipegrid.wire import gbs_surveys
 from pipegrid.wire.gbs_surveys import LEASE_NOT_ASKED, Question, Sample, SurveyAnswer
-from pipegrid.wire.messages import LeaseSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets
 
 _NUMBER_BYTES = 64
 """The size of a share's number in a set, and of the rest of an answer."""

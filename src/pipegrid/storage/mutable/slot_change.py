@@ -12,15 +12,15 @@ from contextlib import suppress
 from typing import Protocol
 
 from pipegrid.core import base32
-from pipegrid.disk import files as disk
-from pipegrid.disk.commit import Disk
+from pipegrid.disk import file_system_calls as disk
+from pipegrid.disk.durability import Disk
 from pipegrid.disk.private_files import PRIVATE_FILE, make_private
 from pipegrid.errors import NoSpace, ServerRefused, UsageError
 from pipegrid.storage.mutable import slot_file
 from pipegrid.storage.mutable import slot_file as slotfiles
 from pipegrid.storage.mutable.slot_file import SlotFile
 from pipegrid.storage.share_file import HasRoom
-from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotSecrets
 
 COPY_LIMIT_BYTES = 4 << 20
 """A container up to this size is written again, in some milliseconds; a longer one is changed in place."""

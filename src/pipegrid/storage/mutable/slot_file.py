@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 import attrs
 
 from pipegrid.core.hashes import Buffer, tagged_hash
-from pipegrid.disk import files as disk
+from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.private_files import make_private
 from pipegrid.errors import NoSpace, ServerRefused
 from pipegrid.storage.share_file import (
@@ -29,7 +29,7 @@ from pipegrid.storage.share_file import (
     open_container,
     stored_secret,
 )
-from pipegrid.wire.messages import LeaseSecrets, ShareChange
+from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange
 
 #     offset 0    magic (32), of version 2, which is written, or 1, which is read and kept
 #     offset 32   node id of the server that created it (20)

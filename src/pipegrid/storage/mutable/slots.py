@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from pipegrid.core import base32
-from pipegrid.disk import files as disk
-from pipegrid.disk.commit import Disk
+from pipegrid.disk import file_system_calls as disk
+from pipegrid.disk.durability import Disk
 from pipegrid.disk.safe_open import is_file
 from pipegrid.errors import NoSpace, NoSuchShare, Overloaded, ServerRefused, UsageError, WrongSecret
 from pipegrid.storage.mutable import slot_file
@@ -24,7 +24,7 @@ from pipegrid.storage.share_file import HasRoom
 from pipegrid.storage.share_reader import ShareReader
 from pipegrid.storage.storage_paths import SHARE_NUMBERS, check_number
 from pipegrid.wire.gbs_messages import MAX_MUTABLE_SHARE_BYTES
-from pipegrid.wire.messages import (
+from pipegrid.wire.storage_messages import (
     MAX_CALL_VECTORS,
     LeaseSecrets,
     Reads,

@@ -16,7 +16,7 @@ import attrs
 
 from pipegrid.core import base32
 from pipegrid.core.spans import Range
-from pipegrid.disk import files as disk
+from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.atomic_write import give_name
 from pipegrid.disk.private_files import PRIVATE_DIRECTORY, PRIVATE_FILE, make_private
 from pipegrid.errors import NoSuchShare, WrongSecret

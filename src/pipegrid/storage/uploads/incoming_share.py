@@ -13,7 +13,7 @@ from typing import Protocol
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.spans import Range, Spans
-from pipegrid.disk import files as disk
+from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.atomic_write import can_name, open_unnamed
 from pipegrid.disk.private_files import PRIVATE_FILE
 from pipegrid.errors import ConflictingWrite, NoSuchShare, PipegridError, ServerRefused

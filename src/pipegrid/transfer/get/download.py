@@ -9,7 +9,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.hashes import Buffer
-from pipegrid.core.segment_job import SegmentJob, SegmentResult
+from pipegrid.core.segment_decoding import SegmentJob, SegmentResult
 from pipegrid.disk.part_file import PartFile
 from pipegrid.reactor.deferreds import Wakeup
 from pipegrid.transfer.get.get_history import GetHistory

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import attrs
 
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
-from pipegrid.core.crypto import StreamCipher
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.encoding_parameters import Geometry
 from pipegrid.core.file_shares import ReadPlan, block_range
 from pipegrid.core.hashes import CRYPTTEXT_SEGMENT, Buffer
 from pipegrid.core.layout import ShareLayout
-from pipegrid.core.segment_job import SegmentJob
+from pipegrid.core.segment_decoding import SegmentJob
+from pipegrid.core.stream_cipher import StreamCipher
 from pipegrid.transfer.get.sink import PresentBytes, PresentSegments
 
 ReadHere = Callable[[int, int], bytes]

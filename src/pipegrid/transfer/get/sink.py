@@ -13,7 +13,7 @@ from typing import BinaryIO, Protocol
 from twisted.internet.interfaces import IConsumer, IPushProducer
 from zope.interface import implementer
 
-from pipegrid.arguments import check_has
+from pipegrid.argument_checks import check_has
 from pipegrid.core.encoding_parameters import Geometry
 from pipegrid.core.hash_tree import GROUP_LEAVES
 from pipegrid.core.hashes import Buffer

@@ -16,7 +16,7 @@ from pipegrid.core.mutable.versions import (
     next_sequence_number,
 )
 from pipegrid.errors import UncoordinatedWriteError
-from pipegrid.transfer.mutable.base_version import (
+from pipegrid.transfer.mutable.base_version_search import (
     REFUSAL_BYTES,
     BaseSearch,
     ModifyOptions,

@@ -34,7 +34,7 @@ from pipegrid.errors import (
 )
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.capacity import Capacity
-from pipegrid.transfer.mutable.base_version import ModifyOptions, Redo
+from pipegrid.transfer.mutable.base_version_search import ModifyOptions, Redo
 from pipegrid.transfer.mutable.modify import ContentEdit, Modification
 from pipegrid.transfer.mutable.mutable_check import (
     MutableCheck,

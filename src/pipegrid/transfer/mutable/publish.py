@@ -26,7 +26,7 @@ from pipegrid.transfer.failure_messages import said_once
 from pipegrid.transfer.mutable.servermap import HEAD_BYTES, ServerMap, spare
 from pipegrid.transfer.mutable.slot import Slot, quorum
 from pipegrid.transfer.peers import Peer, server_ids
-from pipegrid.wire.messages import ShareChange
+from pipegrid.wire.storage_messages import ShareChange
 
 # Writing the shares of one version: each to its server, if the server has exactly the shares that the
 # writer expects.

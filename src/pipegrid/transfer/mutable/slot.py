@@ -18,7 +18,7 @@ from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.failure_messages import Shortfall
 from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext, ring
 from pipegrid.transfer.settings import MutableSettings
-from pipegrid.wire.messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
-from pipegrid.arguments import check_kind
+from pipegrid.argument_checks import check_kind
 from pipegrid.core.caps import MutableCap
 from pipegrid.errors import UsageError
-from pipegrid.transfer.mutable.base_version import Redo
+from pipegrid.transfer.mutable.base_version_search import Redo
 from pipegrid.transfer.mutable.modify import REMEMBERED_TRIES, ContentEdit, Modification
 from pipegrid.transfer.mutable.publish import WriteResult
 

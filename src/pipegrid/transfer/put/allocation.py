@@ -17,7 +17,7 @@ from pipegrid.transfer import failure_messages
 from pipegrid.transfer.failure_messages import PlacementOutcome, not_spread
 from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext
 from pipegrid.transfer.put.file_key import KeyedFile, ShareSet
-from pipegrid.wire.messages import Allocation, ServerVersion, UploadSecrets
+from pipegrid.wire.storage_messages import Allocation, ServerVersion, UploadSecrets
 
 # Allocation requests of one upload; their responses are kept until the upload takes them.
 #

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-from pipegrid.arguments import shown
+from pipegrid.argument_checks import shown
 from pipegrid.errors import SourceError, UsageError
 from pipegrid.reactor.blocking_calls import BlockingCall
 from pipegrid.transfer.put.source import (

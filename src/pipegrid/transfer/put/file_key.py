@@ -22,7 +22,7 @@ from pipegrid.errors import SourceError
 from pipegrid.transfer.peers import Peer, TransferContext, upload_secrets
 from pipegrid.transfer.put.source import Source
 from pipegrid.transfer.results import Progress
-from pipegrid.wire.messages import UploadSecrets
+from pipegrid.wire.storage_messages import UploadSecrets
 
 # What is the same for all shares of one file.
 

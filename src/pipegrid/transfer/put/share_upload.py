@@ -21,7 +21,7 @@ from pipegrid.errors import (
 from pipegrid.flow.pipeline import UNDELIVERED
 from pipegrid.transfer.put.file_key import ShareTarget
 from pipegrid.transfer.put.write_batches import Batch, ResumeRanges, ShareSender
-from pipegrid.wire.messages import WriteAnswer
+from pipegrid.wire.storage_messages import WriteAnswer
 
 # What can happen to one share on one server.
 #

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, Union
 
 import attrs
 
-from pipegrid.arguments import check_has
+from pipegrid.argument_checks import check_has
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import SourceError
 

@@ -21,8 +21,7 @@ from pipegrid.transfer.put.encode_ahead import DEPTH
 from pipegrid.transfer.put.file_key import KeyedFile, KeyNote, KeyNotes, with_key
 from pipegrid.transfer.put.placement_history import PlacementHistory
 from pipegrid.transfer.put.put_context import PutContext
-from pipegrid.transfer.put.segmented_upload import Upload
-from pipegrid.transfer.put.small_file import Handover, put_whole
+from pipegrid.transfer.put.small_file_upload import Handover, put_whole
 from pipegrid.transfer.put.source import (
     BytesSource,
     FileSource,
@@ -32,6 +31,7 @@ from pipegrid.transfer.put.source import (
     open_at_once,
 )
 from pipegrid.transfer.put.source_opener import copy_unread, open_for_put
+from pipegrid.transfer.put.upload_loop import Upload
 from pipegrid.transfer.results import PutReports, PutResult
 from pipegrid.transfer.settings import UploadSettings
 

@@ -12,7 +12,7 @@ from pipegrid.core.encoder import ShareWrite
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.spans import Spans
 from pipegrid.transfer.put.file_key import ShareTarget
-from pipegrid.wire.messages import WriteAnswer
+from pipegrid.wire.storage_messages import WriteAnswer
 
 # Which bytes of one share must still be sent.
 #

@@ -14,7 +14,7 @@ from twisted.internet.interfaces import IConsumer, IReactorTime
 from pipegrid.errors import ServerError
 from pipegrid.reactor.deferreds import all_ended
 from pipegrid.transport.foolscap.link import Connector, FoolscapLink, check_numbers, in_pieces
-from pipegrid.transport.foolscap.share_references import FoolscapReaders
+from pipegrid.transport.foolscap.reader_references import FoolscapReaders
 from pipegrid.transport.foolscap.uploads import FoolscapUploads
 from pipegrid.transport.interface import (
     StoresApart,
@@ -28,7 +28,7 @@ from pipegrid.transport.interface import (
 )
 from pipegrid.transport.operation_order import OrderedCall, Ordering
 from pipegrid.wire.foolscap_interfaces import MAX_REASON_BYTES, unpack_version
-from pipegrid.wire.messages import (
+from pipegrid.wire.storage_messages import (
     Allocation,
     Changes,
     LeaseSecrets,
@@ -165,7 +165,7 @@ def _vectors(change: ShareChange) -> tuple[list[Any], list[Any], int | None]:
 # * A question or an allocation waits for the responses to earlier writes to the same shares, since a
 #   server may take time to make a share durable, and carry out later calls meanwhile.
 #
-# ``share_references`` describes how shares are read.
+# ``reader_references`` describes how shares are read.
 #
 # **Limits of Foolscap.** An unfinished upload ends on the server with its connection: on a new one writes
 # fail with ``NoSuchShare``, and the upload must begin again.

@@ -11,7 +11,7 @@ from pipegrid.errors import ServerError, ServerRefused, WrongSecret
 from pipegrid.reactor.deferreds import Waiters
 from pipegrid.transport.foolscap.link import FoolscapLink
 from pipegrid.transport.interface import no_upload
-from pipegrid.wire.messages import Pieces, WriteAnswer
+from pipegrid.wire.storage_messages import Pieces, WriteAnswer
 
 
 class UnfinishedShare:

@@ -14,11 +14,11 @@ from pipegrid.errors import ServerError
 from pipegrid.http11.exchange import RawRequest, RawResponse
 from pipegrid.http11.upload_connection import Answered
 from pipegrid.reactor.deferreds import Timer
-from pipegrid.transport.gbs.answers import GbsAnswers
 from pipegrid.transport.gbs.requests import GbsRequests
+from pipegrid.transport.gbs.response_outcomes import GbsAnswers
 from pipegrid.wire import gbs_bundles
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
-from pipegrid.wire.messages import (
+from pipegrid.wire.storage_messages import (
     Allocation,
     Numbers,
     Pieces,

@@ -34,15 +34,16 @@ from pipegrid.http11.pinned_key import pin_endpoint
 from pipegrid.reactor.client_tls import PreconnectedEndpoint
 from pipegrid.reactor.deferreds import gather
 from pipegrid.reactor.tls_settings import http_context
-from pipegrid.transport.gbs.answers import GbsAnswers
 from pipegrid.transport.gbs.bundles import MAX_SHARE_BYTES
 from pipegrid.transport.gbs.foolscap_offload import FoolscapOffload, StoresBeside
 from pipegrid.transport.gbs.ordered_requests import GbsOrder
 from pipegrid.transport.gbs.read_streams import GbsStreams
 from pipegrid.transport.gbs.requests import GbsRequests, GbsSettings
+from pipegrid.transport.gbs.response_outcomes import GbsAnswers
 from pipegrid.transport.gbs.uploads import GbsContext, GbsUploads
 from pipegrid.transport.interface import disconnected, nothing_to_write
-from pipegrid.wire.messages import (
+from pipegrid.wire.server_address import Nurl
+from pipegrid.wire.storage_messages import (
     Allocation,
     Changes,
     LeaseSecrets,
@@ -59,7 +60,6 @@ from pipegrid.wire.messages import (
     UploadSecrets,
     WriteAnswer,
 )
-from pipegrid.wire.server_address import Nurl
 
 if TYPE_CHECKING:
     from pipegrid.reactor.preconnect import Preconnector
@@ -225,9 +225,9 @@ class GbsSurveys:
 #
 # So the first requests of a get, for a list and for the expected share, are sent on one connection.
 #
-# ``ordered_requests`` keeps the contract's order between connections. ``requests`` and ``answers`` know
-# the protocol, ``uploads`` the changes of shares, ``http11`` HTTP. Connections are established when first
-# needed, and close when idle.
+# ``ordered_requests`` keeps the contract's order between connections. ``requests`` and ``response_outcomes``
+# know the protocol, ``uploads`` the changes of shares, ``http11`` HTTP. Connections are established when
+# first needed, and close when idle.
 
 
 BEHIND_BYTES = 64 * 1024

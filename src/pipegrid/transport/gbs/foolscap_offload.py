@@ -17,7 +17,7 @@ from pipegrid.errors import PipegridError, ServerError, ServerTimeout, ServerUnr
 from pipegrid.flow.concurrency import MANY, SmallFileCapacity
 from pipegrid.reactor.deferreds import Timer, Waiters, as_deferred
 from pipegrid.transport.interface import StorageServer
-from pipegrid.wire.messages import Allocation, LeaseSecrets, Shares, Stored, UploadSecrets
+from pipegrid.wire.storage_messages import Allocation, LeaseSecrets, Shares, Stored, UploadSecrets
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from zope.interface import implementer
 from pipegrid.errors import ServerError, ServerUnreachable
 from pipegrid.http11.exchange import RawResponse, ResponseError
 from pipegrid.http11.host_pool import HostPool
-from pipegrid.transport.gbs.answers import GbsAnswers
 from pipegrid.transport.gbs.requests import GbsRequests
+from pipegrid.transport.gbs.response_outcomes import GbsAnswers
 
 MAX_STALLED_ANSWERS = 3
 PROGRESS_BYTES = 64 * 1024

@@ -14,7 +14,8 @@ from pipegrid.http11.exchange import ConsumerChoice, RawRequest
 from pipegrid.http11.limits import Limits
 from pipegrid.wire import gbs_bundles, gbs_messages
 from pipegrid.wire.gbs_bundles import BundledUpload
-from pipegrid.wire.messages import (
+from pipegrid.wire.server_address import Nurl
+from pipegrid.wire.storage_messages import (
     Changes,
     LeaseSecrets,
     Numbers,
@@ -23,7 +24,6 @@ from pipegrid.wire.messages import (
     SlotSecrets,
     UploadSecrets,
 )
-from pipegrid.wire.server_address import Nurl
 
 if TYPE_CHECKING:
     from pipegrid.wire.gbs_surveys import Question

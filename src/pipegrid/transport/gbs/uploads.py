@@ -19,12 +19,12 @@ from pipegrid.errors import PipegridError
 from pipegrid.http11.dialer import Endpoints
 from pipegrid.http11.exchange import RawRequest, RawResponse
 from pipegrid.http11.upload_connection import Answered, UploadConnection
-from pipegrid.transport.gbs.answers import GbsAnswers
 from pipegrid.transport.gbs.bundles import GbsBundles, OrdinaryRequests
 from pipegrid.transport.gbs.requests import GbsRequests, GbsSettings
+from pipegrid.transport.gbs.response_outcomes import GbsAnswers
 from pipegrid.transport.interface import no_upload, store_by_writes
 from pipegrid.wire.gbs_bundles import BundledUpload
-from pipegrid.wire.messages import (
+from pipegrid.wire.storage_messages import (
     Allocation,
     Numbers,
     Pieces,

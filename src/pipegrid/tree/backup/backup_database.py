@@ -15,12 +15,12 @@ from typing import Any
 import attrs
 
 from pipegrid.core.caps import ChkCap, LitCap, parse_cap
-from pipegrid.disk.databases import open_database
-from pipegrid.disk.files import FULL
+from pipegrid.disk.file_system_calls import FULL
 from pipegrid.disk.private_files import open_private
+from pipegrid.disk.sqlite_databases import open_database
 from pipegrid.errors import CapError, SinkError, UsageError
 from pipegrid.tree.local_walk import FileMet
-from pipegrid.tree.tree_store import KnownObject, KnownObjects
+from pipegrid.tree.upload_target import KnownObject, KnownObjects
 
 # What has not changed since it was stored, and when it has to be looked for on the grid again; pure.
 #

@@ -14,7 +14,7 @@ from twisted.internet.defer import Deferred, DeferredList
 from pipegrid.core.caps import DirectoryCap, MutableCap
 from pipegrid.core.text import composed, printable
 from pipegrid.errors import NotEnoughSharesError, PipegridError, RollbackError, UsageError
-from pipegrid.grid.grid import Grid
+from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.deferreds import gather
 from pipegrid.tree.backup.backup_database import Database
 from pipegrid.tree.backup.backup_state_directory import BackupPlace, CatalogueState
@@ -34,10 +34,10 @@ from pipegrid.tree.backup.catalogue_store import (
     GridCatalogues,
 )
 from pipegrid.tree.backup.retention import Retention
+from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.local_walk import LocalWalk, own_directories
-from pipegrid.tree.selection import TreeSelection
-from pipegrid.tree.tree_store import DryRunStore, GridFiles, StoresFiles
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports, TreeResult, TreeUpload
+from pipegrid.tree.upload_target import DryRunStore, GridFiles, StoresFiles
 
 # Listing a run that is stored, in the catalogue and under an alias.
 #

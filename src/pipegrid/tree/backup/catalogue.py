@@ -15,11 +15,11 @@ from pipegrid.core.caps import DirectoryCap
 from pipegrid.core.mutable.directory_content import Edit, Link, Unlink
 from pipegrid.core.text import composed
 from pipegrid.errors import DirectoryError, UsageError
-from pipegrid.grid.grid import Grid
+from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.deferreds import gather
 from pipegrid.tree.directory import Directory, check_writable, make_directories
-from pipegrid.tree.listing import Entry, ListingLimits, metadata_of, unpack
-from pipegrid.tree.metadata import KEY
+from pipegrid.tree.directory_reading import Entry, ListingLimits, metadata_of, unpack
+from pipegrid.tree.entry_metadata import KEY
 
 # The list of all runs of a client's backups, stored on the grid as a directory: one cap brings back all.
 # Pure.

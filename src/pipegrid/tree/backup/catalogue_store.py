@@ -15,7 +15,7 @@ import attrs
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, MutableCap
 from pipegrid.core.mutable.directory_content import Edit, Unlink
 from pipegrid.errors import CapError, DirectoryError
-from pipegrid.grid.grid import Grid
+from pipegrid.grid.file_grid import Grid
 from pipegrid.tree.backup.catalogue import (
     MAX_BYTES,
     BackupRun,

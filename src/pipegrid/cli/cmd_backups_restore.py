@@ -1,0 +1,295 @@
+"""``pipegrid backups`` and ``restore``: list the runs of backups, and restore one."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from pipegrid.cli import cap_file, cap_lookup, output, tree_transfers
+from pipegrid.cli.command_job import GridJob
+from pipegrid.cli.console import Console
+from pipegrid.cli.error_report import ExitStatus
+from pipegrid.cli.options import (
+    EMPTY_NAME,
+    exact_modes_option,
+    gathered,
+    grid_options,
+    grid_path,
+    limit_options,
+    max_paths_option,
+    usage_error,
+)
+from pipegrid.core import caps, packed_directory
+from pipegrid.core.text import as_pasted, counted, printable
+from pipegrid.errors import CapError, NoSuchChild, UsageError
+from pipegrid.tree import aliases, directory_reading, grid_paths
+from pipegrid.tree.backup import backup_run, catalogue
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipegrid.core.caps import Cap
+    from pipegrid.tree.backup.catalogue import BackupRun
+    from pipegrid.tree.grid_paths import PathEnd
+    from pipegrid.tree.public_grid import Grid
+
+
+# ``pipegrid backups``: the list of runs.
+
+NONE_LISTED = (
+    "this client's own list has no backup; if another machine has stored one, give the cap that 'pipegrid "
+    "backup' printed there"
+)
+
+
+@click.command(name="backups")
+@click.argument("cap", required=False, metavar="[CAP]", shell_complete=grid_path)
+@grid_options
+def backups_command(cap: str | None) -> GridJob:
+    """
+    List the runs of all backups, the oldest first.
+
+    CAP is what 'backup' printed, on this machine or another one, or ALIAS:some/path as given to 'backup
+    --as'; without CAP, this client's backups are listed.
+    """
+
+    async def work(grid: Grid, console: Console) -> int:
+        runs = await listed_runs(grid, console, cap)
+        if cap is None and not runs:
+            console.say(f"pipegrid: {NONE_LISTED}")
+        several = len({run.machine.id for run in runs} - {""}) > 1
+        for run in runs:
+            name = printable(run.name)
+            host = f", on {printable(run.machine.name)}" if several and run.machine.name else ""
+            left_out = f", {run.left_out} left out" if run.left_out else ""
+            what = f"  {counted(run.files, 'file')}, {output.amount(run.bytes)}{left_out}"
+            console.result(
+                f"{run.time}  {name}{what if run.counted else ''}{host}",
+                {
+                    "name": run.name,
+                    "time": run.time,
+                    "cap": str(run.cap),
+                    "files": run.files if run.counted else None,
+                    "bytes": run.bytes if run.counted else None,
+                    "left_out": run.left_out,
+                    "directory": run.directory,
+                    "machine": run.machine.id,
+                    "host": run.machine.name,
+                },
+            )
+        return ExitStatus.DONE
+
+    return GridJob(work, cap or "", makes=cap is not None)
+
+
+async def listed_runs(
+    grid: Grid, console: Console, cap: str | None, *, some: bool = False
+) -> Sequence[BackupRun]:
+    """
+    Return the runs of a catalogue, of an archives directory, or of this client.
+
+    Args:
+        cap: of a catalogue, or a path that leads to one, or to an archives directory.
+        some: whether an empty list of this client is an error.
+
+    Raises:
+        CapError: it is not the cap of a catalogue.
+        PipegridError: it cannot be read.
+        UsageError: this client's list is empty, and ``some`` is true.
+    """
+    backups = backup_run.Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
+    if cap is None:
+        own = await backups.runs()
+        if some and not own:
+            raise UsageError(NONE_LISTED)
+        return own
+    place = await cap_lookup.place_of(grid, cap)
+    if not isinstance(place.cap, caps.DirectoryCap):
+        raise CapError("this is not the cap that 'pipegrid backup' printed; use that one")
+    name = place.names[-1] if place.names else "backup"
+    content = await backups.catalogues.load(place.cap)
+    archived = await catalogue.archived_runs(grid, place.cap, content, name)
+    return catalogue.runs_of(place.cap, content) if archived is None else archived
+
+
+# ``pipegrid restore``: restores a run of a backup.
+
+MAX_PATHS = 20_000_000
+
+
+class RestoreOptions(NamedTuple):
+    """The options of ``restore``; see their declarations."""
+
+    output: str
+    name: str | None
+    at: str | None
+    force: bool
+    paranoid: bool
+    exact_modes: bool
+    max_paths: int | None
+
+
+@click.command(name="restore")
+@click.argument("arguments", nargs=-1, metavar="[CAP] [PATH]", shell_complete=grid_path)
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(readable=False),
+    metavar="DIR",
+    help="Directory to write to.",
+)
+@click.option("--as", "name", metavar="NAME", help="The backup to restore, if there are several.")
+@click.option(
+    "--at",
+    metavar="TIME",
+    help="Restore it as it was at TIME (UTC), such as 2026-11-22 or 2026-11-22_18:23.  [default: the "
+    "newest run]",
+)
+@click.option("-f", "--force", is_flag=True, help="Replace existing files.")
+@click.option(
+    "--paranoid", is_flag=True, help="Compare existing files with the grid, byte for byte."
+)
+@exact_modes_option("[default: permissions, and the set-group-ID and sticky bits of directories]")
+@max_paths_option("20000000")
+@limit_options
+@grid_options
+@gathered("options", RestoreOptions)
+def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> GridJob:
+    """
+    Restore a directory from a backup, or what is at PATH in it.
+
+    A file or link at PATH is written to DIR under its own name, a directory's entries under theirs. CAP is
+    what 'backup' printed, and works on any machine that reaches the servers; ALIAS:some/path as given to
+    'backup --as' works, too. Without CAP, a run of this client's backups is restored. Existing files that
+    have not changed are not fetched again, and nothing is removed. Permissions are restored whatever the
+    umask is; for a tree that another person has stored use 'get -r'. A mode or time that cannot be set is
+    reported.
+    """
+    if options.output == "":
+        raise usage_error(f"-o: {EMPTY_NAME}")
+    # '/' is the whole run, but an empty argument is an unset variable.
+    if any(not each.strip() for each in arguments):
+        raise usage_error(f"CAP or PATH: {EMPTY_NAME}")
+    rest = list(arguments)
+    cap = rest.pop(0) if rest and _is_cap(rest[0]) else None
+    missing = _missing_alias(rest[0]) if rest and cap is None else ""
+    if len(rest) > 1:
+        raise usage_error(_too_many(rest, cap, missing))
+    names = tuple(part for part in rest[0].split("/") if part) if rest else ()
+
+    async def work(grid: Grid, console: Console) -> int:
+        if missing:
+            console.say(f"pipegrid: {missing}, so '{printable(rest[0])}' is looked for in the run")
+        runs = await listed_runs(grid, console, cap, some=True)
+        run = catalogue.chosen(runs, options.name, options.at)
+        console.say(f"pipegrid: {_described(run, runs)}")
+        root, metadata_json = await _root_of(grid, run, names, runs, cap is None)
+        how = tree_transfers.TreeOptions(
+            options.force,
+            options.paranoid,
+            modes="exact" if options.exact_modes else "stored",
+            max_paths=options.max_paths or MAX_PATHS,
+        )
+        return await tree_transfers.fetch_tree(
+            grid, console, root, options.output, how, metadata_json
+        )
+
+    return GridJob(work, *arguments[:1], makes=cap is not None)
+
+
+async def _root_of(
+    grid: Grid, run: BackupRun, names: tuple[str, ...], runs: Sequence[BackupRun], alone: bool
+) -> tuple[Cap | None, bytes]:
+    """Return the cap of the restored directory, and its metadata; arguments as of ``_found``."""
+    import json
+
+    if not names:
+        return run.cap, json.dumps(run.metadata).encode()
+    place = await _found(grid, run.cap, names, {each.name for each in runs}, alone)
+    if isinstance(place.cap, caps.DirectoryCap):
+        return place.cap, place.metadata_json
+    return _directory_of_one(place), b"{}"  # as the only entry of its directory
+
+
+def _described(run: BackupRun, runs: Sequence[BackupRun]) -> str:
+    """Return a description of the restored run, and of its missing files."""
+    machines = {each.machine.id for each in runs if each.name == run.name} - {""}
+    host = f", on {printable(run.machine.name)}" if len(machines) > 1 and run.machine.name else ""
+    lacking = f"; {run.left_out} left out when it was stored" if run.left_out else ""
+    return f"{printable(run.name)} as of {run.time}{host}{lacking}"
+
+
+def _too_many(paths: list[str], cap: str | None, missing: str) -> str:
+    """Return the message for several paths."""
+    if cap is not None or missing:
+        return (
+            f"{missing and missing + '; '}give one CAP and one PATH; --as NAME says of which backup"
+        )
+    return cap_file.caps_in_file(paths[0], by_option=False) or (
+        f"'{printable(paths[0])}' is neither a cap nor an alias; give one PATH, and with --as NAME of which "
+        "backup"
+    )
+
+
+async def _found(
+    grid: Grid, root: Cap, names: tuple[str, ...], called: set[str], alone: bool
+) -> PathEnd:
+    """
+    Return the end of a path in a run.
+
+    Args:
+        called: the names of all backups: a name that is not a path needs ``--as``.
+        alone: whether no cap was given, so that this may be meant as one.
+
+    Raises:
+        CapError: it was meant as a name or cap.
+        NoSuchChild: it does not exist.
+    """
+    path = "/".join(names)
+    try:
+        return await grid_paths.resolve(grid, root, names)
+    except NoSuchChild:
+        if path in called:
+            shown = printable(shlex.quote(path))
+            raise CapError(
+                f"there is no '{printable(path)}' in the run; for the backup of that name say --as {shown}"
+            ) from None
+        if alone:
+            cap_file.check_no_file(path)
+        raise
+
+
+def _missing_alias(text: str) -> str:
+    """Return a hint for a path that looks as if it began with an alias; "" for others."""
+    return aliases.no_alias(text.partition(":")[0]) if grid_paths.names_alias(text) else ""
+
+
+def _directory_of_one(place: PathEnd) -> caps.DirectoryCap:
+    """
+    Return the cap of a literal directory whose only entry is the end of a path.
+
+    Raises:
+        CapError: no cap for reading is known, or it is mutable, and so not part of a backup.
+    """
+    cap = cap_lookup.check_known(place).cap
+    if cap is None or isinstance(cap, caps.MutableCap):
+        path = printable("/".join(place.names))
+        raise CapError(
+            f"{path} is not a file of a backup, since it is mutable; fetch its directory"
+        )
+    child = packed_directory.PackedChild(
+        place.names[-1], cap, directory_reading.metadata_of(place.metadata_json)
+    )
+    return caps.DirectoryCap(caps.LitCap(packed_directory.pack_immutable([child])))
+
+
+def _is_cap(text: str) -> bool:
+    """Return whether an argument is a cap or begins with an existing alias, and so is not a path in a run."""
+    bare = as_pasted(text)
+    if bare.startswith("URI:") or ":" not in bare:
+        return bare.startswith("URI:")
+
+    return cap_lookup.begins_with_alias(bare)

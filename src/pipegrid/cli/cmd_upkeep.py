@@ -1,0 +1,553 @@
+"""``pipegrid check``, ``repair`` and ``renew``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from pipegrid.cli import cap_lookup, output, progress_bar
+from pipegrid.cli.command_job import GridJob, Invocation
+from pipegrid.cli.console import Console
+from pipegrid.cli.error_report import ExitStatus, sentence, worst_status
+from pipegrid.cli.options import (
+    CapArguments,
+    cap_arguments,
+    grid_options,
+    limit_options,
+    reading_options,
+    upkeep_bounds,
+)
+from pipegrid.cli.output import are_down, fields, grouped, lost, say_more, say_some, summary
+from pipegrid.core import caps as core_caps
+from pipegrid.core.text import counted, printable
+from pipegrid.errors import PipegridError
+from pipegrid.transfer import results, upkeep
+from pipegrid.tree import tree_check
+
+if TYPE_CHECKING:
+    from pipegrid.cli.cap_lookup import NamedFile
+    from pipegrid.grid import Grid
+    from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
+    from pipegrid.transfer.settings import UpkeepSettings
+    from pipegrid.transfer.upkeep import UpkeepOutcome, UpkeepRequest, UpkeepSummary
+    from pipegrid.tree.tree_check import FirstMet
+
+
+# The common part of ``check``, ``renew`` and ``repair`` for many objects, or trees.
+
+MAX_NAMED = 20
+"""Servers that a summary line names."""
+
+
+recursive_option = click.option(
+    "-r",
+    "--recursive",
+    is_flag=True,
+    help="Include everything in the directories, each object once, and print totals at the end. Objects "
+    "that are healthy, or only wait for servers that are down, are listed only with -v.",
+)
+
+
+class UpkeepOptions(NamedTuple):
+    """
+    The work of a command for its objects.
+
+    Attributes:
+        verb: for the progress bar.
+        recursive: whether it includes everything in directories.
+        todo: the work for each object.
+        bounds: how much at once.
+    """
+
+    verb: str
+    recursive: bool
+    todo: UpkeepRequest
+    bounds: UpkeepSettings
+
+
+def upkeep_job(
+    invocation: Invocation,
+    caps: CapArguments,
+    recursive: bool,
+    verb: str,
+    todo: dict[str, bool],
+    show: Callable[[Console, NamedFile[Any], Any, str], ExitStatus],
+    alone: Callable[[Grid, Console, Any], Awaitable[Any]] | None,
+) -> GridJob:
+    """
+    Return the job of checking or maintaining files, or everything in directories.
+
+    Args:
+        caps: from ``checked_caps``.
+        verb: for the progress bar.
+        todo: the work for each object.
+        show: prints one outcome, each line beginning with the given text; returns its status.
+        alone: does the work for the only object by its cap; None: as for many.
+    """
+    understand: Callable[[Any], Any] = core_caps.walkable if recursive else core_caps.keepable
+    files = cap_lookup.named_files(invocation.console, *caps, understand)
+
+    async def work(grid: Grid, console: Console) -> int:
+        def shown(file: NamedFile[Any], outcome: Any) -> ExitStatus:
+            lead = f"{file.label.removesuffix(':')}: " if recursive or len(files) > 1 else ""
+            return show(console, file, outcome, lead)
+
+        if len(files) == 1 and alone is not None and not recursive:
+            file = await cap_lookup.Locator(grid).located(files[0], core_caps.keepable)
+            return shown(file, await alone(grid, console, file.cap))
+
+        options = UpkeepOptions(
+            verb, recursive, upkeep.UpkeepRequest(**todo), upkeep_bounds(invocation)
+        )
+        return await look_after(grid, console, files, options, shown)
+
+    return GridJob(work, *cap_lookup.starts_of(files))
+
+
+async def located_files(
+    grid: Grid, console: Console, files: Sequence[NamedFile[Any]], recursive: bool
+) -> tuple[list[NamedFile[Any]], set[ExitStatus]]:
+    """Follow the paths after caps; of several files, one that does not exist is reported and left out."""
+    found: list[NamedFile[Any]] = []
+    statuses: set[ExitStatus] = set()
+    locator = cap_lookup.Locator(grid)
+    for file in files:
+        try:
+            found.append(
+                await locator.located(file, core_caps.walkable if recursive else core_caps.keepable)
+            )
+        except PipegridError as error:  # noqa: PERF203
+            if len(files) == 1:
+                raise
+            statuses.add(console.failed(error, file.label, cap_lookup.identity(file), True))
+    return found, statuses
+
+
+class ObjectsReport:
+    """
+    Shows the outcomes of many objects, and records the worst status.
+
+    Args:
+        show: prints one outcome that is not a failure; returns its status.
+        terse: whether healthy objects are left out in the output for people.
+    """
+
+    def __init__(
+        self, console: Console, show: Callable[[NamedFile[Any], Any], ExitStatus], terse: bool
+    ) -> None:
+        self.console = console
+        self.show = show
+        self.terse = terse
+        self.statuses: set[ExitStatus] = set()
+
+    def note(self, file: NamedFile[Any], outcome: UpkeepOutcome) -> None:
+        """Show the outcome of one file, or its Failure, and record its exit status."""
+        from twisted.python.failure import Failure
+
+        if isinstance(outcome, Failure):
+            error = outcome.value
+            assert error is not None
+            self.statuses.add(self.console.failed(error, file.label, cap_lookup.identity(file)))
+            return
+        if self.terse and not self.console.json and self.console.verbosity <= 0:
+            if output.is_well(outcome):
+                self.statuses.add(ExitStatus.DONE)
+                return
+            if output.lacks_servers_only(outcome):  # the summary reports it once, with the servers
+                self.statuses.add(ExitStatus.FAILED)
+                return
+        self.statuses.add(self.show(file, outcome))
+
+    def unreadable(self, file: NamedFile[Any], error: Exception) -> None:
+        """Report a directory that could not be read."""
+        what = (
+            f"{file.label} could not be read, so its entries were not processed: {sentence(error)}"
+        )
+        self.statuses.add(ExitStatus.FAILED)
+        if self.console.json:
+            self.console.result("", {**cap_lookup.identity(file), "unreadable": sentence(error)})
+        else:
+            self.console.fault(f"pipegrid: {what}")
+
+    @property
+    def worst(self) -> ExitStatus:
+        """The worst status of all."""
+        return worst_status(self.statuses)
+
+
+async def look_after(
+    grid: Grid,
+    console: Console,
+    files: Sequence[NamedFile[Any]],
+    options: UpkeepOptions,
+    show: Callable[[NamedFile[Any], Any], ExitStatus],
+) -> ExitStatus:
+    """
+    Process files, or everything in directories, and show each outcome and the summary.
+
+    Args:
+        files: those that the user named.
+        show: see ``ObjectsReport``.
+
+    Returns:
+        The worst status.
+    """
+    summary: UpkeepSummary
+    verb, recursive, todo, bounds = options
+    report = ObjectsReport(console, show, recursive)
+    named = len(files)
+    files, report.statuses = await located_files(grid, console, files, recursive)
+    with progress_bar.ProgressBar(console, verb, "object") as progress:
+        told = progress.transfer()
+
+        def count(done: int, total: int) -> None:
+            if told is not None:
+                told(done, total)
+
+        if recursive:
+            waiting = progress_bar.waiting_of(console, progress)
+            summary = await _trees(grid, files, todo, bounds, report, count, waiting)
+        else:
+            summary = await _many(grid, files, todo, bounds, report, count)
+    summary.objects += named - len(files)
+    summary.failed += named - len(files)
+    text, fields = sum_up(summary, todo)
+    if console.json or recursive:
+        console.result(text, {"summary": fields})
+    else:
+        console.say(f"pipegrid: {text}")
+    return report.worst
+
+
+async def _many(
+    grid: Grid,
+    files: Sequence[NamedFile[Any]],
+    todo: UpkeepRequest,
+    bounds: UpkeepSettings,
+    report: ObjectsReport,
+    count: Callable[[int, int], None],
+) -> upkeep.UpkeepSummary:
+    summary = upkeep.UpkeepSummary()
+
+    def ended(number: int, outcome: UpkeepOutcome) -> None:
+        summary.note(outcome)
+        count(summary.objects, len(files))
+        report.note(files[number], outcome)
+
+    await grid._look_after([file.cap for file in files], todo, bounds, ended)
+    return summary
+
+
+async def _trees(
+    grid: Grid,
+    files: Sequence[cap_lookup.NamedFile[Any]],
+    todo: UpkeepRequest,
+    bounds: UpkeepSettings,
+    report: ObjectsReport,
+    count: Callable[[int, int], None],
+    waiting: Callable[[str | None], None],
+) -> UpkeepSummary:
+    summary = tree_check.TreeSummary()
+
+    def named(root: int, place: FirstMet) -> cap_lookup.NamedFile[Any]:
+        path = "/".join(place.path)
+        if len(files) > 1 or not path:
+            path = _below(files[root].label, path)
+        text = files[root].text if not place.path else "" if place.cap is None else str(place.cap)
+        return cap_lookup.NamedFile(text, place.cap, path)
+
+    def ended(root: int, place: FirstMet, outcome: UpkeepOutcome) -> None:
+        count(summary.objects, 0)
+        report.note(named(root, place), outcome)
+
+    def unreadable(root: int, place: FirstMet, error: Exception) -> None:
+        report.unreadable(named(root, place), error)
+
+    reports = tree_check.CheckReports(ended, unreadable, waiting)
+    caps = [file.cap for file in files]
+    await tree_check.check_trees(grid, caps, todo, summary, bounds=bounds, reports=reports)
+    return summary
+
+
+def _below(root: str, path: str) -> str:
+    """Return a path below a root as the user wrote it, which may be ``ALIAS:``."""
+    if not path:
+        return root
+    return f"{root}{path}" if root.endswith((":", "/")) else f"{root}/{path}"
+
+
+def sum_up(summary: UpkeepSummary, todo: UpkeepRequest) -> tuple[str, dict[str, Any]]:
+    """Return the summary in one line, and its documented JSON form."""
+    import attrs
+
+    fields = attrs.asdict(summary)
+    fields["unreachable"] = dict(sorted(summary.unreachable.items()))
+    well = "renewed" if todo.renew else "healthy"
+    parts = [f"{counted(summary.objects, 'object')}: {summary.healthy} {well}"]
+    for name, what in (
+        ("repaired", "repaired"),
+        ("damaged", "damaged"),
+        ("unspread", "on too few servers"),
+        ("reachable", "reachable"),
+        ("lost", "lost or unavailable" if summary.unreachable else "lost"),
+        ("leaseless", "without some lease"),
+        ("failed", "failed"),
+    ):
+        if fields.get(name):
+            parts.append(f"{fields[name]} {what}")
+    if fields.get("unreadable"):
+        unreadable = counted(fields["unreadable"], "directory", "directories")
+        parts.append(f"{unreadable} unreadable")
+    if fields.get("second_tries"):
+        parts.append(progress_bar.retried_note(fields["second_tries"]))
+    if summary.wanted_shares:
+        have = "have a lease" if todo.renew else "good"
+        shares = counted(summary.wanted_shares, "share")
+        parts.append(f"{summary.good_shares} of {shares} {have}")
+    servers = sorted(summary.unreachable)
+    if servers:
+        more = f" and {len(servers) - MAX_NAMED} more" if len(servers) > MAX_NAMED else ""
+        names = ", ".join(printable(name) for name in servers[:MAX_NAMED])
+        parts.append(f"{'server' if len(servers) == 1 else 'servers'} down: {names}{more}")
+    return "; ".join([", ".join(parts[:-1]), parts[-1]]) if servers else ", ".join(parts), fields
+
+
+# ``pipegrid check``: do the files still have all their shares?
+
+
+@click.command(name="check")
+@cap_arguments
+@recursive_option
+@click.option("--verify", is_flag=True, help="Fetch all shares and verify every byte.")
+@click.option(
+    "--add-lease",
+    is_flag=True,
+    help="Add a lease to the good shares, or renew it, as 'renew' does.",
+)
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Make missing shares again, if enough are left, and spread files that are on fewer servers than "
+    "possible. Without --verify, shares that servers list count as good until they are fetched.",
+)
+@limit_options
+@grid_options
+@click.pass_obj
+def check_command(
+    invocation: Invocation,
+    caps: CapArguments,
+    recursive: bool,
+    verify: bool,
+    add_lease: bool,
+    repair: bool,
+) -> GridJob:
+    """
+    Report how many shares of files are left, and whether they are on as many servers as possible.
+
+    '-' reads caps from standard input. Many files are checked together, and reported as servers answer. A
+    file is 'reachable' if only shares on servers that are down are missing, and 'on too few servers' if
+    further reachable servers could hold a share: --repair changes that. The exit status is 0 if all shares
+    exist, on as many servers as possible, 1 if some are missing or on too few servers, 3 if servers did not
+    take what a repair made, 4 if too few are left to restore the file, 5 if some are damaged; with several
+    files, the worst of these: 4, 5, 3, 1, 0.
+    """
+
+    def show(
+        console: Console,
+        file: NamedFile[Any],
+        result: CheckResult | results.RepairResult,
+        lead: str,
+    ) -> ExitStatus:
+        if isinstance(result, results.RepairResult):
+            return report_repair(console, file, result, lead)
+        tell(console, file, result, lead, add_lease)
+        return status(result)
+
+    async def alone(grid: Grid, console: Console, cap: Any) -> CheckResult:
+        with progress_bar.ProgressBar(console, "check", "share") as progress:
+            options = {"add_lease": True} if add_lease else {}
+            call = progress.transfer()
+            return await grid.check(cap, verify=verify, progress=call, **options)
+
+    todo = {"verify": verify, "add_lease": add_lease, "repair": repair}
+    only = None if repair else alone
+    return upkeep_job(invocation, caps, recursive, "check", todo, show, only)
+
+
+def tell(
+    console: Console, file: NamedFile[Any], result: CheckResult, lead: str, add_lease: bool
+) -> None:
+    """Report the result for one file, and leases that were wanted and not renewed."""
+    leases = {"renewed": result.renewed, "lease_problems": result.lease_problems}
+    more = leases if add_lease else {}
+    console.result(lead + summary(result), {**cap_lookup.identity(file), **fields(result), **more})
+    if not console.json:
+        say_more(console, result, lead)
+    say_some(console, [f"{lead}no lease: {reason}" for reason in grouped(result.lease_problems)])
+
+
+def status(result: CheckResult) -> ExitStatus:
+    """Return the exit status for the worst result."""
+    if not result.recoverable:
+        return ExitStatus.NOT_ENOUGH_SHARES
+    if result.corrupt and not result.healthy:
+        return ExitStatus.CORRUPTION  # a damaged copy next to a good one does no harm
+    return ExitStatus.DONE if result.healthy and not result.lease_problems else ExitStatus.FAILED
+
+
+# ``pipegrid repair``: restores missing shares of files.
+
+
+@click.command(name="repair")
+@cap_arguments
+@recursive_option
+@click.option(
+    "-f",
+    "--force",
+    is_flag=True,
+    help="For mutable files and directories: write the newest readable version again, even if a newer "
+    "version, or another one as new, is lost.",
+)
+@limit_options
+@reading_options
+@click.pass_obj
+def repair_command(
+    invocation: Invocation, caps: CapArguments, recursive: bool, force: bool
+) -> GridJob:
+    """
+    Repair files: make missing or damaged shares again, and spread them over the servers.
+
+    All shares are fetched and every byte of them is checked; good ones stay where they are, and their
+    leases are renewed. A server without a good share gets one. A verifier cap is enough, but to repair a
+    mutable file takes its write cap; '-' reads caps from standard input. The exit status is 0 if every
+    share exists now, on as many servers as possible, 3 if servers did not take some, 4 if too few are left
+    to restore the file; with several files, the worst of these: 4, 3, 0. 'check --repair' fetches less: it
+    trusts the servers' lists of shares, and fetches those of damaged files alone.
+    """
+
+    def show(
+        console: Console,
+        file: NamedFile[Any],
+        result: results.CheckResult | results.RepairResult,
+        lead: str,
+    ) -> ExitStatus:
+        if isinstance(result, results.CheckResult):  # a literal cap
+            result = results.RepairResult(result.cap, result, result, {}, [], [], 0.0)
+        return report_repair(console, file, result, lead)
+
+    async def alone(grid: Grid, console: Console, cap: Any) -> results.RepairResult:
+        with progress_bar.ProgressBar(console, "repair") as progress:
+            return await grid.repair(cap, progress=progress.transfer(), force=force)
+
+    todo = {"verify": True, "repair": True, "force": force}
+    return upkeep_job(invocation, caps, recursive, "repair", todo, show, alone)
+
+
+def report_repair(
+    console: Console, file: NamedFile[Any], result: RepairResult, lead: str = ""
+) -> ExitStatus:
+    """Print the outcome of a repair, each line beginning with ``lead``."""
+    console.result(
+        lead + _outcome(result),
+        {
+            **cap_lookup.identity(file),
+            "before": fields(result.before),
+            "after": fields(result.after),
+            "uploaded": result.uploaded,
+            "renewed": result.renewed,
+            "reasons": result.reasons,
+            "elapsed_s": result.elapsed_s,
+        },
+    )
+    if not console.json:
+        say_more(console, result.before, lead)
+        for number, server in result.uploaded.items():
+            console.detail(f"{lead}share {number} made again: {server}")
+    if result.whole:
+        return ExitStatus.DONE
+    say_some(console, [lead + reason for reason in grouped(result.reasons)])
+    return ExitStatus.UNHAPPY
+
+
+def _outcome(result: RepairResult) -> str:
+    after = result.after
+    if after.total_shares == 0:
+        return summary(after)
+    made = counted(len(result.uploaded), "share")
+    if not result.whole:
+        state = f"not repaired: {made} made again, but more servers must take shares"
+    elif result.uploaded:
+        state = f"repaired: {made} made again"
+    else:
+        state = "healthy: nothing to repair"
+    text = (
+        f"{state}; {len(after.good_shares)} of {counted(after.total_shares, 'share')} good, "
+        f"happiness {after.happiness}"
+    )
+    return f"{text}; {are_down(after.unreachable)}" if after.unreachable else text
+
+
+# ``pipegrid renew``: makes servers keep the shares of files.
+
+
+@click.command(name="renew")
+@cap_arguments
+@recursive_option
+@limit_options
+@grid_options
+@click.pass_obj
+def renew_command(invocation: Invocation, caps: CapArguments, recursive: bool) -> GridJob:
+    """
+    Add leases to the shares of files, or renew them, so that servers keep them.
+
+    No share is read: each server gets one request. A verifier cap is enough; '-' reads caps from standard
+    input. The exit status is 0 if all shares that were found have a lease now, 1 if some have none or
+    servers were unreachable, 4 if those with a lease are too few to restore the file; with several files,
+    the worst of these: 4, 1, 0.
+    """
+
+    async def alone(grid: Grid, console: Console, cap: Any) -> RenewResult:
+        return await grid.renew(cap)
+
+    return upkeep_job(invocation, caps, recursive, "renew", {"renew": True}, report_renewal, alone)
+
+
+def report_renewal(
+    console: Console, file: NamedFile[Any], result: RenewResult, lead: str
+) -> ExitStatus:
+    """Print the outcome, each line beginning with ``lead``."""
+    console.result(
+        lead + renewal_summary(result),
+        {
+            **cap_lookup.identity(file),
+            "leases": result.leases,
+            "required_shares": result.required_shares,
+            "total_shares": result.total_shares,
+            "unreachable": result.unreachable,
+            "reasons": result.reasons,
+        },
+    )
+    if result.unreachable:
+        console.say(f"pipegrid: {lead}{are_down(result.unreachable)}")
+    say_some(console, [f"{lead}no lease: {reason}" for reason in grouped(result.reasons)])
+    for number, servers in result.leases.items():
+        console.detail(f"{lead}share {number}: {', '.join(servers)}")
+    if not result.recoverable:
+        return ExitStatus.NOT_ENOUGH_SHARES
+    return ExitStatus.FAILED if result.unreachable or result.reasons else ExitStatus.DONE
+
+
+def renewal_summary(result: RenewResult) -> str:
+    """Return the outcome in one line."""
+    if result.total_shares == 0:
+        return "nothing to renew: the cap contains the file"
+    servers = {server for holders in result.leases.values() for server in holders}
+    text = (
+        f"{len(result.leases)} of {counted(result.total_shares, 'share')} have a lease now, "
+        f"on {counted(len(servers), 'server')}"
+    )
+    if not result.recoverable:
+        return f"{lost(result)}: {text}; any {result.required_shares} restore the file"
+    return f"renewed: {text}"

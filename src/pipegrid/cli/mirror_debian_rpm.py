@@ -1,0 +1,277 @@
+"""
+The jobs of ``mirror debian`` and ``mirror rpm``; they use a reactor only if they need one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipegrid.cli.command_job import GridJob, ReactorJob
+from pipegrid.cli.error_report import Interrupted
+from pipegrid.cli.mirror_options import Display, MirrorOptions, RunOutcome, store, tell_skipped
+from pipegrid.core.text import counted, printable
+from pipegrid.mirror import (
+    blocking_mirror,
+    debian,
+    destination,
+    local_check,
+    package_filter,
+    rpm,
+    signature_writer,
+    signatures,
+    suites,
+)
+
+if TYPE_CHECKING:
+    from pipegrid.cli.console import Console
+    from pipegrid.grid import Grid
+    from pipegrid.mirror.blocking_mirror import BlockingMirror
+    from pipegrid.mirror.debian_index_update import ArchiveMirror
+    from pipegrid.mirror.destination import Destination
+    from pipegrid.mirror.file_scheduler import Report
+    from pipegrid.mirror.mirror_lists import Metalink
+    from pipegrid.mirror.package_filter import PackageFilter
+    from pipegrid.mirror.signature_writer import GpgKey
+    from pipegrid.mirror.suites import KeptForm, Selection
+
+UpdateArchive = Callable[["ArchiveMirror", "Console"], Awaitable[tuple[Any, dict[str, Any]]]]
+"""Brings an archive up to date; returns the outcome, and further JSON fields."""
+
+Keep = Callable[["Report"], Awaitable[dict[str, Any]]]
+"""Stores the mirror in a grid, if that is wanted; returns further JSON fields."""
+
+DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+
+class DebianOptions(NamedTuple):
+    """The options of ``mirror debian``; see their declarations."""
+
+    suites: tuple[str, ...]
+    components: tuple[str, ...]
+    architectures: tuple[str, ...]
+    source: bool
+    keep_going: bool
+    keyrings: tuple[str, ...]
+    allow_unsigned: bool
+    ignore_dates: bool
+    indexes: KeptForm
+    diffs: bool
+    also: tuple[str, ...]
+    from_grid: str | None = None
+
+    def selection(self, filter: PackageFilter) -> Selection:
+        """Return the wanted parts of the archive."""
+        return suites.Selection(
+            suites=tuple(dict.fromkeys(self.suites)),
+            components=tuple(dict.fromkeys(self.components)),
+            architectures=tuple(dict.fromkeys(self.architectures)),
+            with_sources=self.source,
+            with_patches=self.diffs,
+            also=self.also,
+            indexes=self.indexes,
+            filter=filter,
+        )
+
+
+class RpmOptions(NamedTuple):
+    """The options of ``mirror rpm``; see their declarations."""
+
+    newest_only: bool
+    keep_going: bool
+    keyrings: tuple[str, ...]
+    allow_unsigned: bool
+    from_grid: str | None = None
+    metalink: str | None = None
+    mirrorlist: str | None = None
+
+
+def debian_job(dest: str, options: DebianOptions, fetching: MirrorOptions) -> ReactorJob | GridJob:
+    """Return the job of ``mirror debian``."""
+
+    async def update(mirror: ArchiveMirror, console: Console) -> tuple[Any, dict[str, Any]]:
+
+        rings = options.keyrings or ((DEBIAN_KEYRING,) if os.path.exists(DEBIAN_KEYRING) else ())
+        selection = options.selection(filter_of(fetching.filters))
+        keys = signatures.Keys(rings, options.allow_unsigned)
+        with opened_key(fetching, mirror) as key:
+            archive = debian.DebianArchive(
+                mirror, selection, keys, ignores_dates=options.ignore_dates, signing=key
+            )
+            outcome = await archive.sync(
+                fetching.delete, fetching.dry_run, options.keep_going, fetching.delete_excluded
+            )
+        for path in outcome.lacking:
+            console.detail(f"no mirror has {printable(path)}")
+        if outcome.absent:
+            console.say(_left_out(outcome.absent))
+        return outcome, {"patched": outcome.patched, "lacking": outcome.lacking}
+
+    return ArchiveRun(dest, fetching, update).job()
+
+
+def rpm_job(
+    dest: str,
+    options: RpmOptions,
+    fetching: MirrorOptions,
+    metalink: Metalink | None = None,
+) -> ReactorJob | GridJob:
+    """Return the job of ``mirror rpm``; ``metalink`` is the parsed one of the options."""
+
+    async def update(mirror: ArchiveMirror, console: Console) -> tuple[Any, dict[str, Any]]:
+
+        wanted = filter_of(fetching.filters)
+        keys = signatures.Keys(options.keyrings, options.allow_unsigned)
+        with opened_key(fetching, mirror) as key:
+            repository = rpm.RpmRepository(
+                mirror, keys, options.newest_only, wanted, metalink, fetching.gpgcheck, key
+            )
+            outcome = await repository.sync(
+                fetching.delete, fetching.dry_run, options.keep_going, fetching.delete_excluded
+            )
+        if outcome.lacking_sources:
+            console.say(
+                "pipegrid: this repository lacks the sources (src.rpm) of selected packages, "
+                f"{counted(outcome.lacking_sources, 'file')}; mirror the one that has them as well"
+            )
+        return outcome, {}
+
+    return ArchiveRun(dest, fetching, update).job()
+
+
+def opened_key(
+    fetching: MirrorOptions, mirror: ArchiveMirror
+) -> AbstractContextManager[GpgKey | None]:
+    """Give the key that signs the indexes that this run rebuilds; None if it rebuilds none."""
+    if fetching.sign_with is None:
+        return nullcontext()
+    return signature_writer.GpgKey(fetching.sign_with, mirror.is_stopped)
+
+
+def filter_of(given: Mapping[str, Any] | None) -> PackageFilter:
+    """Return the filter of the given options; see ``filter_options``."""
+    return package_filter.PackageFilter(**given) if given else package_filter.ALL
+
+
+def _left_out(absent: list[str]) -> str:
+    """Return one sentence for all wanted items that the release files do not name."""
+    more = len(absent) - 1
+    return f"pipegrid: {printable(absent[0])}" + (
+        f"; and so with {counted(more, 'other index', 'other indexes')}" if more else ""
+    )
+
+
+def _tell_unmatched(console: Console, outcome: Any) -> list[str]:
+    """Report the patterns of filters that match nothing; return them for JSON."""
+    if outcome.spares_others:
+        console.say(
+            "pipegrid: files that filters of earlier runs select are kept; --delete-excluded removes them"
+        )
+    if not outcome.unmatched:
+        return []
+    texts = [package_filter.unmatched_text(*each) for each in outcome.unmatched]
+    for text in texts:
+        console.fault(f"pipegrid: {printable(text)}")
+    return texts
+
+
+class ArchiveRun:
+    """One run, without a reactor as long as possible."""
+
+    def __init__(self, dest: str, fetching: MirrorOptions, update: UpdateArchive) -> None:
+        self._dest = dest
+        self._fetching = fetching
+        self._update = update
+        self._begun: tuple[Coroutine[Any, Any, int], BlockingMirror] | None = None
+
+    def job(self) -> ReactorJob | GridJob:
+        """
+        Return the job of this run.
+
+        Raises:
+            UsageError: it would delete files that are not the mirror's.
+        """
+        self._fetching.check_deleting(self._dest)
+        return self._fetching.job(self.early, self.run)
+
+    def early(self, console: Console, stopped: Callable[[], bool]) -> int | None:
+        """Return the exit status if no reactor is needed; else ``run`` does the work, or the rest of it."""
+        fetching = self._fetching
+        addresses = fetching.direct_addresses(console)
+        if addresses is None:
+            return None
+        with ExitStack() as stack:
+            opened = stack.enter_context(ExitStack())
+            target = fetching.destination(console, self._dest, stopped)
+            if target is not None:
+                opened.callback(target.close)
+            ahead = stack.enter_context(closing(fetching.dial(addresses)))
+            # While the connections are being made there is time for imports.
+
+            display = stack.enter_context(Display(console))
+            if target is None:
+                target = destination.Destination(self._dest)
+                opened.callback(target.close)
+            mirror = blocking_mirror.BlockingMirror(
+                addresses,
+                target,
+                blocking_mirror.FetchRules(
+                    local_check.VerifyPolicy(fetching.paranoid, fetching.sample_share),
+                    fetching.durability,
+                    fetching.connections,
+                ),
+                ahead,
+                stopped,
+                display.show if console.shows_progress else None,
+            )
+            work = self._work(mirror, console)
+            try:
+                done = blocking_mirror.begin_early(work)
+            except Exception:
+                if stopped():
+                    raise Interrupted from None
+                raise
+            if done is not None:
+                return done[0]
+            self._begun = work, mirror
+            opened.pop_all()  # the destination stays open for ``run``
+        return None
+
+    async def _work(self, mirror: ArchiveMirror, console: Console, keep: Keep | None = None) -> int:
+        fetching = self._fetching
+        outcome, further = await self._update(mirror, console)
+        report, entries = outcome.report, outcome.entries
+        tell_skipped(console, entries)
+        unmatched = _tell_unmatched(console, outcome)
+        if report.failed_files and not outcome.is_published and not fetching.dry_run:
+            console.say(
+                "pipegrid: the old indexes stay, and name only files that exist; --keep-going publishes "
+                "the new ones"
+            )
+        stored = {} if keep is None or entries.skipped_files else await keep(report)
+        further = {
+            "index_bytes": outcome.index_bytes,
+            "skipped": entries.skipped_files,
+            "unmatched": unmatched,
+            **further,
+            **stored,
+        }
+        changes = mirror.destination.changes + outcome.is_new
+        ended = RunOutcome(self._dest, report, outcome.removed, changes, further)
+        return ended.tell(console, fetching)
+
+    async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
+        """Do the work, or what ``early`` left of it."""
+        from twisted.internet.defer import Deferred
+
+        begun = self._begun
+        dest: str | Destination = self._dest if begun is None else begun[1].destination
+        async with self._fetching.mirror(reactor, console, dest) as (mirror, _):
+            if begun is None:
+                return await self._work(
+                    mirror, console, lambda report: store(mirror, grid, report, self._fetching)
+                )
+            begun[1].go_on(mirror)
+            return await Deferred.fromCoroutine(begun[0])

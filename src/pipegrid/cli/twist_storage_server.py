@@ -1,0 +1,197 @@
+"""
+The storage server as a service of ``twist``:
+
+    twist pipegrid --directory DIR [--port PORT] [--durability batch] ...
+
+The options are those of ``pipegrid serve``, and the directory's settings are used in the same way. The NURL
+and the fURL are in the log. A server that cannot start ends the process, with the sentence and the status
+of ``pipegrid serve``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+from twisted.python import usage
+
+from pipegrid.cli import tell_time
+from pipegrid.cli.cmd_serve import ServeOptions, settings_of
+from pipegrid.cli.error_report import ExitStatus, sentence, status_of
+from pipegrid.cli.options import byte_room
+from pipegrid.disk.file_system_calls import few_files
+from pipegrid.errors import UsageError
+from pipegrid.grid.client_config import parse_kept
+from pipegrid.reactor.process_settings import make_monotonic, need_no_threads
+from pipegrid.server.serve import DURABILITIES, ServeSettings, StorageNode
+from pipegrid.server.systemd import end_without_memory
+
+log = Logger()
+
+tell_time()  # for clocks beyond 2262, in all modules that twist has loaded
+
+
+def _room(text: str) -> int:
+    try:
+        return byte_room(text)
+    except click.BadParameter as error:
+        raise ValueError(error.message) from None
+
+
+class Options(usage.Options):
+    """The options of ``twist pipegrid``, checked like those of ``pipegrid serve``."""
+
+    optParameters = [
+        ["directory", "d", None, "The node's directory."],
+        ["port", "p", None, "A TCP port or an endpoint; several with commas."],
+        ["location", None, None, "Where clients find the server, HOST:PORT; several with commas."],
+        ["storage", None, None, "The storage directory."],
+        ["reserved-space", None, None, "Disk space to leave free.", _room],
+        ["keep-unfinished", None, None, "How long unfinished uploads are kept.", parse_kept],
+        ["durability", None, "batch", "none, batch or strict."],
+        ["metrics", None, None, "A port or an endpoint for Prometheus."],
+        ["nickname", None, None, "The server's nickname."],
+        ["max-connections", None, None, "Connections at a time.", int],
+        ["max-per-address", None, None, "Of these, from one address.", int],
+    ]
+    optFlags = [
+        ["read-only", None, "Accept no new shares."],
+        ["expire-leases", None, "Remove shares whose leases have all expired."],
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._introducers: list[str] = []
+        self._settings: ServeSettings | None = None
+
+    def opt_introducer(self, furl: str) -> None:
+        """Announce the server there; 'configured' or 'none'."""
+        self._introducers.append(furl)
+
+    def postOptions(self) -> None:
+        """Refuse invalid values, and a process that may open too few files."""
+        if (why := few_files()) is not None:
+            raise usage.UsageError(why)
+        if self["directory"] is None:
+            raise usage.UsageError("give the node's directory with --directory")
+        if self["durability"] not in DURABILITIES:
+            raise usage.UsageError(f"the durability is one of {', '.join(DURABILITIES)}")
+        for name, least in (("max-connections", 16), ("max-per-address", 1)):
+            if self[name] is not None and self[name] < least:
+                raise usage.UsageError(f"--{name} is at least {least}")
+        try:
+            self._settings = self._read()
+        except UsageError as error:
+            raise usage.UsageError(str(error)) from None
+
+    def settings(self) -> ServeSettings:
+        """Return the settings of the server."""
+        assert self._settings is not None, "options were parsed"
+        return self._settings
+
+    def _read(self) -> ServeSettings:
+        options = ServeOptions(
+            port=self["port"],
+            location=self["location"],
+            storage=self["storage"],
+            reserved_bytes=self["reserved-space"],
+            keep_unfinished_s=self["keep-unfinished"],
+            read_only=bool(self["read-only"]),
+            durability=self["durability"],
+            expire_leases=bool(self["expire-leases"]),
+            metrics=self["metrics"],
+            introducers=tuple(self._introducers),
+            nickname=self["nickname"],
+            max_connections=self["max-connections"],
+            max_per_address=self["max-per-address"],
+        )
+        return settings_of(
+            Path(self["directory"]),
+            options,
+            lambda warning: log.warn("{warning}", warning=warning),
+        )
+
+
+class ExitWithStatus:
+    """
+    Ends the process with a status, although its main program does not support one.
+
+    ``twist`` has no status for an application that fails. A failure before the reactor runs raises
+    ``SystemExit``; after a later one, the reactor is stopped, and this ends the process when all else has
+    ended.
+
+    Args:
+        end: ends the process without further work of the interpreter.
+    """
+
+    def __init__(self, end: Callable[[int], object] = os._exit) -> None:
+        self.status = ExitStatus.DONE
+        self._end = end
+
+    def at_exit(self) -> None:
+        """End with the status, unless it is 0; the last function that the interpreter calls."""
+        if self.status is not ExitStatus.DONE:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(
+                    OSError, ValueError, AttributeError
+                ):  # the stream is full, closed, or absent
+                    stream.flush()
+            self._end(self.status)
+
+
+class StorageService(Service):
+    """Starts and stops with its application."""
+
+    def __init__(
+        self, reactor: Any, settings: ServeSettings, exits: ExitWithStatus | None = None
+    ) -> None:
+        self.node = StorageNode(reactor, settings)
+        self._reactor = reactor
+        self._exits = exits or ExitWithStatus()
+
+    def startService(self) -> None:
+        """
+        Begin to listen; a failure ends the process.
+
+        Raises:
+            SystemExit: it failed at once.
+        """
+        super().startService()
+        need_no_threads(self._reactor)
+        self.node.start().addCallbacks(self._started, self._failed)
+        if self._exits.status is not ExitStatus.DONE:
+            raise SystemExit(int(self._exits.status))
+
+    def stopService(self) -> Deferred[None]:
+        """Return a Deferred that fires when the node has stopped; the reactor runs until then."""
+        super().stopService()
+        return self.node.stop()
+
+    def _started(self, node: StorageNode) -> None:
+        log.info("listening at {nurl} and {furl}", nurl=node.nurl, furl=node.furl)
+
+    def _failed(self, failure: Any) -> None:
+        log.critical("{error}", error=sentence(failure.value))
+        self._exits.status = status_of(failure.value)
+        if self._reactor.running:
+            self._reactor.stop()
+
+
+def makeService(options: Options) -> StorageService:
+    """Return the service, for ``twist``."""
+    from twisted.internet import reactor
+
+    exits = ExitWithStatus()
+    atexit.register(exits.at_exit)
+    end_without_memory()
+    make_monotonic(reactor)  # the process is ours, whatever its program's name
+    return StorageService(reactor, options.settings(), exits)

@@ -1,0 +1,259 @@
+"""A gateway as a service: it listens, writes the node files, and ends what runs before it stops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from twisted.application.service import MultiService
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.endpoints import serverFromString
+from twisted.internet.error import CannotListenError
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from pipegrid.errors import UsageError
+from pipegrid.gateway.gateway_settings import GatewaySettings, SftpSettings
+from pipegrid.gateway.http_server import GatewaySite
+from pipegrid.gateway.node_files import NodeFiles
+from pipegrid.gateway.recorded_grid import RecordedGrid
+from pipegrid.gateway.request_origin import LOOPBACK
+from pipegrid.gateway.restic.restic_resource import restic_resource
+from pipegrid.gateway.root_resource import SiteParts, root_resource
+from pipegrid.gateway.status_parts import Monitoring
+from pipegrid.tree.public_grid import Grid
+
+if TYPE_CHECKING:
+    from pipegrid.gateway.sftp.sftp_service import SftpServer
+
+log = Logger()
+
+ENDING_S = 20.0
+"""How long transfers may take to finish once the gateway is to stop."""
+
+_LOOK_S = 0.1
+
+WEB_EXPOSED = "can store files; who knows a capability can read and change what it names"
+SFTP_EXPOSED = "can try to log in; prefer accounts with public keys to passwords"
+
+
+class RunningGateway:
+    """
+    A gateway of an open grid.
+
+    Args:
+        reactor: the running reactor.
+        say: told what the gateway exposes beyond this machine, a sentence each.
+
+    Attributes:
+        url: where it listens; empty before.
+        site: its HTTP server, when it has started.
+        files: what it writes in its directory.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        grid: Grid,
+        settings: GatewaySettings,
+        say: Callable[[str], object] = lambda sentence: None,
+    ) -> None:
+        self.url = ""
+        self.files = NodeFiles(settings.directory)
+        self.site: GatewaySite | None = None
+        self._reactor = reactor
+        self._grid = RecordedGrid.of(grid)
+        self._settings = settings
+        self._say = say
+        self._monitoring = Monitoring(self._grid, settings, lambda: self.files.token)
+        self._ports: list[Any] = []
+        self._sftp: SftpServer | None = None
+
+    async def start(self) -> None:
+        """
+        Take the directory, and listen.
+
+        Raises:
+            UsageError: another process has the directory or the port, or the port makes no sense.
+        """
+        self.files.claim()
+        try:
+            root = root_resource(self._grid, self._settings, self._parts())
+            self.site = GatewaySite(root, self._settings, self._reactor)
+            port = await self._listen(self._settings.port, self.site, "web.port")
+            if self._settings.sftp is not None:
+                await self._start_sftp(self._settings.sftp)
+            self.url = url_of(port.getHost())
+            self.files.announce(self.url)
+        except BaseException:
+            await self.stop(0.0)
+            raise
+
+    async def _start_sftp(self, settings: SftpSettings) -> None:
+        try:
+            from pipegrid.gateway.sftp.sftp_service import open_sftp
+        except ImportError as error:
+            raise UsageError(
+                f"SFTP needs Twisted Conch with all that it needs ({error.name} is missing); install "
+                "'twisted[conch]', or set enabled = false in [sftpd]"
+            ) from error
+        self._sftp = open_sftp(self._grid, settings, self._settings.temporary)
+        port = await self._listen(settings.port, self._sftp.factory, "[sftpd] port", SFTP_EXPOSED)
+        where = port.getHost()
+        log.info("SFTP listens at {host}:{port}", host=where.host, port=where.port)
+
+    def _parts(self) -> SiteParts:
+        """Return what other modules add to the site."""
+        parts = self._monitoring.parts(self._served, self._connections)
+        resources = {**parts.resources, b"restic": restic_resource(self._grid, self._settings)}
+        return attrs.evolve(parts, resources=resources)
+
+    def _served(self) -> Mapping[int, int]:
+        return {} if self.site is None else self.site.served
+
+    def _connections(self) -> int:
+        return 0 if self.site is None else len(self.site.channels)
+
+    async def _listen(
+        self, text: str, factory: Any, setting: str, exposed: str = WEB_EXPOSED
+    ) -> Any:
+        try:
+            endpoint = serverFromString(self._reactor, text)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{setting} is {text!r}, which is not an endpoint ({error}); write one such as "
+                "'tcp:3456:interface=127.0.0.1'"
+            ) from error
+        try:
+            port = await endpoint.listen(factory)
+        except CannotListenError as error:
+            raise UsageError(
+                f"cannot listen at {text}: {_reason(error)}; stop what listens there, or choose another port "
+                f"with {'--port' if exposed is WEB_EXPOSED else setting}"
+            ) from error
+        self._ports.append(port)
+        where = port.getHost()
+        host = str(getattr(where, "host", ""))
+        if host and host not in LOOPBACK:
+            self._say(
+                f"{setting} listens at {host}:{where.port}, so every machine that reaches it {exposed}"
+            )
+        return port
+
+    async def wait_until_cancelled(self) -> None:
+        """Return when the caller is cancelled, as SIGTERM and Ctrl-C do."""
+        with suppress(CancelledError):
+            await Deferred()
+
+    async def stop(self, ending_s: float = ENDING_S) -> None:
+        """Stop listening, give what runs some time, end the rest, and give the directory back."""
+        for port in self._ports:
+            await _stopped(port)
+        self._ports = []
+        if self._sftp is not None:
+            await self._sftp.stop(ending_s)
+        site = self.site
+        if site is not None:
+            self._monitoring.private.close()
+            await self._wait_for(site, ending_s)
+            left = len(site.running)
+            if left:
+                log.warn("{count} requests were interrupted, since the gateway stops", count=left)
+            site.close_all()
+            self._monitoring.close()
+            await deferLater(self._reactor, 0)
+        self.files.release()
+
+    async def _wait_for(self, site: GatewaySite, ending_s: float) -> None:
+        until_s = self._reactor.seconds() + ending_s
+        for channel in list(site.channels):
+            if channel.is_idle:
+                channel.abort()
+        running = len(site.running)
+        if running and ending_s:
+            log.info(
+                "the gateway stops when {count} requests have been answered, in {seconds} s at most",
+                count=running,
+                seconds=ending_s,
+            )
+        while site.running and self._reactor.seconds() < until_s:
+            await deferLater(self._reactor, _LOOK_S)
+
+
+class GatewayService(MultiService):
+    """
+    A gateway with its grid, which starts and stops with its application.
+
+    Args:
+        failed: called with the exception if it cannot start.
+    """
+
+    def __init__(
+        self, reactor: Any, settings: GatewaySettings, failed: Callable[[BaseException], object]
+    ) -> None:
+        super().__init__()
+        self.gateway: RunningGateway | None = None
+        self._reactor = reactor
+        self._settings = settings
+        self._failed = failed
+        self._grid: Grid | None = None
+        self._starting: Deferred[None] | None = None
+
+    def startService(self) -> None:
+        """Open the grid and listen."""
+        super().startService()
+        self._starting = Deferred.fromCoroutine(self._start())
+        self._starting.addErrback(self._fail)
+
+    def _fail(self, failure: Failure) -> None:
+        assert failure.value is not None
+        if not failure.check(CancelledError):
+            self._failed(failure.value)
+
+    async def _start(self) -> None:
+        self._grid = await Grid.open(
+            self._reactor, self._settings.directory, follows_blacklist=True
+        )
+        self.gateway = RunningGateway(
+            self._reactor, self._grid, self._settings, lambda text: log.warn("{text}", text=text)
+        )
+        await self.gateway.start()
+        log.info("listening at {url}", url=self.gateway.url)
+
+    def stopService(self) -> Deferred[None]:
+        """Fires when all has ended."""
+        super().stopService()
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
+        if self.gateway is not None:
+            await self.gateway.stop()
+        if self._grid is not None:
+            await self._grid.close()
+
+
+def url_of(address: Any) -> str:
+    """Return the URL at which a port is reached from this machine."""
+    host = str(getattr(address, "host", "127.0.0.1"))
+    if host in ("0.0.0.0", ""):
+        host = "127.0.0.1"
+    elif host == "::":
+        host = "::1"
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{getattr(address, 'port', 80)}/"
+
+
+async def _stopped(port: Any) -> None:
+    stopping = port.stopListening()
+    if stopping is not None:
+        await stopping
+
+
+def _reason(error: CannotListenError) -> str:
+    cause = error.socketError
+    return getattr(cause, "strerror", None) or str(cause)

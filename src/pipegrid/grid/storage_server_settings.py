@@ -1,0 +1,259 @@
+"""The storage server's settings in a node's directory."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+
+from pipegrid.core.text import decode_text
+from pipegrid.errors import UsageError
+from pipegrid.grid.client_config import nickname_of, old_introducer, parse_kept
+from pipegrid.grid.client_paths import TAHOE_CONFIG_NAME, expanded, is_configured
+from pipegrid.grid.servers_yaml import load_introducers, read_bounded
+from pipegrid.grid.strict_config import SettingsFile
+from pipegrid.grid.tahoe_settings_check import checked_config
+from pipegrid.server.identity import load_furl
+from pipegrid.server.serve import ServeSettings
+from pipegrid.storage.share_file import Expiry
+from pipegrid.wire.server_address import Furl
+
+# ``pipegrid serve`` follows the ``tahoe.cfg`` of a Tahoe-LAFS storage node as Tahoe-LAFS does, so it can
+# replace the node. ``pipegrid.cfg`` has the same settings under the same names:
+#
+#     [node]     nickname, tub.port, tub.location
+#     [storage]  enabled, anonymous, storage_dir, reserved_space, readonly, force_foolscap, keep_unfinished,
+#                expire.enabled, expire.mode, expire.override_lease_duration, expire.cutoff_date,
+#                expire.immutable, expire.mutable, grid_management, plugins
+#     [grid_manager_certificates]
+#
+# ``keep_unfinished`` exists only in ``pipegrid.cfg``: Tahoe-LAFS does not start with a setting that it does
+# not know.
+#
+# Like a Tahoe-LAFS node, the server announces itself to the introducers of its directory. A setting that
+# cannot be followed is refused, never guessed: a wrong guess might delete shares or make them impossible to
+# find.
+
+T = TypeVar("T")
+
+_SIZE = re.compile(r"([0-9]{1,15})\s*([kmgtpe]?)(i?)b?\Z", re.I)
+_DURATION = re.compile(r"([0-9]{1,9})\s*(s|second|day|mo|month|year)s?\Z", re.I)
+_DURATION_S = {"s": 1, "second": 1, "day": 86400, "month": 31 * 86400, "year": 365 * 86400}
+_ENDPOINT_OF_TAHOE = re.compile(r"(listen:)?(tor|i2p)\b")
+_PORT_FILE = "client.port"
+
+
+@attrs.frozen
+class ServerDirectory:
+    """
+    The server's settings in a directory.
+
+    Attributes:
+        settings: fields of ``ServeSettings`` by name; only those that the directory sets.
+        introducers: the introducers' names (for the log) and fURLs.
+        is_tahoe: whether the directory is a Tahoe-LAFS node's.
+        warnings: a sentence for each entry that is skipped.
+    """
+
+    settings: Mapping[str, Any] = attrs.field(factory=dict)
+    introducers: Mapping[str, Furl] = attrs.field(factory=dict)
+    is_tahoe: bool = False
+    warnings: tuple[str, ...] = ()
+
+    def serve_settings(self, directory: Path, **chosen: Any) -> ServeSettings:
+        """Return complete settings; the caller's values other than None replace those of the directory."""
+        given = {name: value for name, value in chosen.items() if value is not None}
+        return ServeSettings(directory=directory, **{**self.settings, **given})
+
+
+def load(directory: Path) -> ServerDirectory:
+    """
+    Return the server's settings in a node's directory; none if it is not configured.
+
+    Raises:
+        UsageError: a file cannot be parsed, or a setting cannot be followed.
+    """
+    if not is_configured(directory):
+        found = load_introducers(directory)
+        return ServerDirectory({}, {each.name: each.furl for each in found.addresses})
+    path, parser = checked_config(directory, "server")
+    introducers = load_introducers(directory, old_introducer(parser))
+    reader = _Reader(directory, path, parser)
+    return ServerDirectory(
+        reader.settings(),
+        {each.name: each.furl for each in introducers.addresses},
+        path.name == TAHOE_CONFIG_NAME,
+        (*introducers.warnings, *reader.warnings),
+    )
+
+
+class _Reader:
+    """Reads one configuration file. Every error names the file, the section and the option."""
+
+    def __init__(self, directory: Path, path: Path, parser: SettingsFile) -> None:
+        self.warnings: list[str] = []
+        self._directory = directory
+        self._path = path
+        self._parser = parser
+
+    def settings(self) -> dict[str, Any]:
+        """Return the fields of ``ServeSettings`` that the file sets."""
+        if not self._flag("enabled", True):
+            raise self._wrong("storage", "enabled", "is false: the node serves no storage; set it")
+        if not self._flag("anonymous", True):
+            raise self._wrong("storage", "anonymous", "is false, which is not known here; set it")
+        if self._text("plugins"):
+            self.warnings.append(f"{self._path}: [storage] plugins are not served, only storage is")
+        storage = self._text("storage_dir")
+        found = {
+            "port": self._port(),
+            "location": self._location(),
+            "nickname": nickname_of(self._parser) or None,
+            "storage": self._place(storage, "storage", "storage_dir") if storage else None,
+            "reserved_bytes": self._parsed("reserved_space", parse_size),
+            "keep_unfinished_s": self._parsed("keep_unfinished", parse_kept),
+            "read_only": self._flag("readonly", False) or None,
+            "expiry": self._expiry(),
+            "announce_nurls": not self._flag("force_foolscap", False),
+            "certificates": self._certificates(),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _port(self) -> str | None:
+        text = self._text("tub.port", "node")
+        if not text:  # Tahoe-LAFS chose a port and wrote it to a file
+            path = self._directory / _PORT_FILE
+            data = read_bounded(path)
+            return None if data is None else decode_text(data, str(path)).strip() or None
+        if text == "disabled":
+            raise self._wrong(
+                "node", "tub.port", "is 'disabled': no client could reach the server; set it"
+            )
+        if any(_ENDPOINT_OF_TAHOE.match(each.strip()) for each in text.split(",")):
+            raise self._wrong(
+                "node",
+                "tub.port",
+                f"is {text!r}: PipeGrid does not start onion or I2P services; listen on a TCP port",
+            )
+        return text
+
+    def _location(self) -> str | None:
+        hints = [each.strip() for each in self._text("tub.location", "node").split(",")]
+        hints = [each for each in hints if each]
+        if "disabled" in hints:
+            raise self._wrong(
+                "node", "tub.location", "is 'disabled': no client could reach the server; set it"
+            )
+        if "AUTO" not in hints and hints:
+            return ",".join(hints)
+        # Clients use the addresses that Tahoe-LAFS detected itself; they are in the node's fURL.
+        known = load_furl(self._directory)
+        return None if known is None or not known.hints else ",".join(known.hints)
+
+    def _expiry(self) -> Expiry | None:
+        if not self._flag("expire.enabled", False):
+            return None
+        kinds = (self._flag("expire.immutable", True), self._flag("expire.mutable", True))
+        mode = self._text("expire.mode")
+        if mode == "age":
+            return Expiry(
+                self._parsed("expire.override_lease_duration", parse_duration), None, *kinds
+            )
+        if mode == "cutoff-date":
+            since = self._parsed("expire.cutoff_date", parse_date)
+            if since is not None:
+                return Expiry(None, since, *kinds)
+            raise self._wrong("storage", "expire.cutoff_date", "is missing; set it")
+        raise self._wrong(
+            "storage", "expire.mode", f"is {mode!r}; it must be 'age' or 'cutoff-date'"
+        )
+
+    def _certificates(self) -> tuple[Mapping[str, Any], ...]:
+        section = "grid_manager_certificates"
+        if not self._flag("grid_management", False) or not self._parser.has_section(section):
+            return ()
+        found = []
+        for name in self._parser.options(section):
+            data = read_bounded(self._place(self._text(name, section), section, name))
+            try:
+                certificate = json.loads(data or b"")
+            except ValueError:
+                certificate = None
+            if not isinstance(certificate, dict):
+                raise self._wrong(section, name, "names no file with a certificate; correct it")
+            found.append(certificate)
+        return tuple(found)
+
+    def _place(self, text: str, section: str, option: str) -> Path:
+        return expanded(text, self._directory, self._parser.at(section, option))
+
+    def _text(self, option: str, section: str = "storage") -> str:
+        return self._parser.get(section, option, fallback="").strip()
+
+    def _flag(self, option: str, default: bool) -> bool:
+        if not self._text(option):
+            return default
+        try:
+            return self._parser.getboolean("storage", option)
+        except ValueError:
+            raise self._wrong("storage", option, "is neither true nor false; correct it") from None
+
+    def _parsed(self, option: str, parse: Callable[[str], T]) -> T | None:
+        text = self._text(option)
+        if not text:
+            return None
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise self._wrong("storage", option, f"is {text!r}; {error}") from None
+
+    def _wrong(self, section: str, option: str, what: str) -> UsageError:
+        return UsageError(f"{self._parser.at(section, option)} {what}")
+
+
+def parse_size(text: str) -> int:
+    """
+    Return a number of bytes as Tahoe-LAFS reads it: ``1G`` and ``1GB`` are 10^9, ``1GiB`` is 2^30.
+
+    Raises:
+        ValueError: the text is not a size.
+    """
+    match = _SIZE.match(text)
+    if match is None:
+        raise ValueError("it must be a size such as 1G or 500MiB")
+    power = " kmgtpe".index(match[2].lower() or " ")
+    unit: int = (1024 if match[3] else 1000) ** power
+    return int(match[1]) * unit
+
+
+def parse_duration(text: str) -> int:
+    """
+    Return a duration in seconds; a month has 31 days, and a year 365.
+
+    Raises:
+        ValueError: the text is not a duration.
+    """
+    match = _DURATION.match(text)
+    if match is None:
+        raise ValueError("it must be a duration such as '60 days', '2 months' or '1 year'")
+    unit = match[2].lower()
+    return int(match[1]) * _DURATION_S["month" if unit == "mo" else unit]
+
+
+def parse_date(text: str) -> int:
+    """
+    Return the beginning of a day (UTC), in seconds since 1970.
+
+    Raises:
+        ValueError: the text is not a date.
+    """
+    try:
+        day = datetime.strptime(text, "%Y-%m-%d")
+    except ValueError:
+        raise ValueError("it must be a date such as 2026-01-31") from None
+    return int(day.replace(tzinfo=timezone.utc).timestamp())

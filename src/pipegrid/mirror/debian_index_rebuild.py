@@ -1,0 +1,407 @@
+"""
+Rebuilt indexes of a Debian archive: they name only the fetched files, and are signed here.
+
+The archive's staged indexes are read. For each a new one is written, in the forms that the release file
+names, with the paragraphs whose files exist and that the filters of any run select. The release file keeps
+its fields and dates, and names the new indexes and the other kept files. The archive's own indexes are kept
+in ``UPSTREAM``, so that the next run does not fetch them again.
+
+Synchronous, for the thread that has the destination.
+"""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from hashlib import new as new_hash
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipegrid.disk import file_system_calls as disk
+from pipegrid.mirror import HIDDEN
+from pipegrid.mirror.archive_file import ArchiveFile
+from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, read_release
+from pipegrid.mirror.destination import STAGED, Destination
+from pipegrid.mirror.package_filter import ALL
+from pipegrid.mirror.suites import (
+    OWN,
+    READ,
+    Index,
+    OwnNames,
+    Suite,
+    base_of,
+    below,
+    index_of,
+    selected_by,
+    unsigned_part,
+)
+
+if TYPE_CHECKING:
+    from pipegrid.mirror.signature_writer import GpgKey
+
+UPSTREAM = f"{HIDDEN}/upstream"
+"""Where the archive's own indexes are kept."""
+
+RECORD = "reindexed"
+"""Which release files the indexes were rebuilt from, below ``HIDDEN``."""
+
+MAX_RECORD_BYTES = 1 << 20
+XZ_PRESET = 3
+"""A quarter of the memory of the default, for indexes that are a twentieth larger."""
+
+_FIELDS = {"sha256": "SHA256", "sha512": "SHA512"}
+_DROPPED = frozenset(("md5sum", "sha1", "sha256", "sha384", "sha512", "signed-by"))
+"""Hashes of indexes that are not published; and the keys that the archive says it is signed by."""
+
+
+def prepare(
+    destination: Destination, indexes: Sequence[Index], apart: Sequence[Index]
+) -> list[Index]:
+    """
+    Stage the indexes in ``UPSTREAM`` that are about to be fetched; one form of each suffices.
+
+    Returns:
+        those of other runs, as they are rebuilt: without patches, which would be for other indexes.
+    """
+    others = []
+    for index in apart:
+        if index.kind in ("packages", "sources") and index.held != "packed":
+            base = index.suite.within(base_of(index.path))
+            index = index_of(index.suite, index.kind, base, "packed")
+        if index.kind != "patches":
+            others.append(index)
+    for index in (*indexes, *others):
+        if index.kind:
+            index.spare = [*index.forms[1:], *index.spare]
+            index.forms = index.forms[:1]
+        take_back(destination, (form.path for form in (*index.forms, *index.spare)))
+    return others
+
+
+def rebuilt(
+    destination: Destination,
+    suites: Sequence[Suite],
+    indexes: Sequence[Index],
+    key: GpgKey,
+) -> list[Suite]:
+    """
+    Stage new indexes instead of the archive's; returns the suites with their new release files.
+
+    Args:
+        indexes: of all the suites; each is replaced by the new one.
+
+    Raises:
+        MirrorError, SigningFailed: the disk is full, or gpg made no signature.
+        BadEntry: an index cannot be read.
+    """
+    own = OwnNames(suites, (form for index in indexes for form in index.forms))
+    algorithms = {suite.directory: _algorithms(suite) for suite in suites}
+    made = {
+        number: _written(destination, index, number, own, algorithms[index.suite.directory])
+        for number, index in enumerate(indexes)
+        if index.kind
+    }
+    # All have been read, so new ones may replace them.
+    upstream = {index.forms[0].path for index in indexes if index.kind}
+    keep_aside(destination, upstream, *(suite.place("") for suite in suites))
+    for outputs in made.values():
+        for output in outputs:
+            output.stage(destination)
+    return [
+        _signed(destination, suite, indexes, made, algorithms[suite.directory], key)
+        for suite in suites
+    ]
+
+
+def keep_aside(destination: Destination, paths: Collection[str], *above: str) -> None:
+    """
+    Move staged indexes of the archive to ``UPSTREAM``, for the next run.
+
+    Args:
+        above: prefixes of paths; other indexes that were kept below them are removed.
+    """
+    for path in paths:
+        destination.move(f"{STAGED}/{path}", f"{UPSTREAM}/{path}")
+    kept = frozenset(f"{UPSTREAM}/{path}" for path in paths)
+    for path in list(destination.others(kept, UPSTREAM)):
+        if path.startswith(tuple(f"{UPSTREAM}/{each}" for each in above)):
+            destination.delete(path)
+
+
+def take_back(destination: Destination, paths: Iterable[str]) -> None:
+    """Stage the indexes that ``UPSTREAM`` has."""
+    for path in paths:
+        destination.move(f"{UPSTREAM}/{path}", f"{STAGED}/{path}")
+
+
+def _algorithms(suite: Suite) -> tuple[str, ...]:
+    release = suite.release
+    found = {name for path in release.files for name, _ in release.digests_of(path)}
+    return tuple(name for name in _FIELDS if name == "sha256" or name in found)
+
+
+# Indexes.
+
+
+class _Plain:
+    """A compressor that does not compress."""
+
+    def compress(self, data: bytes) -> bytes:
+        return data
+
+    def flush(self) -> bytes:
+        return b""
+
+
+def _zstandard() -> Any:
+    import zstandard
+
+    return zstandard.ZstdCompressor(level=6, write_checksum=True).compressobj()
+
+
+_PACKERS: Mapping[str, Callable[[], Any]] = {
+    ".xz": lambda: lzma.LZMACompressor(preset=XZ_PRESET),
+    ".gz": lambda: zlib.compressobj(6, zlib.DEFLATED, 31),
+    ".zst": _zstandard,
+    ".bz2": bz2.BZ2Compressor,
+    "": _Plain,
+}
+
+
+class PackedIndex:
+    """
+    One form of a new index.
+
+    Args:
+        path: without the ending.
+        ending: decides the compression.
+        name: in ``incoming``; None: only its hashes are wanted.
+        algorithms: of its hashes.
+
+    Attributes:
+        size: of the written bytes, compressed.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        path: str,
+        ending: str,
+        name: str | None,
+        algorithms: Iterable[str],
+    ) -> None:
+        self.path = path + ending
+        self.name = name
+        self.size = 0
+        self._packer = _PACKERS[ending]()
+        self._hashers = {algorithm: new_hash(algorithm) for algorithm in algorithms}
+        self._fd = -1
+        if name is not None:
+            destination.discard(name)
+            self._fd = destination.open_own(name)
+
+    def write(self, data: bytes) -> None:
+        """Write bytes of the index, which may stay in the compressor until ``finish``."""
+        self._add(self._packer.compress(data))
+
+    def finish(self, destination: Destination) -> None:
+        """Complete the file and record it as right."""
+        self._add(self._packer.flush())
+        if self._fd >= 0:
+            os.fsync(self._fd)
+            destination.note(self._fd, self.file)
+        self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _add(self, data: bytes) -> None:
+        if not data:
+            return
+        for hasher in self._hashers.values():
+            hasher.update(data)
+        if self._fd >= 0:
+            disk.write_all(self._fd, data, self.size)
+        self.size += len(data)
+
+    def digests(self) -> Iterator[tuple[str, bytes]]:
+        """Yield each hash of the written bytes, after its algorithm."""
+        for algorithm, hasher in self._hashers.items():
+            yield algorithm, hasher.digest()
+
+    @property
+    def file(self) -> ArchiveFile:
+        """The written file, by its first hash."""
+        algorithm, digest = next(self.digests())
+        return ArchiveFile(self.path, self.size, algorithm, digest)
+
+    def stage(self, destination: Destination) -> None:
+        """Stage it, unless the existing file is the same."""
+        if self.name is None:
+            return
+        destination.delete(f"{STAGED}/{self.path}")
+        if destination.is_there(self.file):
+            destination.discard(self.name)
+            return
+        try:
+            destination.publish(self.name, self.path, staged=True)
+        except OSError as error:
+            raise destination.error(error, "hold a new index") from error
+
+
+def _written(
+    destination: Destination,
+    index: Index,
+    number: int,
+    own: OwnNames,
+    algorithms: Sequence[str],
+) -> list[PackedIndex]:
+    """Write the forms of one new index to ``incoming``."""
+    base = base_of(index.path)
+    named = index.suite.release.files
+    endings = [each for each in READ if index.suite.within(base) + each in named]
+    outputs: list[PackedIndex] = []
+    try:
+        for ending in endings:
+            is_kept = bool(ending) or endings == [""]
+            name = f"reindex.{number}{ending}" if is_kept else None
+            outputs.append(PackedIndex(destination, base, ending, name, algorithms))
+        for text in _paragraphs(destination, index, own):
+            for output in outputs:
+                output.write(text)
+        for output in outputs:
+            output.finish(destination)
+    except OSError as error:
+        raise destination.error(error, "hold a new index") from error
+    finally:
+        for output in outputs:
+            output.close()
+    return outputs
+
+
+def _paragraphs(destination: Destination, index: Index, own: OwnNames) -> Iterator[bytes]:
+    """Yield the paragraphs of an index that are wanted, and whose files all exist."""
+    for entry in selected_by(destination, index, index.stays or (ALL,)):
+        if entry.is_whole and all(
+            own.refusal(each, index.path) is None and destination.is_there(each)
+            for each in entry.files
+        ):
+            yield entry.text.strip(b"\n") + b"\n\n"
+
+
+# Release files.
+
+
+class _Line(NamedTuple):
+    algorithm: str
+    digest: bytes
+    size: int
+    path: str
+
+
+def _signed(
+    destination: Destination,
+    suite: Suite,
+    indexes: Sequence[Index],
+    made: Mapping[int, Sequence[PackedIndex]],
+    algorithms: Sequence[str],
+    key: GpgKey,
+) -> Suite:
+    """Return a suite with a signed release file of the kept files; and update its indexes."""
+    mine = [(number, each) for number, each in enumerate(indexes) if each.suite is suite]
+    lines: list[_Line] = []
+    for number, index in mine:
+        for output in made.get(number, ()):
+            path = suite.within(output.path)
+            lines += [_Line(*each, output.size, path) for each in output.digests()]
+        if not index.kind:
+            path = suite.within(index.path)
+            size = suite.release.files[path].size or 0
+            lines += [_Line(*each, size, path) for each in suite.release.digests_of(path)]
+    text = _release_text(suite, lines, algorithms)
+    release = read_release(text, f"the new Release of {suite.shown_name}", ignores_dates=True)
+    files = _signatures(destination, suite, text, key)
+    new = suite._replace(release=release, files=files)
+    for number, index in mine:
+        outputs = made.get(number, ())
+        paths = [each.path for each in outputs if each.name is not None] or [index.path]
+        index.forms = [below(new, release.files[suite.within(path)]) for path in paths]
+        index.spare = ()
+        index.suite = new
+        index.size = max((each.size for each in outputs), default=0) if outputs else index.size
+    return new
+
+
+def _release_text(suite: Suite, lines: Sequence[_Line], algorithms: Sequence[str]) -> bytes:
+    """Return the fields of a release file, and these lines instead of its list of files."""
+    kept: list[str] = []
+    is_kept = False
+    content = upstream_text(suite).decode("utf-8", "surrogateescape")
+    for line in content.replace("\r\n", "\n").split("\n"):
+        if not line.strip() or line.startswith("#"):
+            continue
+        if line[:1] not in (" ", "\t"):
+            is_kept = line.partition(":")[0].strip().lower() not in _DROPPED
+        if is_kept:
+            kept.append(line.rstrip())
+    for algorithm in algorithms:
+        kept.append(f"{_FIELDS[algorithm]}:")
+        kept += [
+            f" {each.digest.hex()} {each.size:8} {each.path}"
+            for each in sorted(lines, key=lambda line: line.path)
+            if each.algorithm == algorithm
+        ]
+    return "\n".join([*kept, ""]).encode("utf-8", "surrogateescape")
+
+
+def _signatures(
+    destination: Destination, suite: Suite, text: bytes, key: GpgKey
+) -> dict[str, bytes]:
+    """Return release files with signatures; existing ones if they are right."""
+    known = {name: destination.read(suite.place(name), MAX_RELEASE_BYTES) for name in OWN}
+    files = {"Release": text}
+    inline, detached = known["InRelease"], known["Release.gpg"]
+    if inline is None or not key.has_signed_inline(text, inline):
+        inline = key.inline(text)
+    if detached is None or not key.has_signed(text, detached):
+        detached = key.detached(text)
+    return {**files, "Release.gpg": detached, "InRelease": inline}
+
+
+def upstream_text(suite: Suite) -> bytes:
+    """Return the content of the archive's release file."""
+    return unsigned_part(suite.files.get("InRelease") or suite.files["Release"])
+
+
+# The record of their origin.
+
+
+def record_of(suites: Iterable[Suite]) -> dict[str, str]:
+    """Return the record of the release files that indexes are made of: a hash by directory."""
+    return {suite.directory: sha256(upstream_text(suite)).hexdigest() for suite in suites}
+
+
+def read_record(destination: Destination) -> dict[str, str]:
+    """Return the record of the last rebuilt indexes."""
+    data = destination.read(f"{HIDDEN}/{RECORD}", MAX_RECORD_BYTES) or b""
+    lines = data.decode("utf-8", "replace").splitlines()
+    return {path: digest for digest, _, path in (line.partition(" ") for line in lines)}
+
+
+def write_record(destination: Destination, new: Mapping[str, str]) -> None:
+    """
+    Record the release files that the indexes were made of.
+
+    Raises:
+        MirrorError: it cannot be written.
+    """
+    known = read_record(destination)
+    record = {**known, **new}
+    if record != known:
+        text = "".join(f"{digest} {path}\n" for path, digest in sorted(record.items()))
+        destination.keep_own(RECORD, text.encode("utf-8"))

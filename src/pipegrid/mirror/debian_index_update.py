@@ -1,0 +1,406 @@
+"""Debian indexes: which are fetched, staged, patched and decompressed."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from os.path import dirname, join
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar
+
+from pipegrid.disk import file_system_calls as disk
+from pipegrid.mirror.archive_file import HIDDEN, ArchiveFile, BadEntry, MirrorError
+from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, PatchStep, read_patch_index
+from pipegrid.mirror.decompression import PatchError, unpacked
+from pipegrid.mirror.destination import STAGED, Destination, WrongResult
+from pipegrid.mirror.file_scheduler import Report
+from pipegrid.mirror.pdiff import MAX_PATCHES, apply_patches
+
+if TYPE_CHECKING:
+    from pipegrid.mirror.local_check import MirrorEntry
+    from pipegrid.mirror.response_head import SmallAnswers
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Staging indexes as the archive has them, where no client sees them.
+
+
+class Obtained:
+    """
+    The outcome of a request for indexes.
+
+    Attributes:
+        size_bytes: fetched.
+        lacking: the reason for each index that no mirror gave, by path.
+    """
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self.lacking: dict[str, str] = {}
+
+
+class SmallFileFetcher(Protocol):
+    """The part of a fetcher of small files that an archive uses."""
+
+    def fetch_all(self, asked: Sequence[tuple[str, int]], /) -> Awaitable[SmallAnswers]:
+        """Fetch files by path, each with its limit in bytes."""
+
+
+class ArchiveMirror(Protocol):
+    """
+    The part of a mirror that an archive uses: ``public_mirror.Mirror``, or ``BlockingMirror`` without a
+    reactor.
+
+    Attributes:
+        destination: the directory that files are stored in.
+        count: how many mirrors there are.
+    """
+
+    @property
+    def destination(self) -> Destination: ...
+
+    @property
+    def count(self) -> int: ...
+
+    def is_stopped(self) -> bool:
+        """Return whether the run must end."""
+
+    def url(self, number: int) -> str:
+        """Return the URL of a mirror."""
+
+    def small_files(self, number: int) -> SmallFileFetcher:
+        """Return a fetcher from one mirror, for files whose hash is not known."""
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
+        """Call a function in the thread of the destination."""
+
+    def sync(
+        self, files: Iterable[MirrorEntry], *, staged: bool = False, always: bool = False
+    ) -> Awaitable[Report]:
+        """Fetch what is not present; see ``Mirror.sync``."""
+
+    def delete_others(self, paths: Iterable[str], dry_run: bool = False) -> Awaitable[list[str]]:
+        """Remove all files but these."""
+
+
+async def stage_indexes(
+    mirror: ArchiveMirror, files: Sequence[ArchiveFile], staged: bool = True
+) -> Obtained:
+    """
+    Fetch files and stage them.
+
+    They are fetched by hash if the release file allows it, with their paths as a second attempt: incomplete
+    mirrors may not have them by hash.
+    """
+    done = Obtained()
+    if not files:
+        return done
+    report = await mirror.sync(files, staged=staged, always=True)
+    done.size_bytes = report.fetched_bytes
+    if report.failed_files and any(file.remote is not None for file in files):
+        plain = [file.replaced(remote=None) for file in files]
+        report = await mirror.sync(plain, staged=staged, always=True)
+        done.size_bytes += report.fetched_bytes
+    if report.failed_files:
+        await mirror.run(_note_lacking, mirror, files, report, done, staged)
+    return done
+
+
+def _note_lacking(
+    mirror: ArchiveMirror,
+    files: Sequence[ArchiveFile],
+    report: Report,
+    done: Obtained,
+    staged: bool,
+) -> None:
+    reasons = dict(report.failed)
+    for file in files:
+        if not mirror.destination.is_there(file, staged=staged):
+            done.lacking[file.path] = reasons.get(file.path, "no mirror has it")
+
+
+# Indexes that are kept compressed by zstandard: a fifth of the space, and fast to read and to patch.
+#
+# No release file has the hashes of these bytes. So when one is made of a verified index, the hash of the
+# index is recorded, with the hash of the compressed file, in the mirror's ``HIDDEN``. Without a record, or
+# if the file has changed, the index is made again.
+
+ENDING = ".zst"
+LEVEL = 6
+NOTES = f"{HIDDEN}/compressed"
+MAX_NOTES_BYTES = 8 << 20
+_NEW = "compressed.new"
+_NOTE = re.compile(r"([0-9a-f]{64,128}) ([0-9a-f]{64}) ([0-9]{1,15}) (.+)")
+
+
+def find(destination: Destination, index: ArchiveFile, staged: bool = True) -> ArchiveFile | None:
+    """
+    Return the compressed file of an index, if it exists and is right; else None.
+
+    Args:
+        staged: it may also be staged; another one that is staged there is removed.
+    """
+    for line in _notes(destination):
+        match = _NOTE.fullmatch(line)
+        if match is not None and (match[1], match[4]) == (index.digest.hex(), index.path):
+            kept = ArchiveFile(
+                index.path + ENDING, int(match[3]), "sha256", bytes.fromhex(match[2])
+            )
+            return kept if destination.is_there(kept, staged=staged) else None
+    return None
+
+
+def is_noted(destination: Destination, path: str) -> bool:
+    """Return whether an index of that path was compressed here."""
+    return any(line.endswith(f" {path}") for line in _notes(destination))
+
+
+def _notes(destination: Destination) -> list[str]:
+    data = destination.read(NOTES, MAX_NOTES_BYTES) or b""
+    return data.decode("utf-8", "replace").splitlines()
+
+
+def compress(destination: Destination, index: ArchiveFile) -> ArchiveFile:
+    """
+    Compress a staged index, and stage the result instead.
+
+    Raises:
+        MirrorError: the disk is full.
+    """
+    import zstandard
+
+    destination.discard(_NEW)
+    hasher = sha256()
+    size = 0
+    try:
+        fd = destination.open_own(_NEW)
+        try:
+            packer = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compressobj()
+            for block in unpacked(destination.staged_path(index.path)):
+                size = _write(fd, packer.compress(block), size, hasher)
+            size = _write(fd, packer.flush(), size, hasher)
+            os.fsync(fd)
+            kept = ArchiveFile(index.path + ENDING, size, "sha256", hasher.digest())
+            destination.note(fd, kept)
+        finally:
+            os.close(fd)
+        destination.publish(_NEW, kept.path, staged=True)
+        _note(destination, index, kept)
+    except OSError as error:
+        raise destination.error(error, "keep an index compressed") from error
+    destination.delete(f"{STAGED}/{index.path}")
+    return kept
+
+
+def _write(fd: int, data: bytes, at: int, hasher: object) -> int:
+    hasher.update(data)  # type: ignore[attr-defined]
+    disk.write_all(fd, data, at)
+    return at + len(data)
+
+
+def _note(destination: Destination, index: ArchiveFile, kept: ArchiveFile) -> None:
+    """Keep two lines for each index: that of the published one counts until the next one is published."""
+    lines = _notes(destination)
+    others = [line for line in lines if not line.endswith(f" {index.path}")]
+    last = [line for line in lines if line.endswith(f" {index.path}")][-1:]
+    new = f"{index.digest.hex()} {kept.digest.hex()} {kept.size} {index.path}"
+    path = destination.where(NOTES)
+    text = "\n".join([*others, *(line for line in last if line != new), new]) + "\n"
+    with suppress(FileNotFoundError):
+        os.unlink(path + ".new")
+    with open(path + ".new", "x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".new", path)
+
+
+# Staged indexes: as the archive packs them, or unpacked, brought up to date by patches.
+#
+# **Why two forms.** A release file has the hash of each packed form, and compressing again gives other
+# bytes. So packed indexes must be fetched packed, and patches save nothing. The release file also has the
+# hash of the unpacked index: if that is kept, patches suffice; they apply to the published index, so no
+# other copy is needed. The same index compressed here takes less space, for programs that read it; no
+# release file names it, so apt does not.
+#
+# **Verification.** Each patch is verified by its hash before it is decompressed, and the result by the hash
+# in the release file, which proves index, patches, and their order. If there is no chain of patches, if it
+# has more bytes than the packed index, or if anything is wrong, the packed index is fetched.
+
+
+class Unpacked(NamedTuple):
+    """
+    An index that is wanted unpacked.
+
+    Attributes:
+        target: the unpacked file.
+        packed: the forms in which it can be fetched, the best first.
+        patches: the ``Index`` of its patches, if it has any.
+        have: where an older one is, below the destination, and the unpacked file in it.
+        compressed: whether it is kept compressed.
+    """
+
+    target: ArchiveFile
+    packed: tuple[ArchiveFile, ...]
+    patches: ArchiveFile | None
+    have: tuple[str, ArchiveFile] | None
+    compressed: bool = False
+
+
+class Updated:
+    """
+    The outcome of ``update``.
+
+    Attributes:
+        fetched_bytes: of patches, their lists, and packed indexes.
+        patched: indexes that patches brought up to date.
+    """
+
+    def __init__(self) -> None:
+        self.fetched_bytes = self.patched = 0
+
+
+_BY_HASH = {"sha256": "SHA256", "sha512": "SHA512"}
+
+
+def by_hash(path: str, algorithm: str, digest: bytes) -> str | None:
+    """Return the path of an index by this hash, in archives that have such paths."""
+    kind = _BY_HASH.get(algorithm)
+    return None if kind is None else join(dirname(path), "by-hash", kind, digest.hex())
+
+
+async def update(
+    mirror: ArchiveMirror, wants: Sequence[Unpacked], patches_are_kept: bool = False
+) -> Updated:
+    """
+    Stage these indexes unpacked.
+
+    Args:
+        patches_are_kept: whether patches are published, as soon as they arrive.
+
+    Raises:
+        MirrorError: one cannot be fetched in any form.
+    """
+    done = Updated()
+    missing = await mirror.run(_missing, mirror, wants)
+    chains = await _chains(mirror, missing, done)
+    patches = [step.packed for _, chain in chains for step in chain if step.packed is not None]
+    got = await stage_indexes(mirror, patches, staged=not patches_are_kept)
+    done.fetched_bytes += got.size_bytes
+    for want, chain in chains:
+        if await mirror.run(_apply, mirror, want, chain):
+            done.patched += 1
+    missing = await mirror.run(_missing, mirror, missing)
+    for attempt in range(max((len(want.packed) for want in missing), default=0)):
+        forms = [want.packed[attempt] for want in missing if attempt < len(want.packed)]
+        got = await stage_indexes(mirror, forms)
+        done.fetched_bytes += got.size_bytes
+        for want in missing:
+            if attempt < len(want.packed) and want.packed[attempt].path not in got.lacking:
+                await mirror.run(_unpack, mirror, want, want.packed[attempt])
+        missing = await mirror.run(_missing, mirror, missing)
+    if missing:
+        raise MirrorError(
+            f"the index {missing[0].target.path} could not be fetched in any form; the old one stays"
+        )
+    return done
+
+
+def _missing(mirror: ArchiveMirror, wants: Sequence[Unpacked]) -> list[Unpacked]:
+    return [want for want in wants if kept_as(mirror, want) is None]
+
+
+def kept_as(mirror: ArchiveMirror, want: Unpacked) -> ArchiveFile | None:
+    """
+    Return the file that an index is kept as, staged or published; None if it does not exist. In the thread.
+    """
+    destination = mirror.destination
+    if want.compressed:
+        return find(destination, want.target)
+    return want.target if destination.is_there(want.target, staged=True) else None
+
+
+def _made(mirror: ArchiveMirror, want: Unpacked) -> None:
+    if want.compressed:
+        compress(mirror.destination, want.target)
+
+
+Chain = tuple[Unpacked, tuple[PatchStep, ...]]
+
+
+async def _chains(mirror: ArchiveMirror, wants: Sequence[Unpacked], done: Updated) -> list[Chain]:
+    """Fetch the lists of patches, all at once; return the indexes that can be patched, with their patches."""
+    able = [want for want in wants if _may_pay(want)]
+    lists = [want.patches for want in able if want.patches is not None]
+    got = await stage_indexes(mirror, lists)
+    done.fetched_bytes += got.size_bytes
+    return await mirror.run(_choose, mirror, able)
+
+
+def _full_bytes(want: Unpacked) -> int:
+    return (want.packed[0].size if want.packed else want.target.size) or 0
+
+
+def _may_pay(want: Unpacked) -> bool:
+    """Return whether the list of patches may be worth fetching."""
+    patches = want.patches
+    if want.have is None or patches is None or patches.size is None:
+        return False
+    return patches.size < min(_full_bytes(want), MAX_RELEASE_BYTES)
+
+
+def _choose(mirror: ArchiveMirror, wants: Sequence[Unpacked]) -> list[Chain]:
+    chosen = []
+    for want in wants:
+        assert want.patches is not None
+        assert want.have is not None
+        path = want.patches.path
+        data = mirror.destination.read(f"{STAGED}/{path}", MAX_RELEASE_BYTES)
+        if data is None:
+            data = mirror.destination.read(path, MAX_RELEASE_BYTES)
+        try:
+            index = read_patch_index(data or b"", dirname(path), path)
+        except BadEntry:
+            continue
+        chain = index.chain(want.have[1].digest)
+        if not chain or len(chain) > MAX_PATCHES or index.current != want.target.digest:
+            continue
+        cost = sum(step.packed.size or 0 for step in chain if step.packed is not None)
+        if all(step.packed is not None for step in chain) and cost < _full_bytes(want):
+            chosen.append((want, chain))
+    return chosen
+
+
+def _apply(mirror: ArchiveMirror, want: Unpacked, chain: Sequence[PatchStep]) -> bool:
+    """Patch one index; returns whether the result is right. In the thread."""
+    assert want.have is not None
+    destination = mirror.destination
+    index = f"{destination.path}/{want.have[0]}"
+    patches = [
+        destination.staged_path(step.packed.path) for step in chain if step.packed is not None
+    ]
+    try:
+        destination.make(
+            want.target,
+            lambda fd: apply_patches(index, patches, fd, want.target.size).digest,
+            staged=True,
+        )
+    except (PatchError, FileNotFoundError, WrongResult):
+        return False
+    _made(mirror, want)
+    return True
+
+
+def _unpack(mirror: ArchiveMirror, want: Unpacked, form: ArchiveFile) -> None:
+    """Decompress the fetched form, unless it is the unpacked index itself. In the thread."""
+    if form.path != want.target.path:
+        packed = mirror.destination.staged_path(form.path)
+        mirror.destination.make(
+            want.target,
+            lambda fd: apply_patches(packed, (), fd, want.target.size).digest,
+            staged=True,
+        )
+    _made(mirror, want)

@@ -1,0 +1,491 @@
+"""Public `Mirror`; small files on a reactor."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar, get_args
+
+from cryptography.x509 import load_pem_x509_certificates
+from OpenSSL.crypto import FILETYPE_PEM, X509
+from twisted.internet.defer import Deferred, TimeoutError, fail
+from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.ssl import (
+    Certificate,
+    KeyPair,
+    PrivateCertificate,
+    optionsForClientTLS,
+    trustRootFromCertificates,
+)
+from twisted.internet.task import deferLater
+from twisted.web.client import URI
+from twisted.web.iweb import IAgentEndpointFactory, IPolicyForHTTPS
+from zope.interface import implementer
+
+from pipegrid.argument_checks import check_callable, check_kind, check_whole, shown
+from pipegrid.disk.durability import Policy
+from pipegrid.errors import ServerError, UsageError
+from pipegrid.http11 import HostPool, Limits, RawRequest, RawResponse, StandardEndpoints
+from pipegrid.http11.endpoints import tunnelled
+from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
+from pipegrid.mirror.credentials import TlsFiles
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.epoll_sockets import can_sprint
+from pipegrid.mirror.file_scheduler import Report
+from pipegrid.mirror.host_scheduler import SmallRoutes
+from pipegrid.mirror.local_check import MirrorEntry, VerifyPolicy
+from pipegrid.mirror.manifest import write_manifest
+from pipegrid.mirror.mirror_run import MirrorRun
+from pipegrid.mirror.mirror_urls import (
+    Address,
+    FileRoute,
+    HostAccess,
+    RedirectRefused,
+    small_request,
+)
+from pipegrid.mirror.readonly_destination import ReadOnlyDestination
+from pipegrid.mirror.response_head import BUSY, REDIRECTS, SmallAnswers, may_be
+from pipegrid.mirror.twisted_driver import CONNECTIONS, SyncOptions, TwistedDriver
+from pipegrid.mirror.twisted_file_store import retry_after_s
+from pipegrid.mirror.verify import verify
+from pipegrid.reactor.deferreds import gather, start_cancellable
+from pipegrid.reactor.workers import CpuWorkers, Workers
+
+# Small files with unknown hashes: the release files with which a run begins.
+
+TIMEOUT_S = 20.0
+MOST_S = 300.0
+"""The time limit for all files of a request: a mirror that sends slowly is left for the next one."""
+
+PAUSES_S = (1.0, 5.0)
+"""The pauses before an overloaded mirror is asked again, unless it demands longer ones."""
+
+
+class SmallFiles:
+    """
+    Fetches small files from one mirror; to be closed.
+
+    Args:
+        serial: one request after the other.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        address: Address,
+        connector: Callable[[Address], Callable[[], IStreamClientEndpoint]],
+        serial: bool = False,
+    ) -> None:
+        self._clock = reactor
+        self._connector = connector
+        self._serial = serial
+        self._address = address
+        self._routes = SmallRoutes(address)
+        self._pools: dict[str, HostPool] = {}
+
+    def _pool(self, address: Address) -> HostPool:
+        """Return the pool for a host: the mirror's own, or one that it redirects to."""
+        pool = self._pools.get(address.origin)
+        if pool is None:
+            pool = self._pools[address.origin] = HostPool(
+                self._clock,
+                self._connector(address),
+                address.netloc.decode("ascii"),
+                Limits(max_connections=1, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S),
+                serial=self._serial,
+            )
+        return pool
+
+    async def fetch(self, path: str, most_bytes: int) -> bytes | str:
+        """
+        Return a file, or a sentence about the mirror's other response.
+
+        Raises:
+            MirrorError: the mirror does not respond, or the file is too long.
+        """
+        route = self._routes.first(path)
+        while True:
+            answer = await self._ask_patiently(route, most_bytes)
+            again = None
+            if answer.status == 200:
+                self._routes.served(route)
+                return answer.body
+            if answer.status in REDIRECTS:
+                places = [value for name, value in answer.header_list if name == b"location"]
+                try:
+                    again = self._routes.redirected(route, places)
+                except RedirectRefused as error:
+                    return f"{self._address.url}: {error}, for {path}"
+            else:
+                again = self._routes.refused(path, route)
+            if again is None:
+                return f"{route.address.url} answers {answer.status} for {path}"
+            route = again
+
+    async def _ask_patiently(self, route: FileRoute, most_bytes: int) -> RawResponse:
+        answer = await self._ask(route, most_bytes)
+        for pause_s in PAUSES_S:
+            if answer.status not in BUSY:
+                break
+            pause_s = max(pause_s, retry_after_s(answer.header_list))
+            await deferLater(self._clock, pause_s)
+            answer = await self._ask(route, most_bytes)
+        return answer
+
+    async def _ask(self, route: FileRoute, most_bytes: int) -> RawResponse:
+        head = small_request(route.address, route.target)
+        pool = self._pool(route.address)
+        try:
+            return await pool.request(RawRequest(head, max_body_bytes=most_bytes))
+        except ServerError as error:
+            raise MirrorError(f"{route.address.url}: {error}") from error
+
+    async def fetch_all(self, asked: Sequence[tuple[str, int]]) -> SmallAnswers:
+        """
+        Return those of some files that the mirror gives; each with its limit in bytes.
+
+        Refusals are in the result too: many mirrors refuse missing files with a status other than 404, and
+        some files may be missing. All are requested at once, and then the connection is closed.
+
+        Raises:
+            MirrorError: as ``fetch``.
+        """
+        asking = Deferred.fromCoroutine(
+            gather([Deferred.fromCoroutine(self.fetch(path, most)) for path, most in asked])
+        )
+        try:
+            answers = await asking.addTimeout(MOST_S, self._clock)
+        except TimeoutError:
+            raise MirrorError(
+                f"{self._address.url}: {asked[0][0]} did not arrive within {MOST_S:.0f} s; use another mirror"
+            ) from None
+        finally:
+            await self.close()
+        found = SmallAnswers()
+        for (path, _), data in zip(asked, answers, strict=True):
+            if isinstance(data, str):
+                found.refused[path] = data
+            else:
+                found[path] = data
+        if not self._serial and not all(may_be(path, data) for path, data in found.items()):
+            # No hash would reveal confused pipelined responses.
+            again = SmallFiles(self._clock, self._address, self._connector, serial=True)
+            return await again.fetch_all(asked)
+        return found
+
+    async def close(self) -> None:
+        """Close the connections to the mirror, and wait until they are closed."""
+        for pool in self._pools.values():
+            await pool.close()
+
+
+@implementer(IPolicyForHTTPS)
+class TlsPolicy:
+    """The authorities and the certificate of a run, for connections of the reactor."""
+
+    def __init__(self, tls: TlsFiles) -> None:
+        self._tls = tls
+
+    def creatorForNetloc(self, hostname: bytes, port: int) -> Any:
+        """Return the TLS options for a host; see ``IPolicyForHTTPS``."""
+        host = hostname.decode("ascii")
+        tls = self._tls
+        options: dict[str, Any] = {}
+        if tls.ca:
+            options["trustRoot"] = trustRootFromCertificates(_certificates(tls.ca))
+        if tls.is_shown_to(host, port):
+            first, *chain = _certificates(tls.certificate)
+            key = KeyPair.load(tls.key, FILETYPE_PEM)
+            options["clientCertificate"] = PrivateCertificate.fromCertificateAndKeyPair(first, key)
+            if chain:
+                options["extraCertificateOptions"] = {
+                    "extraCertChain": [each.original for each in chain]
+                }
+        return optionsForClientTLS(host, acceptableProtocols=[b"http/1.1"], **options)
+
+
+def _certificates(data: bytes) -> list[Certificate]:
+    return [Certificate(X509.from_cryptography(each)) for each in load_pem_x509_certificates(data)]
+
+
+# ``Mirror``: brings a directory up to date from several mirrors at once.
+#
+# The path of a file: list or index -> ``ArchiveFile`` -> does it exist already? (in a thread) ->
+# ``Scheduler`` -> a connection of a ``MirrorSource`` -> ``ArchiveSink`` (hash, disk, name; in the same
+# thread). Events are reported to the scheduler, which decides the next requests.
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Mirror:
+    """
+    A directory, and the mirrors that it is brought up to date from.
+
+    Args:
+        urls: of the mirrors; files are below them.
+        destination: a path, made if it does not exist; locked until ``close``. An open one is closed then.
+        durability: as for storage servers (``disk.durability``).
+        connections: to each mirror at most.
+        endpoints: how to connect; None: TCP, and TLS with the platform's authorities.
+        paranoid: hash existing files even if they are recorded as right.
+        sample: hash this share of the existing files, drawn at random; 0.0 to 1.0.
+        limit_bytes_per_s: from all mirrors together; None: no limit.
+        progress: called a few times a second with the current report; an exception that it raises ends the
+            run.
+        dry_run: count what would be fetched, fetch nothing, and change nothing.
+        seed: for drawing the sample.
+        workers: where the disk is written, one job after the other; None: a thread of its own.
+        environment: names proxies (``http11.proxy_settings``); None: there are none.
+        access: how hosts are asked, and with which credentials; replaces ``environment``.
+
+    Raises:
+        UsageError: a URL or a number is invalid.
+        MirrorError: the destination cannot be used, or another process mirrors to it.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        urls: Sequence[str],
+        destination: str | os.PathLike[str] | Destination,
+        *,
+        durability: Policy = "batch",
+        connections: int = CONNECTIONS,
+        endpoints: IAgentEndpointFactory | None = None,
+        paranoid: bool = False,
+        sample: float = 0.0,
+        limit_bytes_per_s: float | None = None,
+        progress: Callable[[Report], None] | None = None,
+        dry_run: bool = False,
+        seed: int | None = None,
+        workers: CpuWorkers | None = None,
+        environment: Mapping[str, str] | None = None,
+        access: HostAccess | None = None,
+    ) -> None:
+        _check(urls, destination, durability, connections, sample, limit_bytes_per_s)
+        check_callable(progress, "progress")
+        access = access or HostAccess(environment or {})
+        self._addresses = [access.address(url) for url in urls]
+        self._reactor = reactor
+        if not isinstance(destination, Destination):
+            kind = ReadOnlyDestination if dry_run else Destination
+            destination = kind(os.fspath(destination))
+        self._destination = destination
+        self._workers = workers or Workers(reactor, threads=1, waiting_limit=1 << 16)
+        self._durability = durability
+        self._connections = connections
+        policy = None if access.tls is None else TlsPolicy(access.tls)
+        self._secured = None if policy is None else StandardEndpoints(reactor, policy)
+        self._endpoints: Any = endpoints or self._secured or StandardEndpoints(reactor)
+        self._doubt = VerifyPolicy(paranoid, sample, random.Random(seed))
+        self._limit = limit_bytes_per_s
+        self._progress = progress
+        self._dry_run = dry_run
+        # Options that only the reactor supports.
+        self._sprints = endpoints is None and self._limit is None and can_sprint(self._addresses)
+        self._running: TwistedDriver | None = None
+        self._under_way: set[Deferred[Report]] = set()
+        self._closed = False
+
+    def is_stopped(self) -> bool:
+        """Return whether it is closed; from any thread."""
+        return self._closed
+
+    @property
+    def count(self) -> int:
+        """How many mirrors there are."""
+        return len(self._addresses)
+
+    def url(self, number: int) -> str:
+        """Return the URL of a mirror."""
+        return self._addresses[number].url
+
+    def small_files(self, number: int) -> SmallFiles:
+        """Return a fetcher from one mirror, for files with unknown hashes; to be closed."""
+        return SmallFiles(self._reactor, self._addresses[number], self._connector)
+
+    def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
+        """Call a function in the thread that has the destination; UsageError once it is closed."""
+        if self._closed:
+            return fail(_closed())
+        return self._workers.run(function, *args, **kwargs)
+
+    def sync(
+        self, files: Iterable[MirrorEntry], *, staged: bool = False, always: bool = False
+    ) -> Deferred[Report]:
+        """
+        Fetch files that do not exist or are wrong; fires when all are present or have failed.
+
+        Args:
+            files: read while the first of them are being fetched, in the reactor's thread or that of the
+                destination.
+            staged: keep them unpublished until ``release``; for indexes, which come last.
+            always: even if this is a dry run.
+
+        Cancelling it closes all connections; received files are kept for the next run.
+
+        Raises (through the Deferred):
+            BadEntry: an entry is refused; it and the following ones are not fetched.
+            MirrorError: the destination accepts nothing any more.
+            UsageError: a run is in progress, the mirror is closed, or these are not files.
+        """
+        dry_run = self._dry_run and not always
+        work = MirrorRun(
+            self._destination,
+            self._addresses,
+            self._doubt,
+            staged,
+            not dry_run,
+            self._reactor.seconds,
+        )
+        return self._start(self._sync(work, files, dry_run))
+
+    def finish(self, work: MirrorRun) -> Deferred[Report]:
+        """Complete a run that the epoll driver has begun; as ``sync``."""
+        return self._start(self._sync(work, (), False))
+
+    def _start(self, work: Coroutine[Any, Any, Report]) -> Deferred[Report]:
+        running = start_cancellable(work, self._reactor)
+        self._under_way.add(running)
+
+        def ended(result: Any) -> Any:
+            self._under_way.discard(running)
+            return result
+
+        return running.addBoth(ended)
+
+    async def _sync(self, work: MirrorRun, files: Iterable[MirrorEntry], dry_run: bool) -> Report:
+        if self._closed:
+            raise _closed()
+        check_kind(files, Iterable, "files", "a list of paths, sizes and hashes")
+        if self._running is not None:
+            raise UsageError("this mirror is being brought up to date already; wait for that")
+        if not self._addresses:
+            raise UsageError("a mirror needs at least one URL to mirror from")
+        run = self._running = TwistedDriver(
+            self._reactor,
+            self._addresses,
+            work,
+            self._workers,
+            self._options(dry_run),
+        )
+        try:
+            return await run.run(files)
+        finally:
+            self._running = None
+            run.close()
+
+    def verify(self) -> Deferred[Report]:
+        """
+        Check that all files of the last complete run exist and are right; makes no request.
+
+        Files that are recorded as right take little time, unless the mirror is ``paranoid`` or draws them
+        as a ``sample``. The report's ``failed`` names the missing and wrong files.
+
+        Raises (through the Deferred):
+            MirrorError: no run to this destination was complete.
+        """
+        progress = self._progress
+
+        def told(report: Report) -> None:
+            if progress is not None:
+                self._reactor.callFromThread(progress, report)
+
+        return self.run(
+            verify,
+            self._destination,
+            self._doubt,
+            told,
+            lambda: self._closed,
+            self._reactor.seconds,
+        )
+
+    def complete(self, entries: Iterable[ArchiveFile]) -> Deferred[None]:
+        """Record that these are the files of the destination; see ``verify`` and ``delete_others``."""
+        return self.run(write_manifest, self._destination, entries)
+
+    def delete_others(self, paths: Iterable[str], dry_run: bool = False) -> Deferred[list[str]]:
+        """
+        Remove all files but these paths; fires with the removed paths.
+
+        Args:
+            dry_run: only report.
+        """
+        return self.run(self._destination.delete_others, paths, dry_run)
+
+    @property
+    def destination(self) -> Destination:
+        """The destination; only for its thread, see ``run``."""
+        return self._destination
+
+    def _connector(self, address: Address) -> Callable[[], Any]:
+        uri = URI.fromBytes(address.url.encode("ascii", "replace"))
+        proxy = address.proxy
+        if proxy is None:
+            return lambda: self._endpoints.endpointForURI(uri)
+        via = URI.fromBytes(proxy.url.encode("ascii"))
+        if address.scheme == "http":
+            return lambda: self._endpoints.endpointForURI(via)
+        return lambda: tunnelled(self._endpoints.endpointForURI(via), uri, proxy, self._secured)
+
+    def _options(self, dry_run: bool) -> SyncOptions:
+        return SyncOptions(
+            policy=self._durability,
+            connections=self._connections,
+            connect=self._connector,
+            limit=self._limit,
+            progress=self._progress,
+            dry_run=dry_run,
+            sprints=self._sprints and not dry_run,
+        )
+
+    def close(self) -> Deferred[None]:
+        """Cancel the current run, and close the destination; fires when nothing is written any more."""
+        self._closed = True
+        for running in list(self._under_way):
+            running.cancel()
+        if self._running is not None:
+            self._running.close()
+        done = self._workers.stop()
+
+        def stopped(_: None) -> None:
+            self._destination.close()
+
+        return done.addCallback(stopped)
+
+
+def _check(
+    urls: object,
+    destination: object,
+    durability: object,
+    connections: int,
+    sample: object,
+    limit_bytes_per_s: object,
+) -> None:
+    """Raise UsageError for invalid arguments of a mirror."""
+    if not isinstance(urls, Sequence) or isinstance(urls, (str, bytes)):
+        raise UsageError(f"mirrors are named by a list of URLs, not {shown(urls)}")
+    for url in urls:
+        check_kind(url, str, "the URL of a mirror", "text")
+    check_kind(destination, (str, os.PathLike, Destination), "destination", "a path")
+    if durability not in get_args(Policy):
+        known = ", ".join(map(repr, get_args(Policy)))
+        raise UsageError(f"durability is one of {known}, not {shown(durability)}")
+    check_whole(connections, "connections")
+    if not 1 <= connections <= 64:
+        raise UsageError(f"{connections} connections are not possible; give 1 to 64")
+    check_kind(sample, (int, float), "a sample", "a share from 0 to 1")
+    if not 0.0 <= sample <= 1.0:  # type: ignore[operator]
+        raise UsageError(f"a sample of {sample} is not possible; give 0 to 1")
+    if limit_bytes_per_s is not None:
+        check_kind(limit_bytes_per_s, (int, float), "a limit", "a number of bytes a second")
+        if not limit_bytes_per_s > 0:  # type: ignore[operator]
+            raise UsageError(
+                f"a limit of {limit_bytes_per_s} bytes per second is not possible; give more than 0"
+            )
+
+
+def _closed() -> UsageError:
+    return UsageError("this mirror is closed; make another one")

@@ -1,0 +1,490 @@
+"""Storage of files received on Twisted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timezone
+from hashlib import new as new_hash
+from itertools import count
+from time import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from twisted.internet.defer import Deferred
+
+from pipegrid.disk import file_system_calls
+from pipegrid.disk.durability import Disk, Policy, commit_group
+from pipegrid.errors import PipegridError
+from pipegrid.http11 import Exchange, Limits
+from pipegrid.http11.response_parser import ResponseHead
+from pipegrid.mirror.archive_file import ArchiveFile, BadEntry, MirrorError, most_bytes
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.file_scheduler import FetchJob
+from pipegrid.mirror.response_head import BUSY, REDIRECTS, judge
+from pipegrid.reactor.workers import CpuWorkers
+
+if TYPE_CHECKING:
+    from pipegrid.mirror.file_scheduler import Failure
+    from pipegrid.mirror.host_scheduler import HostSchedule
+
+
+# From received bytes to verified files under their names.
+#
+# The reactor only collects; one thread hashes, writes, syncs and renames, for all files that have arrived
+# while it was busy. So groups are as large as the disk is slow, and no file waits for others.
+#
+# **Order.** A file gets its name after its bytes are as durable as the policy demands, and counts as
+# present after its name is (``disk.durability``). A file with the wrong hash never gets a name.
+#
+# **Bounds.** At most ``MAX_HELD_BYTES`` are collected or with the thread; beyond that the mirrors are not
+# read from.
+
+STREAM_BYTES = 1 << 20
+"""A longer file is hashed and written while it is received, in pieces of this size."""
+
+MAX_HELD_BYTES = 24 << 20
+RESUME_BYTES = MAX_HELD_BYTES // 2
+
+MAX_GROUP_FILES = 128
+"""Files of one group are open until it is durable."""
+
+MAX_GROUP_BYTES = 8 << 20
+
+
+class FileReceiver:
+    """
+    One file that is being received, in one response of a mirror.
+
+    Attributes:
+        size_bytes: what was received so far.
+    """
+
+    __slots__ = ("_gathered_bytes", "_sink", "arrival", "is_over", "pieces", "size_bytes")
+
+    def __init__(self, sink: ArchiveSink, wanted: ArchiveFile) -> None:
+        self._sink = sink
+        self.arrival = StagedFile(sink.destination, wanted, sink.staged)
+        self.pieces: list[bytes] = []
+        self.size_bytes = 0
+        self.is_over = False
+        self._gathered_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        """Add a piece of the file."""
+        size = len(data)
+        self.pieces.append(data)
+        self.size_bytes += size
+        self._gathered_bytes += size
+        self._sink.hold(size)
+        if self._gathered_bytes >= STREAM_BYTES:
+            self._sink.stream(self.arrival, self.take())
+
+    def take(self) -> list[bytes]:
+        """Return the collected pieces, and release them."""
+        pieces, self.pieces = self.pieces, []
+        self._gathered_bytes = 0
+        return pieces
+
+    def finish(self, ended: Callable[[str | None], None]) -> None:
+        """
+        Store the file, which is complete.
+
+        Args:
+            ended: called once the file has its name, with None, or with a clause that says why it is wrong.
+        """
+        self.is_over = True
+        self._sink.finish(self.arrival, self.take(), ended)
+
+    def discard(self) -> None:
+        """Drop the file. Does nothing if called again, or after ``finish``."""
+        if not self.is_over:
+            self.is_over = True
+            self._sink.drop(self.arrival, self.take())
+
+
+class StagedFile:
+    """
+    A file on the disk without a name yet; a ``disk.durability.Committable``. Only for the sink's thread.
+
+    Attributes:
+        wrong: a clause that says why it is not the wanted file.
+    """
+
+    resumed = False
+    gone = False
+    _openings = count()
+
+    def __init__(self, destination: Destination, wanted: ArchiveFile, staged: bool) -> None:
+        self.wanted = wanted
+        self._staged = staged
+        self.wrong: str | None = None
+        self.share_bytes = 0
+        self.opened = 0
+        self._destination = destination
+        self._hasher: Any = None
+        self._fd = -1
+        self._name = ""
+
+    @property
+    def device(self) -> int:
+        return self._destination.device
+
+    @property
+    def descriptor(self) -> int:
+        return self._fd
+
+    def write(self, pieces: list[bytes]) -> None:
+        """Hash and write some pieces."""
+        hasher = self._hasher
+        if hasher is None:
+            hasher = self._hasher = new_hash(self.wanted.algorithm)
+        for piece in pieces:
+            hasher.update(piece)
+        if self._fd < 0:
+            self._open()
+        file_system_calls.write_all_pieces(self._fd, pieces, self.share_bytes)
+        self.share_bytes += sum(map(len, pieces))
+
+    def end(self, pieces: list[bytes]) -> bool:
+        """Write the rest; returns whether it is the wanted file, and removes it if not."""
+        wanted = self.wanted
+        if self._hasher is None:
+            hasher = new_hash(wanted.algorithm)
+            for piece in pieces:
+                hasher.update(piece)
+            if hasher.digest() != wanted.digest:
+                return self._is_wrong()
+            self._hasher = hasher
+            self._open()
+            if pieces:
+                file_system_calls.write_all_pieces(self._fd, pieces, 0)
+            self.share_bytes = sum(map(len, pieces))
+        else:
+            if pieces:
+                self.write(pieces)
+            if self._hasher.digest() != wanted.digest:
+                return self._is_wrong()
+        self._destination.note(self._fd, wanted)
+        return True
+
+    def _open(self) -> None:
+        self._fd, self._name = self._destination.open_incoming(self.wanted)
+        self.opened = next(self._openings)
+
+    def _is_wrong(self) -> bool:
+        self.wrong = f"its {self.wanted.algorithm} is another one"
+        self.discard()
+        return False
+
+    def sync(self) -> None:
+        os.fsync(self._fd)
+
+    def publish(self) -> tuple[str, ...]:
+        try:
+            directory = self._destination.publish(self._name, self.wanted.path, self._staged)
+        except BadEntry:
+            self.discard()
+            raise
+        except OSError as error:
+            self.discard()
+            raise self._destination.error(error, "hold the files") from error
+        os.close(self._fd)
+        self._fd = -1
+        return (directory,)
+
+    def discard(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._destination.discard(self._name)
+
+
+class ArchiveSink:
+    """
+    Stores the files that mirrors send.
+
+    Args:
+        workers: with one thread, so that jobs are done in order.
+        full: called with True when the mirrors must not be read from, and with False when they may be
+            again.
+        broken: called once if the destination accepts nothing any more.
+        noted: called with the size of everything that is received.
+        staged: whether clients must not see the files yet; see ``Destination.release``.
+
+    Attributes:
+        held_bytes: collected, or with the thread.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        workers: CpuWorkers,
+        policy: Policy,
+        full: Callable[[bool], None],
+        broken: Callable[[PipegridError], None],
+        noted: Callable[[int], None] | None = None,
+        staged: bool = False,
+    ) -> None:
+        self.destination = destination
+        self.held_bytes = 0
+        self._workers = workers
+        self._policy = policy
+        self._full = full
+        self._broken = broken
+        self._noted = noted
+        self.staged = staged
+        self._disk = Disk()
+        self._is_full = False
+        self._error: PipegridError | None = None
+        self._ready: list[tuple[StagedFile, list[bytes], int, Callable[[str | None], None]]] = []
+        self._busy = False
+        self._idle: list[Deferred[None]] = []
+
+    def receiver(self, wanted: ArchiveFile) -> FileReceiver:
+        """Begin to receive a file."""
+        return FileReceiver(self, wanted)
+
+    def hold(self, size_bytes: int) -> None:
+        self.held_bytes += size_bytes
+        if self._noted is not None:
+            self._noted(size_bytes)
+        if self.held_bytes > MAX_HELD_BYTES and not self._is_full:
+            self._is_full = True
+            self._full(True)
+
+    def stream(self, arrival: StagedFile, pieces: list[bytes]) -> None:
+        """Hash and write a part of a long file, after all earlier jobs."""
+        size = sum(map(len, pieces))
+        done = self._workers.run(arrival.write, pieces)
+        done.addErrback(lambda failure: self._fail(failure.value))
+        done.addBoth(lambda _: self._release(size))
+
+    def finish(
+        self, arrival: StagedFile, pieces: list[bytes], ended: Callable[[str | None], None]
+    ) -> None:
+        """Store a complete file, in order; for ``ended`` see ``FileReceiver.finish``."""
+        if self._error is not None:
+            self.drop(arrival, pieces)
+            return
+        self._ready.append((arrival, pieces, sum(map(len, pieces)), ended))
+        if not self._busy:
+            self._next_group()
+
+    def drop(self, arrival: StagedFile, pieces: list[bytes]) -> None:
+        """Drop a file; ``pieces`` are those that were still collected."""
+        self._release(sum(map(len, pieces)))
+        if arrival.opened or arrival._hasher is not None:
+            self._workers.run(arrival.discard).addErrback(lambda _: None)
+
+    def flush(self) -> Deferred[None]:
+        """Return a Deferred that fires when all received files have their names."""
+        waiting: Deferred[None] = Deferred()
+        self._idle.append(waiting)
+        self._look_idle()
+        return waiting
+
+    def _next_group(self) -> None:
+        group = self._ready[:MAX_GROUP_FILES]
+        size = 0
+        for index, entry in enumerate(group):
+            size += entry[2]
+            if size >= MAX_GROUP_BYTES:
+                del group[index + 1 :]
+                break
+        del self._ready[: len(group)]
+        self._busy = True
+        done = self._workers.run(self._store, group)
+        done.addErrback(lambda failure: self._fail(failure.value))
+        done.addBoth(self._stored, group, size)
+
+    def _store(self, group: Sequence[tuple[StagedFile, list[bytes], int, Any]]) -> None:
+        """Hash, write, sync and rename. If the disk is full, no file stays open. In the thread."""
+        try:
+            self._store_group(group)
+        except BaseException:
+            for arrival, *_ in group:
+                arrival.discard()
+            raise
+
+    def _store_group(self, group: Sequence[tuple[StagedFile, list[bytes], int, Any]]) -> None:
+        right = [arrival for arrival, pieces, _, _ in group if arrival.end(pieces)]
+        outcomes = commit_group(right, self._policy, self._disk)
+        for arrival, outcome in zip(right, outcomes, strict=True):
+            if isinstance(outcome, BadEntry):
+                arrival.wrong = str(outcome)
+            elif outcome is not None:
+                raise self.destination.error(outcome, "keep files")
+
+    def _stored(self, _: object, group: Sequence[tuple[Any, Any, int, Any]], size: int) -> None:
+        self._busy = False
+        if self._error is None:
+            for arrival, _pieces, _size, ended in group:
+                ended(arrival.wrong)
+        self._release(size)
+        if self._ready and not self._busy and self._error is None:
+            self._next_group()
+        self._look_idle()
+
+    def _release(self, size_bytes: int) -> None:
+        self.held_bytes -= size_bytes
+        if self._is_full and self.held_bytes <= RESUME_BYTES:
+            self._is_full = False
+            self._full(False)
+
+    def _fail(self, error: BaseException | None) -> None:
+        if self._error is not None:
+            return
+        if isinstance(error, OSError):
+            error = self.destination.error(error, "hold the files")
+        elif not isinstance(error, PipegridError):
+            error = MirrorError(f"{self.destination.path} cannot hold the files: {error!r}")
+        self._error = error
+        ready, self._ready = self._ready, []
+        for arrival, pieces, _, _ in ready:
+            self.drop(arrival, pieces)
+        self._broken(error)
+
+    def _look_idle(self) -> None:
+        if not (self._busy or self._ready) or self._error is not None:
+            idle, self._idle = self._idle, []
+            for waiting in idle:
+                waiting.callback(None)
+
+
+# One file, requested from one mirror; the response is checked before a byte of it is kept.
+
+MAX_RETRY_AFTER_S = 120.0
+"""How long at most a mirror may ask the client to wait."""
+
+MAX_DATE_BYTES = 64
+
+
+class Asks(Protocol):
+    """Requests files, and is notified of the outcome; see ``MirrorSource``."""
+
+    host: HostSchedule
+    sink: ArchiveSink
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is read at present."""
+
+    def received(self, job: FetchJob, receiver: FileReceiver) -> None: ...
+
+    def refused(self, job: FetchJob, reason: str, kind: Failure = "refused") -> bool:
+        """The file is missing or wrong, and the response is complete; False: see ``Scheduler.failed_at``."""
+
+    def refuse(self, exchange: FileExchange, reason: str, kind: Failure) -> None:
+        """The response is wrong, and its rest is not wanted."""
+
+    def redirected(self, exchange: FileExchange, locations: Sequence[bytes]) -> None:
+        """The file is redirected to these ``Location`` fields."""
+
+    def defer(self, exchange: FileExchange, reason: str, busy_s: float | None = None) -> None:
+        """The file is not given now. ``busy_s``: the mirror is overloaded, for at least that long."""
+
+    def failed(self, job: FetchJob, error: PipegridError) -> None:
+        """The connection ended before the file was complete."""
+
+
+class FileExchange(Exchange):
+    """One file, requested from one mirror."""
+
+    __slots__ = ("_receiver", "_source", "job")
+
+    def __init__(self, source: Asks, job: FetchJob, head: bytes) -> None:
+        size = job.size_bytes
+        Exchange.__init__(self, b"GET", head, idempotent=True, expected_response_bytes=size + 300)
+        self._source = source
+        self.job = job
+        self._receiver: FileReceiver | None = None
+
+    def head_received(self, head: ResponseHead) -> None:
+        wanted = self.job.wanted
+        if head.status in REDIRECTS:
+            places = [value for name, value in head.headers if name == b"location"]
+            self._source.redirected(self, places)
+        elif head.status != 200:
+            transient, reason = judge(head.status)
+            if not transient:
+                self._source.refuse(self, reason, "refused")
+            else:
+                busy = head.status in BUSY
+                self._source.defer(self, reason, retry_after_s(head.headers) if busy else None)
+        elif wanted.size is not None and head.length not in (None, wanted.size):
+            reason = f"it has {head.length} bytes, and {wanted.size} by the index"
+            self._source.refuse(self, reason, "wrong")
+        elif (head.length or 0) > most_bytes(wanted):
+            reason = f"it has {head.length} bytes, more than a file of unknown size may have"
+            self._source.refuse(self, reason, "wrong")
+        else:
+            self._receiver = self._source.sink.receiver(wanted)
+            self.paused = self._source.is_paused
+
+    def body_received(self, data: bytes) -> None:
+        receiver = self._receiver
+        assert receiver is not None
+        receiver.write(data)
+        self._source.host.received_bytes += len(data)
+        most = most_bytes(self.job.wanted)
+        if receiver.size_bytes > most:
+            self._source.refuse(self, f"it has more than the {most} bytes of the index", "wrong")
+
+    def completed(self) -> None:
+        receiver = self._receiver
+        assert receiver is not None
+        size = self.job.wanted.size
+        if size is not None and receiver.size_bytes != size:
+            receiver.discard()
+            reason = f"it has {receiver.size_bytes} bytes of {size}"
+            self._source.refused(self.job, reason, "wrong")
+        else:
+            self._source.received(self.job, receiver)
+
+    def failed(self, error: PipegridError) -> None:
+        self.let_go()
+        self._source.failed(self.job, error)
+
+    def let_go(self) -> None:
+        if self._receiver is not None:
+            self._receiver.discard()
+
+
+def retry_after_s(headers: Sequence[tuple[bytes, bytes]]) -> float:
+    """Return the seconds of ``Retry-After``, at most ``MAX_RETRY_AFTER_S``."""
+    for name, value in headers:
+        if name == b"retry-after":
+            if value.isdigit() and len(value) < 10:
+                return min(float(value), MAX_RETRY_AFTER_S)
+            then = _seconds_of(value)
+            told = [_seconds_of(date) for key, date in headers if key == b"date"]
+            now = next((each for each in told if each is not None), time())
+            return 0.0 if then is None else min(max(0.0, then - now), MAX_RETRY_AFTER_S)
+    return 0.0
+
+
+def _seconds_of(date: bytes) -> float | None:
+    """Return the seconds since 1970 of a date in any of the three forms of HTTP; None if it is not one."""
+    from email.utils import parsedate_to_datetime
+
+    if len(date) > MAX_DATE_BYTES:
+        return None
+    try:
+        found = parsedate_to_datetime(date.decode("latin-1"))
+        return found.replace(tzinfo=found.tzinfo or timezone.utc).timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+
+
+LIMITS = Limits(
+    max_requests_in_flight=4096,
+    max_response_budget_bytes=16 << 20,
+    max_attempts=1,
+    timeout_s=60.0,
+    idle_timeout_s=300.0,
+    held_up_after_s=float("inf"),
+)
+"""
+Requests are limited by bytes, not by number. Without a time limit here: the schedule detects stalls, and
+only the disk pauses reading.
+"""

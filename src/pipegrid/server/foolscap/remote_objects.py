@@ -1,0 +1,410 @@
+"""
+The share store as Foolscap's remote objects, with errors for clients; every remote call becomes a call of
+the store.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
+
+from foolscap.api import Referenceable
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from pipegrid.errors import (
+    ConflictingWrite,
+    NoSpace,
+    NoSuchShare,
+    PipegridError,
+    ServerRefused,
+    UsageError,
+    WrongSecret,
+)
+from pipegrid.server.gbs.storage_operations import GbsService
+from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER, possible_numbers
+from pipegrid.storage.uploads.eviction import Client, address_of
+from pipegrid.storage.uploads.incoming_share import IncomingShare
+from pipegrid.wire.foolscap_interfaces import (
+    RIBucketReader,
+    RIBucketWriter,
+    RIStorageServer,
+    pack_version,
+)
+from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
+
+# Clients get the error's text; paths and causes are only logged.
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+log = Logger()
+
+_TELLABLE: dict[type[PipegridError], str] = {
+    NoSuchShare: "there is no such share, or no such unfinished upload",
+    ConflictingWrite: "other bytes were written there before",
+    NoSpace: "no space is left",
+}
+
+
+def answers(operation: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Convert the exceptions of a method to those for clients."""
+
+    def decorate(method: Callable[P, T]) -> Callable[P, T]:
+        @wraps(method)
+        def carry_out(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return method(*args, **kwargs)
+            except Exception as error:
+                raise _fit_for_clients(operation, error) from None
+
+        return carry_out
+
+    return decorate
+
+
+def answers_later(operation: str) -> Callable[[Callable[P, Any]], Callable[P, Deferred[Any]]]:
+    """The same for a method that returns a Deferred."""
+
+    def failed(failure: Failure) -> Failure:
+        assert isinstance(failure.value, Exception)
+        return Failure(_fit_for_clients(operation, failure.value))
+
+    def decorate(method: Callable[P, Any]) -> Callable[P, Deferred[Any]]:
+        @wraps(method)
+        def carry_out(*args: P.args, **kwargs: P.kwargs) -> Deferred[Any]:
+            return maybeDeferred(method, *args, **kwargs).addErrback(failed)
+
+        return carry_out
+
+    return decorate
+
+
+def _fit_for_clients(operation: str, error: Exception) -> PipegridError:
+    text = _TELLABLE.get(type(error)) if isinstance(error, PipegridError) else None
+    if text is not None:
+        if isinstance(error, NoSpace):
+            log.warn("{operation}: {error}", operation=operation, error=str(error))
+        kind: Any = type(error)
+        told: PipegridError = kind(text)
+        return told
+    if isinstance(error, (UsageError, WrongSecret)):
+        return error  # their text is about the request
+    if isinstance(error, PipegridError):
+        log.error("{operation}: {error}", operation=operation, error=str(error))
+    else:
+        log.failure("{operation} failed", Failure(error), operation=operation)
+    return ServerRefused(f"{operation} failed; the server's operator can see why")
+
+
+# An upload belongs to the connection that began it: its secret is made here and sent to no client, and when
+# the connection is lost, what was not closed is dropped. ``close`` makes a share visible, and is answered
+# when it is durable; bytes never written are then zeros. A share of which a write failed cannot be closed:
+# clients send ``close`` right after their writes, without waiting for their results. Mutable slots use the
+# same queue as HTTPS.
+#
+# Source: the format reference, storage protocols, sections 2.3 and 8.
+
+
+Vectors = tuple[list[tuple[int, int, bytes, bytes]], list[tuple[int, bytes]], int | None]
+"""Tests (offset, length, operator, specimen), writes (offset, data) and the new length of one share."""
+
+UPLOAD_SECRET_BYTES = 32
+MAX_READ_BYTES = 64 << 20
+"""The limit of one answer, which is in memory as a whole; clients ask for one block at a time."""
+
+UNKNOWN = Client("unknown")
+
+
+@implementer(RIStorageServer)  # type: ignore[misc]
+class FoolscapStorage(Referenceable):  # type: ignore[misc]
+    """
+    The object of a server's fURL.
+
+    Args:
+        service: provides the store, the durability and the limit of shares that wait for the disk.
+    """
+
+    def __init__(self, service: GbsService) -> None:
+        self._service = service
+        self._store = service.store
+        self._batches: set[_Batch] = set()
+
+    def stop(self) -> None:
+        """Drop all unfinished uploads, since their connections end."""
+        for batch in list(self._batches):
+            batch.lost()
+
+    # Remote calls.
+
+    @answers("version")
+    def remote_get_version(self) -> dict[bytes, Any]:
+        """Return what the server supports."""
+        return pack_version(self._store.version())
+
+    @answers("allocate")
+    def remote_allocate_buckets(
+        self,
+        storage_index: bytes,
+        renew_secret: bytes,
+        cancel_secret: bytes,
+        sharenums: set[int],
+        allocated_size: int,
+        canary: Any,
+    ) -> tuple[set[int], dict[int, BucketWriter]]:
+        """Allocate shares, for as long as the client's ``canary`` is connected."""
+        secret = os.urandom(UPLOAD_SECRET_BYTES)
+        numbers = possible_numbers(sharenums)
+        secrets = UploadSecrets(LeaseSecrets(renew_secret, cancel_secret), secret)
+        client = client_of(canary)
+        try:
+            answer = self._store.allocate(storage_index, numbers, allocated_size, secrets, client)
+            uploads = {
+                number: self._store.upload(storage_index, number, secret, client)
+                for number in answer.allocated
+            }
+        except PipegridError:
+            for number in numbers:  # those begun so far could not be resumed
+                with suppress(PipegridError):
+                    self._store.abort(storage_index, number, secret)
+            raise
+        batch = _Batch(self._service, self._batches, uploads)
+        return set(answer.already_have), batch.begin(canary)
+
+    @answers_later("lease")
+    def remote_add_lease(
+        self, storage_index: bytes, renew_secret: bytes, cancel_secret: bytes
+    ) -> Deferred[None]:
+        """Add or renew a lease on every share of the storage index, which may have none."""
+
+        def add() -> None:
+            with suppress(NoSuchShare):
+                self._store.add_lease(storage_index, LeaseSecrets(renew_secret, cancel_secret))
+
+        return self._service.slots.read(storage_index, add)
+
+    @answers("list")
+    def remote_get_buckets(self, storage_index: bytes) -> dict[int, BucketReader]:
+        """Return a reader for each complete share."""
+        return {
+            number: BucketReader(self._service, storage_index, number)
+            for number in self._store.list_shares(storage_index)
+        }
+
+    @answers_later("readv")
+    def remote_slot_readv(
+        self, storage_index: bytes, shares: list[int], readv: list[tuple[int, int]]
+    ) -> Deferred[dict[int, list[bytes]]]:
+        """Read from mutable shares, if any."""
+        read = self._store.slots.readv
+        data = self._service.slots.read(storage_index, read, storage_index, shares, readv)
+        return data.addCallback(_as_lists)
+
+    @answers_later("read-test-write")
+    def remote_slot_testv_and_readv_and_writev(
+        self,
+        storage_index: bytes,
+        secrets: tuple[bytes, bytes, bytes],
+        tw_vectors: dict[int, Vectors],
+        r_vector: list[tuple[int, int]],
+    ) -> Deferred[tuple[bool, dict[int, list[bytes]]]]:
+        """Read, test and write mutable shares atomically."""
+        write_enabler, renew, cancel = secrets
+        slots = self._service.slots
+        run = slots.write if tw_vectors else slots.read
+        return run(
+            storage_index,
+            self._store.slots.testv_and_readv_and_writev,
+            storage_index,
+            SlotSecrets(LeaseSecrets(renew, cancel), write_enabler),
+            {number: _change(vectors) for number, vectors in tw_vectors.items()},
+            r_vector,
+            slots.durable,
+        ).addCallback(lambda result: (result.success, _as_lists(result.data)))
+
+    def remote_advise_corrupt_share(
+        self, share_type: bytes, storage_index: bytes, shnum: int, reason: bytes
+    ) -> None:
+        """Keep an advisory for the operator, if the share exists."""
+        _advise(self._service, storage_index, shnum, reason, share_type == b"mutable")
+
+
+def client_of(canary: Any) -> Client:
+    """Return the client at whose connection a reference arrived; ``UNKNOWN`` without a reference."""
+    broker = getattr(getattr(canary, "tracker", None), "broker", None)
+    if broker is None:
+        return UNKNOWN
+    peer = getattr(broker.transport, "getPeer", lambda: None)()
+    return Client(address_of(str(getattr(peer, "host", "unknown"))), -id(broker))
+
+
+class _Batch:
+    """The uploads of one allocation, which are dropped together if the connection is lost."""
+
+    def __init__(
+        self, service: GbsService, batches: set[_Batch], uploads: dict[int, IncomingShare]
+    ) -> None:
+        self.service = service
+        self._batches = batches
+        self._uploads = uploads
+        self._open: set[BucketWriter] = set()
+        self._canary: Any = None
+        self._marker: Any = None
+
+    def begin(self, canary: Any) -> dict[int, BucketWriter]:
+        """Return the writers, which exist as long as the canary is connected."""
+        writers = {number: BucketWriter(self, upload) for number, upload in self._uploads.items()}
+        self._open.update(writers.values())
+        if writers:
+            self._batches.add(self)
+            self._canary = canary
+            self._marker = canary.notifyOnDisconnect(self.lost)
+        return writers
+
+    def ended(self, writer: BucketWriter) -> None:
+        """Remove a writer that has ended; after the last one the connection is not watched any more."""
+        self._open.discard(writer)
+        if not self._open and self in self._batches:
+            self._batches.discard(self)
+            self._canary.dontNotifyOnDisconnect(self._marker)
+
+    def lost(self) -> None:
+        """Drop what was not closed."""
+        for writer in list(self._open):
+            writer.forget()
+
+
+@implementer(RIBucketWriter)  # type: ignore[misc]
+class BucketWriter(Referenceable):  # type: ignore[misc]
+    """One share that is being written."""
+
+    def __init__(self, batch: _Batch, upload: IncomingShare) -> None:
+        self._batch = batch
+        self._service = batch.service
+        self._upload = upload
+        self._ended = False
+        self._broken = False
+        self._conflicted = False
+
+    def __repr__(self) -> str:
+        return f"<BucketWriter of {self._upload!r}>"
+
+    @answers("write")
+    def remote_write(self, offset: int, data: bytes) -> None:
+        """
+        Write bytes; if other bytes were written there before, they are rejected, and the upload continues.
+        """
+        self._require_open()
+        if offset + len(data) > self._upload.share_bytes:
+            raise UsageError("these bytes lie outside of the share; write within it")
+        try:
+            self._upload.write(offset, [data])
+        except ConflictingWrite:
+            self._conflicted = True
+            raise
+        except PipegridError:
+            self._broken = True
+            raise
+        self._service.received(self._upload, len(data))
+
+    @answers_later("close")
+    def remote_close(self) -> Any:
+        """Make the share visible; answered when it is durable."""
+        self._require_open()
+        upload = self._upload
+        if self._broken or (self._conflicted and not upload.complete):
+            self.forget()
+            raise UsageError("a write to this share failed; begin its upload again")
+        if not upload.share_bytes:
+            raise UsageError("a share without bytes cannot be kept; abort it")
+        upload.fill_rest()
+        self._end()
+        return Deferred.fromCoroutine(_commit(self._service, upload))
+
+    @answers("abort")
+    def remote_abort(self) -> None:
+        self._require_open()
+        self.forget()
+
+    def forget(self) -> None:
+        """End the upload, and remove what was written of the share."""
+        self._end()
+        self._upload.discard()
+
+    def _require_open(self) -> None:
+        if self._ended or self._upload.gone:
+            raise NoSuchShare("this upload was closed, aborted or given up; list the shares")
+
+    def _end(self) -> None:
+        self._ended = True
+        self._batch.ended(self)
+
+
+@implementer(RIBucketReader)  # type: ignore[misc]
+class BucketReader(Referenceable):  # type: ignore[misc]
+    """
+    One complete share. No file is kept open for it: clients keep many readers, and opening a file takes
+    little time compared with a remote call.
+    """
+
+    def __init__(self, service: GbsService, storage_index: bytes, share_number: int) -> None:
+        self._service = service
+        self._storage_index = storage_index
+        self._share_number = share_number
+
+    @answers("read")
+    def remote_read(self, offset: int, length: int) -> bytes:
+        """Read; fewer bytes, or none, beyond the end."""
+        if length > MAX_READ_BYTES:
+            raise UsageError(f"{length} bytes are too many for one answer; read in parts")
+        store = self._service.store
+        with store.open_share(self._storage_index, self._share_number) as reader:
+            data = reader.read(offset, length)
+        self._service.sent_bytes += len(data)
+        return data
+
+    def remote_advise_corrupt_share(self, reason: bytes) -> None:
+        """Keep an advisory for the operator."""
+        _advise(self._service, self._storage_index, self._share_number, reason)
+
+
+async def _commit(service: GbsService, upload: IncomingShare) -> None:
+    while not service.has_room:
+        room: Deferred[None] = Deferred()
+        service.call_when_room(partial(room.callback, None))
+        await room
+    try:
+        await service.commit(upload)
+    except PipegridError:
+        upload.discard()  # it could not be resumed
+        raise
+
+
+def _change(vectors: Vectors) -> ShareChange:
+    tests, writes, new_length = vectors
+    if any(operator != b"eq" for _, _, operator, _ in tests):
+        raise UsageError("the only test of a share's bytes is 'eq'; send no other")
+    return ShareChange(
+        tuple((offset, size, specimen) for offset, size, _, specimen in tests),
+        tuple(writes),
+        new_length,
+    )
+
+
+def _as_lists(data: Mapping[int, tuple[bytes, ...]]) -> dict[int, list[bytes]]:
+    return {number: list(pieces) for number, pieces in data.items()}
+
+
+@answers("complaint")
+def _advise(
+    service: GbsService, storage_index: bytes, number: int, reason: bytes, mutable: bool = False
+) -> None:
+    if 0 <= number <= MAX_SHARE_NUMBER:
+        with suppress(NoSuchShare):
+            text = reason.decode("utf-8", "replace")
+            service.note_corrupt(storage_index, number, text, mutable)

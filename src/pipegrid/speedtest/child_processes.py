@@ -1,0 +1,459 @@
+"""
+Child processes of the speed test: responders, proxies, and storage servers, with an emulated link if
+required.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.threads import deferToThreadPool
+
+import pipegrid
+from pipegrid.core.encoding_parameters import Params
+from pipegrid.errors import PipegridError
+from pipegrid.grid.client_creation import create_client
+from pipegrid.grid.client_paths import SERVERS_NAME
+from pipegrid.reactor.deferreds import as_deferred
+from pipegrid.reactor.process_settings import tune_gc
+from pipegrid.wire import server_address
+from pipegrid.wire.announcements import FURL, NURLS
+from pipegrid.wire.server_address import Furl, Nurl
+
+# Each process first prints one line of JSON, and ends when its standard input ends, so that none outlives
+# its parent, however that ended. ``Popen`` and the reactor's threads are used, since Twisted's own
+# processes need a signal handler that the command line does not install.
+
+_JOB = "PIPEGRID_SPEEDTEST_JOB"
+
+CHILD_START_S = 120.0
+"""A busy machine takes long to start ten of them."""
+CHILD_STOP_S = 10.0
+
+
+class ChildError(PipegridError):
+    """A process that the speed test needs did not start; what it printed says why."""
+
+
+class ChildProcess:
+    """
+    A running process.
+
+    Attributes:
+        said: its first line.
+    """
+
+    def __init__(self, reactor: Any, process: subprocess.Popen[str]) -> None:
+        self._reactor = reactor
+        self._process = process
+        self.said: Any = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @as_deferred
+    async def stop(self) -> None:
+        """Stop it; fires when it has ended."""
+        # From here on it ends, even if this process is killed.
+        self._process.terminate()
+        await in_thread(self._reactor, reap, self._process, CHILD_STOP_S)
+
+
+@as_deferred
+async def start_child(
+    reactor: Any, module: str, job: Any, timeout_s: float = CHILD_START_S
+) -> ChildProcess:
+    """
+    Start ``python -m module``; fires with its first line. Cancelling stops it.
+
+    Args:
+        job: its input, as JSON; no other user of the machine can read it.
+
+    Fails with ChildError: it ended, printed something else, or nothing within ``timeout_s``.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**_environment(), _JOB: json.dumps(job)},
+    )
+    child = ChildProcess(reactor, process)
+    assert process.stdout is not None
+    # Killing it ends the read, so no thread is left.
+    limit = reactor.callLater(timeout_s, process.kill)
+    try:
+        line = await in_thread(reactor, process.stdout.readline)
+        child.said = json.loads(line)
+    except ValueError:
+        await child.stop()
+        raise ChildError(
+            f"the process {module} did not start (status {process.returncode}); see what it printed"
+        ) from None
+    except BaseException:
+        process.kill()
+        await child.stop()
+        raise
+    finally:
+        if limit.active():
+            limit.cancel()
+    return child
+
+
+def in_thread(reactor: Any, work: Callable[..., Any], *arguments: Any) -> Deferred[Any]:
+    """Call a function that may wait, in a thread of the reactor's pool."""
+    return deferToThreadPool(reactor, reactor.getThreadPool(), work, *arguments)
+
+
+def reap(process: subprocess.Popen[str], within_s: float) -> None:
+    """Wait until a process that was stopped has ended, and kill it after ``within_s``."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()  # some end by that, and have a thread that waits for it
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()
+
+
+def _environment() -> dict[str, str]:
+    """Return an environment in which the process finds the same package."""
+    found = os.environ.get("PYTHONPATH")
+    here = str(Path(pipegrid.__file__).parent.parent)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([here, found] if found else [here])}
+
+
+# In the child process.
+
+
+def be_child(start: Callable[[Any, Any], Any]) -> None:
+    """
+    Run a reactor until standard input ends.
+
+    Args:
+        start: called with the reactor and the job; starts the work and returns the line to print, as JSON.
+    """
+    from twisted.internet import reactor as installed_reactor
+
+    reactor: Any = installed_reactor
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the parent, which then stops this process
+    said = start(reactor, json.loads(os.environ[_JOB]))
+    print(json.dumps(said), flush=True)
+    tune_gc()
+    reactor.callInThread(lambda: (sys.stdin.read(), reactor.callFromThread(reactor.stop)))
+    reactor.run(installSignalHandlers=False)  # SIGTERM needs no handler
+
+
+# The relay (``pipegrid.testing.link_relay``) runs in a separate process, so that it does not use the CPU
+# time of either side:
+#
+#     python -m pipegrid.speedtest.child_processes --relay RTT_S HOST:PORT...
+#
+# prints a JSON list of ports, one for each target and one more for an echo, and runs until its standard
+# input ends.
+
+LOOPBACK = "127.0.0.1"
+START_S = 60.0
+STOP_S = 15.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+A = TypeVar("A")
+
+
+@attrs.frozen
+class FileEncoding:
+    """
+    How a client encodes files.
+
+    Attributes:
+        params: k, n and the segment size.
+        happy: over how many servers shares must be spread.
+    """
+
+    params: Params
+    happy: int
+
+    @classmethod
+    def for_servers(
+        cls, count: int, params: Params | None = None, happy: int | None = None
+    ) -> FileEncoding:
+        """Return the usual encoding, as far as the number of servers allows."""
+        params = params or Params()
+        return cls(params, min(7, count, params.total_shares) if happy is None else happy)
+
+
+class Servers:
+    """
+    Real storage servers, ``pipegrid serve`` processes on loopback, as a context manager; and a client's
+    directory that names them, with a relay that adds a round trip if required. Starting and stopping block.
+
+        with Servers(10, rtt_s=0.1) as servers:
+            grid = await Grid.open(reactor, servers.client)
+
+    Args:
+        count: how many.
+        rtt_s: round trip of the link to them; None for no relay.
+        durability: of the servers.
+        scratch: where directories are created; None for the usual place. Its disk is what matters.
+        encoding: of the client's directory; None for the usual one, as far as the number of servers allows.
+        yielding: the niceness of the servers (0 to 19). On a grid each has its own CPU; here ten of them
+            would leave the client a tenth of one.
+
+    Attributes:
+        client: the client's directory.
+        addresses: the servers' addresses for the client.
+        furls: their Foolscap addresses, without the relay.
+        directories: of the servers.
+        processes: of the servers.
+        echo_port: echoes its input, over the same link; None without one.
+    """
+
+    def __init__(
+        self,
+        count: int = 10,
+        *,
+        rtt_s: float | None = None,
+        durability: str = "batch",
+        scratch: Path | None = None,
+        encoding: FileEncoding | None = None,
+        profile: Path | None = None,
+        yielding: int = 0,
+    ) -> None:
+        self._count = count
+        self._rtt_s = rtt_s
+        self._durability = durability
+        self._scratch = scratch
+        self._encoding = encoding or FileEncoding.for_servers(count)
+        self._profile = profile
+        self._yielding = yielding
+        self._stack = contextlib.ExitStack()
+        self.processes: list[subprocess.Popen[str]] = []
+        self.addresses: list[Nurl] = []
+        self.furls: list[Furl] = []
+        self.directories: list[Path] = []
+        self.echo_port: int | None = None
+        self.client = Path()
+
+    def __enter__(self) -> Servers:
+        with self._stack:
+            scratch = self._stack.enter_context(tempfile.TemporaryDirectory(dir=self._scratch))
+            spread_out(scratch)
+            self._start(Path(scratch))
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:  # at the same time: each takes a moment to stop
+            process.terminate()
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+        self._stack.close()
+
+    def cpu_s(self) -> float:
+        """Return the CPU time that the servers have used so far, all together."""
+        return sum(cpu_s(process.pid) for process in self.processes)
+
+    def peak_bytes(self) -> int:
+        """Return the largest peak of memory of any of the servers."""
+        return max(peak_bytes(process.pid) for process in self.processes)
+
+    def _start(self, scratch: Path) -> None:
+        # ext4 places a directory by its name, so it differs in each run.
+        self.directories = [
+            scratch / f"{scratch.name}-{server_name(number)}" for number in range(self._count)
+        ]
+        for directory in self.directories:
+            self.processes.append(self._stack.enter_context(running(self._command(directory))))
+        for process in self.processes:
+            self.addresses.append(server_address.parse_nurl(first_line(process)))
+            self.furls.append(server_address.parse_furl(first_line(process)))
+        if self._rtt_s is not None:
+            targets = [f"{address.host}:{address.port}" for address in self.addresses]
+            program = ["-m", "pipegrid.speedtest.child_processes"]
+            command = [sys.executable, *program, "--relay", str(self._rtt_s), *targets]
+            relay = self._stack.enter_context(running(command))
+            *ports, self.echo_port = json.loads(first_line(relay))
+            self.addresses = at_ports(self.addresses, ports)
+        self.client = scratch / "client"
+        make_client(self.client, self.addresses, self._encoding.params, self._encoding.happy)
+
+    def _command(self, directory: Path) -> list[str]:
+        python = [sys.executable]
+        if self._yielding:
+            python = ["nice", "-n", str(self._yielding), *python]
+        if self._profile is not None:
+            python += ["-m", "cProfile", "-o", str(self._profile / directory.name)]
+        arguments = ["--port", f"tcp:0:interface={LOOPBACK}", "--durability", self._durability]
+        # The servers end with this process, however it ends.
+        program = ["-m", "pipegrid.speedtest.lifeline", "pipegrid.cli"]
+        return [*python, *program, "-q", "-d", str(directory), "serve", *arguments]
+
+
+def spread_out(directory: str) -> None:
+    """
+    Make the file system spread what is created in a directory, if it can (ext4).
+
+    So each server has a separate part of the disk, and hardly one where an earlier run has just removed its
+    files: ext4 without a journal does not reuse an inode for five minutes after its removal, and skips each
+    of them whenever it searches. Servers of small files took three times as long in a second run.
+    """
+    with contextlib.suppress(OSError):
+        subprocess.run(["chattr", "+T", directory], stderr=subprocess.DEVNULL, timeout=START_S)
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str], surroundings: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """
+    Run a process as long as the context lasts; it is stopped afterwards, and killed if necessary.
+
+    Args:
+        surroundings: its environment; None for one with this very package.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment() if surroundings is None else surroundings,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        reap(process, STOP_S)
+
+
+def environment() -> dict[str, str]:
+    """Return an environment in which Python finds this very package, installed or not."""
+    source = str(Path(pipegrid.__file__).resolve().parent.parent)
+    return os.environ | {"PYTHONPATH": source, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    """Return the first line of a process: that it is ready."""
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    if not line:
+        raise RuntimeError(f"{process.args!r} ended with status {process.wait()} before it began")
+    return line
+
+
+def make_client(
+    directory: Path, addresses: Sequence[Nurl | Furl], params: Params, happy: int
+) -> None:
+    """Create a client's directory that names servers, each by the protocol of its address."""
+    names = {}
+    for number, address in enumerate(addresses):
+        fields: dict[str, object] = {"nickname": server_name(number)}
+        if isinstance(address, Nurl):
+            fields[NURLS] = [str(address)]
+        else:
+            fields[FURL] = str(address)
+        names[f"v0-{server_name(number)}"] = {"ann": fields}
+    path = directory / SERVERS_NAME
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"storage": names}), "utf-8")  # JSON is YAML
+    create_client(directory, params=params, happy=happy)
+
+
+def at_ports(places: Sequence[A], ports: Sequence[int]) -> list[A]:
+    """Return the same addresses with the ports of a relay on this machine."""
+    pairs = zip(places, ports, strict=True)
+    evolve: Any = attrs.evolve
+    return [evolve(place, host=LOOPBACK, port=port) for place, port in pairs]
+
+
+def server_name(number: int) -> str:
+    """Return the name of one of the servers."""
+    return f"server{number:02}"
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time that a process has used so far, with all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def peak_bytes(pid: int) -> int:
+    """Return the peak of a process's resident memory."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"process {pid} has no VmHWM; is it running?")
+
+
+def ping_s(port: int, count: int) -> list[float]:
+    """Return the times of ``count`` single bytes to the echo and back, one after the other."""
+    times = []
+    with socket.create_connection((LOOPBACK, port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(b"!")
+        connection.recv(1)  # the first one waits for the handshake of the link
+        for _ in range(count):
+            began = time.perf_counter()
+            connection.sendall(b"!")
+            connection.recv(1)
+            times.append(time.perf_counter() - began)
+    return times
+
+
+# The relay's process.
+
+
+def relay(rtt_s: float, targets: Sequence[str]) -> None:
+    """Relay to each target, and to an echo, until standard input ends."""
+    from twisted.internet import reactor as installed_reactor
+    from twisted.internet.endpoints import TCP4ClientEndpoint
+    from twisted.internet.protocol import Factory
+    from twisted.protocols.wire import Echo
+
+    from pipegrid.testing.link_relay import LinkShape, RelayFactory, SharedLink
+
+    reactor: Any = installed_reactor
+    link = SharedLink(reactor, LinkShape(rtt_s))
+    echo = reactor.listenTCP(0, Factory.forProtocol(Echo), interface=LOOPBACK)
+    ports = []
+    for target in [*targets, f"{LOOPBACK}:{echo.getHost().port}"]:
+        host, _, port = target.rpartition(":")
+        factory = RelayFactory(link, TCP4ClientEndpoint(reactor, host, int(port)))
+        listening = reactor.listenTCP(0, factory, interface=LOOPBACK)
+        ports.append(listening.getHost().port)
+    print(json.dumps(ports), flush=True)
+    reactor.callInThread(lambda: (sys.stdin.read(), reactor.callFromThread(reactor.stop)))
+    reactor.run(installSignalHandlers=False)  # SIGTERM needs no handler
+
+
+def main() -> None:
+    """Run the relay to the servers in this process, with ``relay`` and the arguments."""
+    parser = argparse.ArgumentParser(description="The link in front of a speed test's servers.")
+    parser.add_argument("--relay", type=float, metavar="RTT_S", required=True)
+    parser.add_argument("targets", nargs="+", metavar="HOST:PORT")
+    options = parser.parse_args()
+    relay(options.relay, options.targets)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,552 @@
+"""
+``ShareStore``: the shares, free space and advisories of one storage directory.
+
+Source: the format reference, storage protocols, sections 7 and 8.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+from pipegrid.core import base32, dates
+from pipegrid.core.text import harmless
+from pipegrid.disk import file_system_calls as disk
+from pipegrid.disk.private_files import PRIVATE_FILE, make_private
+from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError
+from pipegrid.storage import garbage_collector, share_file
+from pipegrid.storage.mutable import slot_file as slotfiles
+from pipegrid.storage.mutable.slot_file import NODE_ID_BYTES
+from pipegrid.storage.mutable.slots import Slots
+from pipegrid.storage.share_file import Expiry
+from pipegrid.storage.share_reader import ShareReader, holds_share, list_numbers, open_reader
+from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER, Paths, check_key, check_number
+from pipegrid.storage.uploads.eviction import NOBODY, Client, UploadDemand
+from pipegrid.storage.uploads.incoming_share import IncomingShare
+from pipegrid.storage.uploads.upload_registry import UnfinishedUploads
+from pipegrid.version import __version__
+from pipegrid.wire.storage_messages import Allocation, LeaseSecrets, ServerVersion, UploadSecrets
+
+_PLENTY_BYTES = 1 << 30
+
+
+class FreeSpace:
+    """
+    The free space below one directory, asked for only as often as needed.
+
+    Args:
+        path: of the directory that holds shares.
+        clock: seconds since 1970.
+        free: returns the free space on the disk of a path, or None if unknown.
+    """
+
+    def __init__(
+        self, path: str, clock: Callable[[], float], free: Callable[[str], int | None]
+    ) -> None:
+        self._path = path
+        self._clock = clock
+        self._free = free
+        self._plenty_at, self._plenty_bytes = (
+            -1,
+            0,
+        )  # the last result, and in which second it was obtained
+
+    def free_bytes(self) -> int | None:
+        """
+        Return the free bytes now, or None if unknown.
+
+        Raises:
+            ServerRefused: the storage directory is not a directory.
+        """
+        try:
+            return self._free(self._path)
+        except OSError as error:
+            what = f"use the storage directory {os.path.dirname(self._path)!r}"
+            raise disk.disk_error(error, what) from error
+
+    def missing_bytes(
+        self, wanted: int, allocated: int, promised: Callable[[], int], fresh: bool = False
+    ) -> int:
+        """
+        Return how much space is missing; 0 if none, or unknown.
+
+        ``promised`` is called only if it matters, since it examines every upload.
+
+        Args:
+            wanted: bytes to store, and those that must stay free.
+            allocated: lengths of unfinished uploads, however much of them has arrived.
+            promised: returns how much of them is still to arrive.
+            fresh: ask the disk in any case; otherwise at most once a second if there is enough space.
+        """
+        needed = wanted + allocated
+        second = int(self._clock())
+        if not fresh and second == self._plenty_at and self._plenty_bytes > needed + _PLENTY_BYTES:
+            return 0
+        free = self.free_bytes()
+        self._plenty_at, self._plenty_bytes = second, free or 0
+        if free is None or free >= needed:
+            return 0
+        return max(0, wanted + promised() - free)
+
+
+# Advisories are kept for the operator, one file each, as Tahoe-LAFS's servers do. At most 1000 of at most
+# 32768 bytes are kept, so that they do not fill the disk.
+
+MAX_ADVISORIES = 1000
+MAX_REASON_BYTES = 32768
+
+
+class Advisories:
+    """
+    The advisories in one directory, which is created if it is missing.
+
+    Args:
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, directory: str, clock: Callable[[], float]) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._full_minute: int | None = None  # in which there were too many
+
+    def keep(self, storage_index: bytes, share_number: int, reason: str, mutable: bool) -> bool:
+        """
+        Write an advisory, unless there are too many already; returns whether it was written.
+
+        When there are too many, they are counted again once a minute.
+
+        Raises:
+            ServerRefused: the disk failed.
+        """
+        now = self._clock()
+        minute = int(now // 60)
+        if minute == self._full_minute:
+            return False
+        kept = self._write(now, storage_index, share_number, reason, mutable)
+        if not kept:
+            self._full_minute = minute
+        return kept
+
+    def _write(
+        self, now: float, storage_index: bytes, share_number: int, reason: str, mutable: bool
+    ) -> bool:
+        kind = "mutable" if mutable else "immutable"
+        index = base32.encode(storage_index)
+        when = dates.utc(now)
+        path = f"{self._directory}/{when:%Y-%m-%dT%H%M%S.%f}--{index}-{share_number}"
+        try:
+            make_private(self._directory)
+            if len(os.listdir(self._directory)) >= MAX_ADVISORIES:
+                return False
+            # It may be shown in a terminal.
+            safe = harmless(reason[:MAX_REASON_BYTES]).encode("utf-8", "replace")
+            text = safe[:MAX_REASON_BYTES].decode("utf-8", "ignore")
+            with suppress(FileExistsError):
+                _make(
+                    path,
+                    f"time: {when:%Y-%m-%dT%H:%M:%S}Z\nshare type: {kind}\n"
+                    f"storage index: {index}\nshare number: {share_number}\n\n{text}\n",
+                )
+        except OSError as error:
+            raise disk.disk_error(error, f"keep an advisory in {self._directory!r}") from error
+        return True
+
+
+def _make(path: str, text: str) -> None:
+    """Create a file; if the disk is full, remove it."""
+    with open(path, "x", encoding="utf-8", opener=_open_private) as file:
+        try:
+            file.write(text)
+            file.flush()
+        except OSError:
+            os.unlink(path)
+            raise
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, PRIVATE_FILE)
+
+
+#     shares/<2 characters>/<storage index>/<share number>             complete shares
+#     shares/incoming/<storage index>.<share number>                   unfinished ones
+#     corruption-advisories/<time>--<storage index>-<share number>     advisories
+#
+# Files with other names and symbolic links are ignored. ``incoming`` is one flat directory, unlike that of
+# Tahoe-LAFS, which empties its own when it starts. A directory for each unfinished upload, created and
+# removed, would cost more than all the rest: ext4 does not reuse an inode that was freed in the last
+# seconds, and every new file searches past those.
+
+KEEP_UNFINISHED_S = 7 * 86400.0
+WORTHLESS_AFTER_S = 30 * 60.0
+"""For uploads without a note of what has arrived, which cannot be resumed, such as those of Tahoe-LAFS."""
+DEFAULT_EXPIRY = Expiry()
+
+
+@attrs.frozen
+class StoreSettings:
+    """
+    What a store accepts, and how much of it.
+
+    Attributes:
+        reserved_bytes: space on the disk that shares must leave free.
+        read_only: accept no shares. Leases are renewed nevertheless.
+        max_open_uploads: files that are kept open; further unfinished uploads are closed, the longest
+            unused first, and opened again for their next write. Complete ones that wait to become durable
+            stay open and are not counted: the caller limits them.
+        max_uploads: unfinished uploads at a time; beyond that some are evicted, or an allocation is
+            rejected.
+        keep_unfinished_s: an unfinished upload is given up this long after its last write, unless it was
+            evicted before.
+        node_id: 20 bytes, the server's tub id, for containers of mutable shares.
+    """
+
+    reserved_bytes: int = 0
+    read_only: bool = False
+    max_open_uploads: int = 64
+    max_uploads: int = 4096
+    keep_unfinished_s: float = KEEP_UNFINISHED_S
+    node_id: bytes = bytes(NODE_ID_BYTES)
+
+
+class ShareStore:
+    """
+    Shares, leases and unfinished uploads of one storage directory, in the on-disk format of Tahoe-LAFS.
+
+    Methods block on the disk and on nothing else: call them from a thread, or directly where they are fast.
+    Several threads may use a store, and several processes a directory, each with its own store. Creating
+    the object does not access the disk; directories are created when needed.
+
+    Args:
+        root: the storage directory.
+        clock: seconds since 1970, for abandoned uploads; and for leases, unless ``date`` is given.
+        free_bytes: returns the space on the disk of a path, or None if unknown.
+        boot_id: 16 bytes that change whenever the machine starts.
+
+    Attributes:
+        slots: mutable shares; the rest of the store is about immutable ones, unless stated otherwise.
+
+    Raises, in all methods:
+        UsageError: a storage index that is not 16 bytes, or a number that is not 0 to 255.
+        ServerRefused: the disk failed.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        settings: StoreSettings | None = None,
+        *,
+        clock: Callable[[], float],
+        date: Callable[[], float] | None = None,
+        free_bytes: Callable[[str], int | None] = disk.free_bytes,
+        boot_id: Callable[[], bytes] = disk.read_boot_id,
+    ) -> None:
+        settings = settings or StoreSettings()
+        self.root = root
+        self.reserved_bytes = settings.reserved_bytes
+        self.read_only = settings.read_only
+        self.keep_unfinished_s = settings.keep_unfinished_s
+        self._paths = Paths(root)
+        self._clock, self._date = clocks = clock, date or clock
+        self._room = FreeSpace(self._paths.shares, clock, free_bytes)
+        self._advisories = Advisories(self._paths.advisories, clock)
+        self._unfinished = UnfinishedUploads(
+            self._paths,
+            *clocks,
+            self._missing_bytes,
+            settings.max_open_uploads,
+            settings.max_uploads,
+            boot_id,
+        )
+        self.slots = Slots(
+            self._paths.directory,
+            self._paths.incoming,
+            self._date,
+            self._fits,
+            settings.read_only,
+            settings.node_id,
+        )
+
+    def __repr__(self) -> str:
+        return f"<ShareStore {str(self.root)!r}, {len(self._unfinished)} unfinished uploads>"
+
+    @property
+    def upload_count(self) -> int:
+        """The number of unfinished uploads of this store."""
+        return len(self._unfinished)
+
+    # Space.
+
+    def available_bytes(self) -> int | None:
+        """
+        Return the space for more shares, or None if unknown; 0 if read-only.
+
+        Raises:
+            ServerRefused: the storage directory is not a directory.
+        """
+        if self.read_only:
+            return 0
+        free = self._room.free_bytes()
+        if free is None:
+            return None
+        return max(0, free - self.reserved_bytes - self._unfinished.kept_bytes())
+
+    def _missing_bytes(self, more_bytes: int, fresh: bool = False) -> int:
+        """Return how much space is missing for more bytes; see ``FreeSpace.missing_bytes``."""
+        wanted, there = self.reserved_bytes + more_bytes, self._unfinished
+        promised = there.remaining_bytes
+        return self._room.missing_bytes(wanted, there.allocated_bytes, promised, fresh)
+
+    def _fits(self, more_bytes: int) -> bool:
+        """
+        Return whether more bytes of mutable shares and leases fit, after evicting uploads if necessary.
+        """
+        missing = self._missing_bytes(more_bytes, fresh=True)
+        return not missing or self._unfinished.make_room(NOBODY, UploadDemand(0, 0, 0, missing))
+
+    def version(self) -> ServerVersion:
+        """Return what the server reports about itself."""
+        room = self.available_bytes()
+        if not disk.is_writable(self._paths.shares):
+            room = 0
+        most = share_file.MAX_SHARE_BYTES
+        largest = most if room is None else min(room, most)
+        return ServerVersion(largest, room, f"pipegrid/{__version__}")
+
+    # Writing.
+
+    def allocate(
+        self,
+        storage_index: bytes,
+        share_numbers: AbstractSet[int],
+        share_bytes: int,
+        secrets: UploadSecrets,
+        client: Client = NOBODY,
+    ) -> Allocation:
+        """
+        Allocate space for shares of exactly ``share_bytes`` bytes; renew the leases of all existing ones.
+
+        Shares that are rejected, for lack of space or because another client is uploading them, are in
+        neither set.
+
+        Args:
+            client: the uploader; this process itself is limited only by the disk.
+        """
+        steps = self.allocate_in_steps(storage_index, share_numbers, share_bytes, secrets, client)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:  # noqa: PERF203
+                allocation: Allocation = done.value
+                return allocation
+
+    def allocate_in_steps(
+        self,
+        storage_index: bytes,
+        share_numbers: AbstractSet[int],
+        share_bytes: int,
+        secrets: UploadSecrets,
+        client: Client = NOBODY,
+    ) -> Generator[None, None, Allocation]:
+        """
+        Do the same in steps, one share each: creating its file takes a tenth of a millisecond or more.
+
+        Shares that others finish between the steps are not allocated.
+        """
+        for number in share_numbers:
+            if type(number) is not int or not 0 <= number <= MAX_SHARE_NUMBER:
+                check_number(number)
+        if share_bytes < 0:
+            raise UsageError(f"a share cannot be {share_bytes} bytes long; ask for 0 or more")
+        with self._unfinished.allocate_lock:
+            # A file that is not readable as a share must not count, or its client would have a share less.
+            there = self._list_shares(storage_index, holds_share)
+            have = there or frozenset()
+            for number in have:
+                # A lease that cannot be renewed (a disk mounted read-only, no space) does not hide the
+                # share.
+                with suppress(OSError, ValueError, NoSpace):
+                    self._renew(storage_index, number, share_file.OWNER_ALLOCATE, secrets.lease)
+        wanted = [] if self.read_only else sorted(share_numbers - have)
+        allocated: set[int] = set()
+        new_index = there is None
+        for number in wanted:
+            if number != wanted[0]:
+                yield
+                new_index = False  # as far as is known
+            call = storage_index, number, share_bytes, secrets, new_index, client
+            with self._unfinished.allocate_lock:
+                if self._unfinished.allocate(*call):
+                    allocated.add(number)
+        return Allocation(have, frozenset(allocated))
+
+    def take_whole(
+        self, storage_index: bytes, share_number: int, data: bytes, secrets: UploadSecrets
+    ) -> IncomingShare | None:
+        """
+        Store a new share in one call instead of ``allocate`` and a write; the upload is then complete.
+
+        None if that is not possible; nothing has been done then.
+        """
+        if self.read_only or not data:
+            return None
+        with self._unfinished.allocate_lock:
+            return self._unfinished.take_whole(storage_index, share_number, data, secrets)
+
+    def upload(
+        self, storage_index: bytes, share_number: int, upload_secret: bytes, client: Client = NOBODY
+    ) -> IncomingShare:
+        """
+        Return an unfinished upload to write to, from this process or left by a dead one.
+
+        Args:
+            client: the writer.
+
+        Raises:
+            NoSuchShare: it does not exist.
+            WrongSecret: it has another secret, or another process is writing it.
+        """
+        return self._unfinished.upload(storage_index, share_number, upload_secret, client)
+
+    def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
+        """
+        Remove an unfinished upload.
+
+        Raises:
+            NoSuchShare: it does not exist, or all of its bytes have arrived.
+            WrongSecret: see ``upload``.
+        """
+        self._unfinished.abort(storage_index, share_number, upload_secret)
+
+    # Reading.
+
+    def list_shares(self, storage_index: bytes) -> frozenset[int]:
+        """
+        Return the numbers of all complete immutable shares.
+
+        Damaged ones are included, so that a verifier can report them; for ``allocate`` a file that is empty
+        after a power cut, or that this process may not read, does not count. It is not replaced.
+        """
+        return self._list_shares(storage_index, _is_immutable) or frozenset()
+
+    def _list_shares(
+        self, storage_index: bytes, counts: Callable[[str], bool]
+    ) -> frozenset[int] | None:
+        """The same; None if their directory does not exist. See ``list_numbers``."""
+        return list_numbers(self._paths.directory(storage_index), counts)
+
+    def open_share(self, storage_index: bytes, share_number: int) -> ShareReader:
+        """
+        Open a complete share for reading.
+
+        Raises:
+            NoSuchShare: it does not exist.
+            ServerRefused: it is damaged.
+        """
+        reader = open_reader(self._paths.final(*check_key(storage_index, share_number)))
+        if reader is None:
+            raise NoSuchShare(
+                f"there is no share {share_number} of {base32.encode(storage_index)} here; "
+                "use another server's"
+            )
+        return reader
+
+    # Leases and advisories.
+
+    def add_lease(self, storage_index: bytes, secrets: LeaseSecrets) -> None:
+        """
+        Add or renew a lease on every share of the storage index, of either kind.
+
+        A damaged share does not prevent leases on the others, which would expire; its error is raised after
+        all others have their lease. A share with the maximum of leases ends it at once: otherwise a client
+        that fills shares with leases would make each further request read all of them.
+
+        Raises:
+            NoSuchShare: the storage index has no shares.
+            NoSpace: there is no space for one more lease, on the disk or on a share.
+        """
+        found = self.slots.add_lease(storage_index, secrets)
+        failed: ServerRefused | None = None
+        there = self._list_shares(storage_index, _is_immutable)
+        for number in sorted(there or ()):
+            path = self._paths.final(storage_index, number)
+            try:
+                found |= self._renew(storage_index, number, share_file.OWNER_ADD_LEASE, secrets)
+            except OSError as error:
+                failed = failed or disk.disk_error(error, f"renew the lease of {path!r}")
+            except ValueError as error:
+                what = f"cannot renew the lease of {path!r}: {error}; use another server's share"
+                failed = failed or ServerRefused(what)
+        if failed is not None:
+            raise failed
+        if not found:
+            raise NoSuchShare(
+                f"there are no shares of {base32.encode(storage_index)}; upload them first"
+            )
+
+    def _renew(self, storage_index: bytes, number: int, owner: int, secrets: LeaseSecrets) -> bool:
+        path = self._paths.final(storage_index, number)
+        return share_file.renew_lease(path, owner, secrets, self._date(), self._fits)
+
+    def advise_corrupt_share(
+        self, storage_index: bytes, share_number: int, reason: str, mutable: bool = False
+    ) -> bool:
+        """
+        Keep a client's advisory for the operator, up to a limit; returns whether it was kept.
+
+        Raises:
+            NoSuchShare: the share does not exist.
+        """
+        place = self.slots if mutable else self
+        place.open_share(storage_index, share_number).close()
+        return self._advisories.keep(storage_index, share_number, reason, mutable)
+
+    # Housekeeping.
+
+    def adopt_leftovers(self) -> int:
+        """
+        Count what earlier processes left unfinished as promised space; returns the number of uploads.
+
+        For a process that serves the directory alone, before it starts.
+        """
+        return self._unfinished.adopt_leftovers()
+
+    def expire_uploads(self) -> int:
+        """
+        Give up uploads that were not written for ``keep_unfinished_s``, also those of dead processes.
+
+        Returns:
+            how many were given up. Call it every few minutes.
+        """
+        now = self._clock()
+        too_old = now - self.keep_unfinished_s
+        given_up = self._unfinished.expire(too_old)
+        worthless = max(too_old, now - WORTHLESS_AFTER_S)
+        return given_up + garbage_collector.remove_abandoned(
+            self._paths.incoming, too_old, worthless
+        )
+
+    def collect_garbage(self, expiry: Expiry = DEFAULT_EXPIRY, now: float | None = None) -> int:
+        """
+        Remove shares whose leases have all expired by ``now`` (or the clock); returns how many.
+
+        Only called if the operator wants it. It may take long; call it in a thread.
+        """
+        return garbage_collector.remove_expired(self._paths.shares, expiry, now or self._clock())
+
+    def release(self) -> None:
+        """Close the files of unfinished uploads, so that other processes may resume them."""
+        self._unfinished.release()
+
+    def close(self) -> None:
+        """Release everything; the next process that opens the directory may resume the uploads."""
+        self._unfinished.close()
+
+
+def _is_immutable(path: str) -> bool:
+    """Return whether a file in a share's place is not that of a mutable share, whatever else it is."""
+    return not slotfiles.is_mutable_file(path)

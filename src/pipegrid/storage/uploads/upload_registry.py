@@ -1,0 +1,440 @@
+"""
+The registry of unfinished uploads of a storage directory: owners, limits, open files and promised space.
+
+Source: the format reference, storage protocols, sections 7 and 8.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+
+from twisted.logger import Logger
+
+from pipegrid.disk import file_system_calls as disk
+from pipegrid.errors import NoSpace
+from pipegrid.storage import share_file
+from pipegrid.storage.storage_paths import Paths, ShareKey, check_key
+from pipegrid.storage.uploads import eviction, incoming_files
+from pipegrid.storage.uploads import incoming_files as incoming
+from pipegrid.storage.uploads import incoming_files as sidecar
+from pipegrid.storage.uploads.eviction import LEFT_BEHIND, NOBODY, Client, Eviction, UploadDemand
+from pipegrid.storage.uploads.incoming_files import OpenedUpload
+from pipegrid.storage.uploads.incoming_share import IncomingShare, WholeShares
+from pipegrid.wire.storage_messages import LeaseSecrets, UploadSecrets
+
+
+class OpenFiles:
+    """
+    Limits how many uploads have their files open: the longest unused is closed first.
+
+    Complete ones stay open until they are published; the caller limits how many wait for that.
+
+    Args:
+        most: how many may be open.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        # The longest unused first.
+        self._uploads: OrderedDict[ShareKey, IncomingShare] = OrderedDict()
+        self._lock = threading.Lock()  # no call waits while holding it
+
+    def used(self, upload: IncomingShare) -> None:
+        """Record that an upload is open and in use; another one may be closed for it."""
+        key = (upload.storage_index, upload.share_number)
+        if upload.complete:
+            self.discard(key)
+            return
+        with self._lock:
+            self._uploads[key] = upload
+            self._uploads.move_to_end(key)
+            excess = len(self._uploads) - self._most
+            if excess <= 0:
+                return
+            candidates = list(self._uploads.items())
+        for key, other in candidates:
+            if excess > 0 and other is not upload and other.suspend():
+                excess -= 1
+                with self._lock:
+                    if not other.is_open:
+                        self._uploads.pop(key, None)
+
+    def discard(self, key: ShareKey) -> None:
+        """Remove an upload that has ended, or must stay open."""
+        with self._lock:
+            self._uploads.pop(key, None)
+
+    def clear(self) -> None:
+        """Remove all, without closing any."""
+        with self._lock:
+            self._uploads.clear()
+
+
+# An unfinished upload belongs to the client that knows its secret, and survives connections and processes.
+# A process that writes one holds its lock. ``allocate`` decides about a number that has a file in
+# ``incoming``:
+#
+# * locked by this store, same secret: allocated; the upload continues;
+# * locked by this store, another secret: rejected, until 30 minutes without a write; then as for an
+#   unlocked one;
+# * locked by another process: rejected;
+# * unlocked (its process is dead), same secret, valid note: allocated; the upload is resumed;
+# * unlocked, otherwise: emptied, and allocated.
+#
+# So leftovers never block a client. In return, after a restart the first client that allocates under
+# another secret replaces an unfinished upload, whose writer then gets ``NoSuchShare`` or ``WrongSecret``
+# and may allocate again, as after any restart of a Tahoe-LAFS server. A process that serves a directory
+# alone counts leftovers when it starts (``adopt_leftovers``). Bytes still to arrive for this store's
+# uploads count as used space; those of other processes are unknown.
+
+log = Logger()
+
+MANY_UPLOADS = 256
+
+
+class UnfinishedUploads:
+    """
+    The unfinished uploads of a ``ShareStore``.
+
+    Args:
+        paths: where the files are.
+        clock: seconds since 1970.
+        date: the same for leases.
+        missing_bytes: returns how much space is missing to promise more bytes; 0: none.
+        max_open, max_uploads, boot_id: see ``ShareStore``.
+
+    Attributes:
+        allocated_bytes: their lengths, however much of them has arrived.
+        allocate_lock: held by callers of ``allocate``, from before they list the complete shares.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        clock: Callable[[], float],
+        date: Callable[[], float],
+        missing_bytes: Callable[[int], int],
+        max_open: int,
+        max_uploads: int,
+        boot_id: Callable[[], bytes],
+    ) -> None:
+        self._paths = paths
+        self._clock = clock
+        self._date = date
+        self._missing_bytes = missing_bytes
+        self._max_uploads = max_uploads
+        self._read_boot_id = boot_id
+        self._boot_id: bytes | None = None
+        self._uploads: dict[ShareKey, IncomingShare] = {}
+        self.allocated_bytes = 0
+        self._promised_bytes = 0
+        self._kept: tuple[int, int] = (-1, 0)  # in which second it was computed, and the result
+        self._full_minute = -1  # in which it was last reported that the disk is full
+        self._given_up = 0  # by eviction, since it was last reported
+        self._eviction: Eviction[IncomingShare] = Eviction()
+        self._open = OpenFiles(max_open)
+        self._whole = WholeShares(paths, clock, self)
+        self._table_lock = threading.Lock()  # for the counts; no call waits while holding it
+        self.allocate_lock = threading.Lock()  # taken before an upload's lock and _table_lock
+
+    def __len__(self) -> int:
+        return len(self._uploads)
+
+    def __repr__(self) -> str:
+        return f"<UnfinishedUploads in {self._paths.incoming!r}, {len(self)} of them>"
+
+    def remaining_bytes(self) -> int:
+        """Return the disk space that all of them still need."""
+        return self._promised_bytes
+
+    def kept_bytes(self) -> int:
+        """
+        Return the same for uploads that cannot be evicted; where there are many, computed once a second.
+        """
+        now = self._clock()
+        second, kept = self._kept
+        if second == int(now) and len(self._uploads) > MANY_UPLOADS:
+            return kept
+        with self._table_lock:
+            kept = sum(
+                upload.remaining_bytes
+                for upload in self._uploads.values()
+                if upload.client == NOBODY or eviction.is_being_written(upload, now)
+            )
+        self._kept = (int(now), kept)
+        return kept
+
+    def make_room(self, client: Client, asked: UploadDemand) -> bool:
+        """
+        Evict uploads for a demand; return whether nothing is missing now.
+
+        A client that was rejected is rejected for the rest of the second: choosing among thousands of
+        uploads takes time.
+        """
+        with self._table_lock:
+            chosen = self._eviction.choose(self._uploads.values(), client, asked, self._clock())
+        if not chosen:
+            return False
+        for upload in chosen:
+            upload.discard()
+        self._given_up += len(chosen)
+        return True
+
+    def allocate(
+        self,
+        storage_index: bytes,
+        number: int,
+        share_bytes: int,
+        secrets: UploadSecrets,
+        new_index: bool,
+        client: Client = NOBODY,
+    ) -> bool:
+        """
+        Begin an upload, or resume it; returns whether that is allowed. A comment above lists the cases.
+
+        Args:
+            new_index: there was no directory for shares of this index.
+            client: the uploader; other clients' uploads may be evicted for it.
+        """
+        key = (storage_index, number)
+        secret_hash = sidecar.hash_secret(secrets.upload)
+        upload = self._uploads.get(key)
+        if upload is not None:
+            if not self._yields(upload, secret_hash, share_bytes):
+                same = hmac.compare_digest(upload.secret_hash, secret_hash)
+                if not same or upload.share_bytes != share_bytes:
+                    return False
+                self._hand_over(upload, client)
+                return True
+            upload.discard()
+        if not self._has_room(share_bytes, client):
+            return False
+        path = self._paths.unfinished(storage_index, number)
+        try:
+            begun = incoming_files.begin(
+                path,
+                self._paths.final(storage_index, number),
+                share_bytes,
+                secret_hash,
+                self._known_boot_id(),
+                partial(self._make_lease, secrets.lease),
+                new_index,
+            )
+        except OSError as error:
+            refusal = disk.disk_error(error, f"begin an upload in {path!r}")
+            if isinstance(refusal, NoSpace):
+                self._tell_full(refusal)
+                return False
+            raise refusal from error
+        if begun is None:
+            return False
+        upload = self._adopt(key, share_bytes, secret_hash, begun, client)
+        upload.new_index = new_index
+        return True
+
+    def take_whole(
+        self, storage_index: bytes, number: int, data: bytes, secrets: UploadSecrets
+    ) -> IncomingShare | None:
+        """
+        Store a share that arrived as a whole with its allocation; None if it has to be uploaded in steps.
+        """
+        key = (storage_index, number)
+        full = len(self._uploads) >= self._max_uploads or self._missing_bytes(len(data))
+        if key in self._uploads or full:
+            return None
+        share = self._whole.make(
+            key, data, secrets.upload, partial(self._make_lease, secrets.lease)
+        )
+        if share is not None:
+            with self._table_lock:
+                self._uploads[key] = share
+                self.allocated_bytes += share.share_bytes
+        return share
+
+    def _tell_full(self, refusal: NoSpace) -> None:
+        """Log, once a minute, that the disk is full although it reports free space: a quota is used up."""
+        minute = int(self._clock() // 60)
+        if minute != self._full_minute:
+            self._full_minute = minute
+            log.warn("{error}", error=str(refusal))
+
+    def _yields(self, upload: IncomingShare, secret_hash: bytes, share_bytes: int) -> bool:
+        """
+        Whether it gives way to another upload of the same number: a stale one, or one left by an earlier
+        process.
+        """
+        if upload.left_behind:
+            mine = hmac.compare_digest(upload.secret_hash, secret_hash)
+            return not mine or upload.share_bytes != share_bytes
+        if hmac.compare_digest(upload.secret_hash, secret_hash):
+            return False
+        return eviction.is_stale(upload, self._clock())
+
+    def _has_room(self, share_bytes: int, client: Client) -> bool:
+        """Return whether one more may begin, after evicting others if necessary."""
+        if share_bytes > share_file.MAX_SHARE_BYTES:
+            return False
+        missing_bytes = self._missing_bytes(share_bytes)
+        missing_uploads = max(0, len(self._uploads) + 1 - self._max_uploads)
+        if not missing_bytes and not missing_uploads:
+            return True
+        return self.make_room(client, UploadDemand(1, share_bytes, missing_uploads, missing_bytes))
+
+    def upload(
+        self, storage_index: bytes, share_number: int, upload_secret: bytes, client: Client = NOBODY
+    ) -> IncomingShare:
+        """Return an upload to write to; see ``ShareStore.upload``."""
+        key = check_key(storage_index, share_number)
+        secret_hash = sidecar.hash_secret(upload_secret)
+        with self._table_lock:
+            upload = self._uploads.get(key)
+        if upload is None:
+            with self.allocate_lock:
+                upload = self._uploads.get(key) or self._take_up(key, secret_hash)
+        if not hmac.compare_digest(upload.secret_hash, secret_hash):
+            raise incoming_files.wrong_secret(
+                upload.storage_index, share_number, "under another secret"
+            )
+        if upload.left_behind or (client is not NOBODY and client not in (upload.client, NOBODY)):
+            self._hand_over(upload, client)
+        return upload
+
+    def _hand_over(self, upload: IncomingShare, client: Client) -> None:
+        """Make an upload belong to a client from now on."""
+        with self._table_lock:
+            self._eviction.hand_over(upload, client)
+
+    def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> None:
+        """Remove an upload and its file; see ``ShareStore.abort``, which raises the same."""
+        upload = self.upload(storage_index, share_number, upload_secret)
+        if upload.complete:
+            raise incoming_files.no_such_upload(storage_index, share_number)
+        upload.discard()
+
+    def expire(self, too_old: float) -> int:
+        """Give up uploads of this store that were last written before ``too_old``; returns how many."""
+        given_up, self._given_up = self._given_up, 0
+        if given_up:
+            log.info("gave up {count} unfinished uploads to free space", count=given_up)
+        with self._table_lock:
+            self._eviction.clear()  # built again when space is short: that is cheap every few minutes
+            idle = [upload for upload in self._uploads.values() if upload.last_write <= too_old]
+        for upload in idle:
+            upload.discard()
+        return len(idle)
+
+    def adopt_leftovers(self) -> int:
+        """
+        Count the uploads that earlier processes left with a note; returns how many.
+
+        For a process that serves the directory alone. Their files stay closed, so that other processes may
+        resume them, and their last write stays as it was. Housekeeping removes those beyond the limit of
+        uploads.
+        """
+        names = incoming.noted(self._paths.incoming)
+        return sum(
+            self._adopt_leftover(*key) for key in names if len(self._uploads) < self._max_uploads
+        )
+
+    def _adopt_leftover(self, storage_index: bytes, number: int) -> bool:
+        key = (storage_index, number)
+        path = self._paths.unfinished(*key)
+        with self.allocate_lock:
+            if key in self._uploads:
+                return False
+            try:
+                resumed = incoming.resume(path, self._known_boot_id())
+                if resumed is None:
+                    return False
+                fd, note = resumed
+                written = os.fstat(fd).st_mtime
+            except OSError:
+                return False
+            if sum(end - begin for begin, end in note.ranges) >= note.share_bytes:
+                os.close(fd)  # no space is reserved for it
+                return False
+            begun = OpenedUpload(fd, path, self._paths.final(*key), note)
+            upload = self._adopt(key, note.share_bytes, note.secret_hash, begun, LEFT_BEHIND)
+            upload.left_behind = True
+            upload.last_write = min(written, upload.last_write)
+            upload.suspend()
+        return True
+
+    def release(self) -> None:
+        """Close their files, so that other processes may resume them."""
+        with self._table_lock:
+            open_ones = list(self._uploads.values())
+        for upload in open_ones:
+            upload.suspend()
+
+    def close(self) -> None:
+        """Close them all, and leave notes for processes that resume them."""
+        with self._table_lock:
+            open_ones = list(self._uploads.values())
+            self._uploads.clear()
+            self.allocated_bytes = self._promised_bytes = 0
+            self._open.clear()
+            self._eviction.clear()
+        for upload in open_ones:
+            upload.close()
+
+    # Parts of ``allocate`` and ``upload``; under allocate_lock.
+
+    def _make_lease(self, lease: LeaseSecrets) -> bytes:
+        version, now = share_file.WRITTEN_VERSION, self._date()
+        return share_file.pack_lease(version, share_file.OWNER_ALLOCATE, lease, now)
+
+    def _take_up(self, key: ShareKey, secret_hash: bytes) -> IncomingShare:
+        path = self._paths.unfinished(*key)
+        fd, note = incoming_files.take_up(path, key, secret_hash, self._known_boot_id())
+        begun = OpenedUpload(fd, path, self._paths.final(*key), note)
+        return self._adopt(key, note.share_bytes, secret_hash, begun, NOBODY)
+
+    def _adopt(
+        self,
+        key: ShareKey,
+        share_bytes: int,
+        secret_hash: bytes,
+        begun: OpenedUpload,
+        client: Client,
+    ) -> IncomingShare:
+        boot_id = self._known_boot_id()
+        upload = IncomingShare(key, share_bytes, secret_hash, begun, boot_id, self._clock, self)
+        upload.client = client
+        with self._table_lock:
+            self._uploads[key] = upload
+            self.allocated_bytes += share_bytes
+            self._eviction.add(upload)
+        self.used(upload)
+        return upload
+
+    def used(self, upload: IncomingShare) -> None:
+        """Count the bytes that are still to arrive, and limit the number of open files."""
+        with self._table_lock:
+            remaining = upload.remaining_bytes
+            self._promised_bytes += remaining - upload.promised_bytes
+            upload.promised_bytes = remaining
+        self._open.used(upload)
+
+    def forget(self, upload: IncomingShare) -> None:
+        """Remove an upload that has ended from the counts."""
+        with self._table_lock:
+            key = (upload.storage_index, upload.share_number)
+            if self._uploads.get(key) is upload:
+                del self._uploads[key]
+                self.allocated_bytes -= upload.share_bytes
+                self._promised_bytes -= upload.promised_bytes
+                self._eviction.remove(upload)
+            else:
+                return
+        self._open.discard(key)
+
+    def _known_boot_id(self) -> bytes:
+        if self._boot_id is None:
+            self._boot_id = self._read_boot_id()
+        return self._boot_id

@@ -1,0 +1,222 @@
+"""
+One directory, read and taken apart.
+
+What a directory says is somebody else's word: how many bytes and entries, and how long names, is bounded
+before memory is spent on them, and metadata stay bytes until somebody asks for them. Names may be anything,
+from the empty one to ``..``: see ``names``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from pipegrid.argument_checks import check_kind
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, UnknownCap
+from pipegrid.core.mutable.directory_content import open_write_cap
+from pipegrid.core.packed_directory import immutable_cap, plain_entries, readonly_cap
+from pipegrid.core.text import printable
+from pipegrid.errors import CapError, DirectoryError, PipegridError
+
+Kind = Literal["directory", "file", "unknown"]
+
+ENTRY_BYTES = 1000
+"""What an entry takes in memory beside its bytes: objects for it, its name and its cap."""
+
+MAX_METADATA_BYTES = 1 << 16
+"""Of one entry; what Tahoe-LAFS and we write has some 200. Larger ones count as none."""
+
+
+class ReadsFiles(Protocol):
+    """What reading directories needs of a grid."""
+
+    def read(self, cap: str | Cap, start: int = 0, length: int | None = None) -> Deferred[bytes]:
+        """Fetch a file, or a range of it, into memory."""
+
+
+@attrs.frozen
+class ListingLimits:
+    """
+    What a directory may have; one that has more is unreadable.
+
+    Attributes:
+        directory_bytes: packed; 10,000 entries have some 3 MB.
+        entries: a million small ones would fit into that.
+        name_bytes: in UTF-8; Tahoe-LAFS takes names of 5000 characters.
+    """
+
+    directory_bytes: int = 64 << 20
+    entries: int = 200_000
+    name_bytes: int = 32 << 10
+
+
+@attrs.frozen
+class Entry:
+    """
+    One entry of a directory.
+
+    Attributes:
+        name: composed (NFC), any text.
+        cap: what reads the child; None if only its write cap is stored, and is not to be had.
+        write_cap: what changes the child, as stored, if the cap of the directory tells it.
+        metadata_json: as stored, perhaps not even JSON.
+    """
+
+    name: str
+    cap: Cap | None
+    write_cap: Cap | None = attrs.field(default=None, repr=False)
+    metadata_json: bytes = attrs.field(default=b"{}", repr=False)
+
+    @property
+    def best(self) -> Cap | None:
+        """The cap that grants most: the one that writes the child, if it is of what the other reads."""
+        write_cap = self.write_cap
+        if write_cap is None or isinstance(write_cap, UnknownCap):
+            return self.cap
+        return write_cap if self.cap == write_cap.readonly() else self.cap
+
+    @property
+    def kind(self) -> Kind:
+        """What the cap says that it is."""
+        return kind_of(self.cap)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the entry says beside its cap; nothing, if that is no JSON object or too large."""
+        return metadata_of(self.metadata_json)
+
+
+@attrs.frozen
+class Listing:
+    """
+    The entries of a directory.
+
+    Attributes:
+        entries: in ascending order of their names, which are all different.
+        size: of the directory, in bytes.
+    """
+
+    entries: tuple[Entry, ...] = attrs.field(repr=False)
+    size: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what this takes in memory."""
+        return self.size + ENTRY_BYTES * len(self.entries)
+
+
+def kind_of(cap: Cap | None) -> Kind:
+    """Return what a cap that reads something reads; ``unknown`` for those that do not."""
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    reads = isinstance(file, (ChkCap, LitCap)) or (
+        isinstance(file, MutableCap) and file.access != "verify"
+    )
+    if not reads:
+        return "unknown"
+    return "directory" if isinstance(cap, DirectoryCap) else "file"
+
+
+def metadata_of(data: bytes) -> dict[str, Any]:
+    """Return the JSON object that data holds in UTF-8; an empty one if it holds none, or is too large."""
+    if len(data) > MAX_METADATA_BYTES:
+        return {}
+    try:
+        found = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError):  # RecursionError: nested beyond all reason
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def check_listing_limits(limits: ListingLimits | None) -> None:
+    """Raise UsageError unless these are what a directory may have."""
+    check_kind(limits, (ListingLimits, type(None)), "what a directory may have", "a ListingLimits")
+
+
+async def read_listing(
+    grid: ReadsFiles, cap: DirectoryCap, limits: ListingLimits | None = None
+) -> Listing:
+    """
+    Fetch a directory and take it apart.
+
+    Raises:
+        CapError: the cap does not read a directory.
+        DirectoryError: it is damaged, or beyond the limits.
+        PipegridError: the grid could not fetch it.
+    """
+    check_listing_limits(limits)
+    limits = limits or ListingLimits()
+    file = cap.file
+    if kind_of(cap) != "directory":
+        raise CapError(
+            "this is the verifier cap of a directory: it checks its shares but cannot list it; "
+            "use the cap that lists it"
+        )
+    if isinstance(file, LitCap):
+        data = file.data
+    else:
+        if isinstance(file, ChkCap) and file.size > limits.directory_bytes:
+            raise _too_large(limits)
+        # Of one that can change nobody knows the size before.
+        data = await grid.read(file, 0, limits.directory_bytes + 1)
+    return unpack(cap, data, limits)
+
+
+def unpack(cap: DirectoryCap, data: bytes, limits: ListingLimits | None = None) -> Listing:
+    """
+    Take the bytes of a directory apart.
+
+    Children that an immutable directory may not have are left out; of several with one name the last counts.
+
+    Raises:
+        DirectoryError: they are damaged, or beyond the limits.
+    """
+    limits = limits or ListingLimits()
+    if len(data) > limits.directory_bytes:
+        raise _too_large(limits)
+    found: dict[str, Entry] = {}
+    for entry in _entries(data, cap.file, limits):
+        found[entry.name] = entry
+    return Listing(tuple(found[name] for name in sorted(found)), len(data))
+
+
+def _entries(data: bytes, file: Cap, limits: ListingLimits) -> Iterator[Entry]:
+    can_change = isinstance(file, MutableCap)
+    writekey = file.secret if isinstance(file, MutableCap) and file.access == "write" else None
+    for count, (name, cap_text, rw_data, metadata, *_) in enumerate(plain_entries(data)):
+        if count >= limits.entries:
+            raise DirectoryError(
+                f"this directory has more than {limits.entries} entries, and was left out; "
+                "programs can allow more with ListingLimits"
+            )
+        # Bytes are counted only where characters, of four at most, do not tell.
+        if 4 * len(name) > limits.name_bytes < len(name.encode("utf-8")):
+            raise DirectoryError(
+                f"an entry of this directory has a name of more than {limits.name_bytes} bytes, which "
+                f"begins with '{printable(name[:20])}'; the directory was left out"
+            )
+        if can_change:
+            cap = readonly_cap(cap_text)
+        else:
+            if rw_data:
+                raise DirectoryError(
+                    f"the child '{printable(name)}' of an immutable directory has a write cap; do not "
+                    "trust it"
+                )
+            cap = immutable_cap(cap_text)
+            if cap is None and cap_text.strip(" "):
+                continue
+        write_cap = None if writekey is None else open_write_cap(rw_data, writekey)
+        if cap is None and write_cap is not None and not isinstance(write_cap, UnknownCap):
+            cap = write_cap.readonly()
+        yield Entry(name, cap, write_cap, metadata)
+
+
+def _too_large(limits: ListingLimits) -> PipegridError:
+    return DirectoryError(
+        f"this directory has more than {limits.directory_bytes / (1 << 20):.4g} MiB, and was left out; "
+        "programs can allow more with ListingLimits"
+    )

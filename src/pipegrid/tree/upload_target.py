@@ -1,0 +1,274 @@
+"""Target of a tree upload; known objects."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.python.failure import Failure
+
+from pipegrid.core.caps import ChkCap, LitCap, is_literal_size
+from pipegrid.core.encoding_parameters import Params
+from pipegrid.core.text import printable
+from pipegrid.errors import SourceError
+from pipegrid.flow.concurrency import SmallFileCapacity
+from pipegrid.grid.file_grid import Grid
+from pipegrid.transfer.results import CheckResult, Progress
+from pipegrid.tree.local_walk import FileMet
+
+if TYPE_CHECKING:
+    from pipegrid.transfer.upkeep import Upkeep, UpkeepOutcome
+
+
+# Where the files of a tree go: to a grid, or nowhere, to learn what would be sent.
+
+Content = bytes | io.FileIO | None
+ImmutableFileCap = ChkCap | LitCap
+
+
+@attrs.frozen
+class Health:
+    """
+    How the grid keeps a file.
+
+    Attributes:
+        whole: it is as good as a put leaves it.
+        leased: so many servers have given leases that this stays so; also if there are no leases.
+    """
+
+    whole: bool
+    leased: bool = True
+
+
+class StoresFiles(Protocol):
+    """What the files of a tree are given to: a grid, or what only counts them."""
+
+    @property
+    def appetite(self) -> SmallFileCapacity:
+        """How many small files may be under way."""
+
+    def expect(self, objects: int) -> None:
+        """So many small ones are about to be stored."""
+
+    def put(
+        self,
+        source: Content,
+        size: int,
+        cap_known: Callable[[ChkCap], None] | None,
+        progress: Progress | None,
+    ) -> Deferred[tuple[ImmutableFileCap, bool]]:
+        """
+        Store one file; see ``Grid.put``. ``source`` is None where nothing is read.
+
+        Fires with its cap, and whether servers had all of it already.
+        """
+
+    def check(self, cap: ImmutableFileCap) -> Deferred[Health]:
+        """Renew the leases of a file; fires with how it is."""
+
+    def close(self) -> Deferred[Any]:
+        """Give up all checks; fires when they are let go of."""
+
+
+class GridFiles:
+    """
+    A grid.
+
+    Args:
+        options: of ``Grid.put``, the same for all.
+    """
+
+    def __init__(self, grid: Grid, **options: Any) -> None:
+        self._grid = grid
+        self._options = options
+        params = options.get("params") or grid.config.params
+        self._happy = options.get("happy") or min(grid.config.happy, params.total_shares)
+        self._opening: Deferred[None] | None = None
+        self._upkeep: Upkeep | None = None
+        self._waiting: list[tuple[ImmutableFileCap, Deferred[Any]]] = []
+        self._checks: set[Deferred[Any]] = set()
+        self._watching = False
+
+    @property
+    def appetite(self) -> SmallFileCapacity:
+        """How many all servers bear."""
+        return self._grid._appetite
+
+    def expect(self, objects: int) -> None:
+        """Have the servers prepare for so many."""
+        self._grid._expect(objects)
+
+    def put(
+        self,
+        source: Content,
+        size: int,
+        cap_known: Callable[[ChkCap], None] | None,
+        progress: Progress | None,
+    ) -> Deferred[tuple[ImmutableFileCap, bool]]:
+        assert source is not None
+        running = self._grid.put(source, cap_known=cap_known, progress=progress, **self._options)
+        return running.addCallback(
+            lambda result: (result.cap, bool(result.shares_found) and not result.shares_placed)
+        )
+
+    def check(self, cap: ImmutableFileCap) -> Deferred[Health]:
+        """Count its shares, and renew their leases, together with others that are asked for meanwhile."""
+        told: Deferred[Any] = Deferred()
+        if self._upkeep is not None:
+            self._begin(self._upkeep, cap, told)
+        else:
+            self._waiting.append((cap, told))
+            if self._opening is None:
+                # Most runs check nothing, and need not load what does.
+                from pipegrid.transfer.upkeep import UpkeepRequest
+
+                self._opening = self._grid.upkeep(UpkeepRequest(add_lease=True)).addCallback(
+                    self._opened
+                )
+                self._opening.addErrback(self._not_opened)
+        return told.addCallback(self._judge)
+
+    def close(self) -> Deferred[Any]:
+        if self._upkeep is not None:
+            return self._upkeep.close()
+        if self._opening is not None:
+            self._opening.cancel()
+        return succeed(None)
+
+    def _opened(self, upkeep: Upkeep) -> None:
+        self._upkeep = upkeep
+        waiting, self._waiting = self._waiting, []
+        for cap, told in waiting:
+            self._begin(upkeep, cap, told)
+
+    def _begin(self, upkeep: Upkeep, cap: ImmutableFileCap, told: Deferred[Any]) -> None:
+        self._checks.add(told)
+
+        def ended(outcome: UpkeepOutcome) -> None:
+            self._checks.discard(told)
+            told.callback(outcome)
+
+        upkeep.begin(cap, ended)
+        if not self._watching:
+            self._watching = True
+            Deferred.fromCoroutine(upkeep.finished()).addBoth(self._finished)
+
+    def _finished(self, failure: Failure | None) -> None:
+        """All checks have ended; or a mistake of ours keeps them from it, which must not be waited for."""
+        self._watching = False
+        if failure is not None:
+            checks, self._checks = self._checks, set()
+            for told in checks:
+                told.errback(failure)
+
+    def _not_opened(self, failure: Failure) -> None:
+        self._opening = None
+        waiting, self._waiting = self._waiting, []
+        if not failure.check(CancelledError):
+            for _, told in waiting:
+                told.errback(failure)
+
+    def _judge(self, outcome: Any) -> Health:
+        assert isinstance(outcome, CheckResult)
+        return Health(
+            outcome.recoverable and outcome.happiness >= self._happy,
+            not outcome.lease_problems or len(outcome.renewed) >= self._happy,
+        )
+
+
+class DryRunStore:
+    """
+    Nothing is stored: what would be is counted.
+
+    Attributes:
+        objects, bytes: files and directories, before they are encoded.
+        checks: of those that would be checked.
+    """
+
+    def __init__(self, params: Params) -> None:
+        self._params = params
+        self.objects = self.bytes = self.checks = 0
+
+    @property
+    def appetite(self) -> SmallFileCapacity:
+        """Any number, as nothing is sent."""
+        return SmallFileCapacity.ANY
+
+    def expect(self, objects: int) -> None:
+        """Do nothing, for the same reason."""
+
+    def put(
+        self,
+        source: Content,
+        size: int,
+        cap_known: Callable[[ChkCap], None] | None,
+        progress: Progress | None,
+    ) -> Deferred[tuple[ImmutableFileCap, bool]]:
+        """Count it, and make up a cap of the right length."""
+        if is_literal_size(size):
+            return succeed((LitCap(b"?" * size), False))
+        self.objects += 1
+        self.bytes += size
+        digest = hashlib.sha256(b"%d" % self.objects).digest()
+        k, n = self._params.required_shares, self._params.total_shares
+        return succeed((ChkCap(digest[:16], digest, k, n, size), False))
+
+    def check(self, cap: ImmutableFileCap) -> Deferred[Health]:
+        """Count one more check; fires at once, as if all were well."""
+        self.checks += 1
+        return succeed(Health(True))
+
+    def close(self) -> Deferred[Any]:
+        """Do nothing; fires at once, as no check is under way."""
+        return succeed(None)
+
+
+def unreadable_root(root: object, error: OSError) -> SourceError:
+    """Return the error for a tree whose own directory cannot be read, perhaps since it is a file."""
+    called = printable(str(root))
+    if isinstance(error, NotADirectoryError):
+        return SourceError(f"{called} is not a directory; 'pipegrid put' alone stores a file")
+    return SourceError(f"cannot read {called}: {error.strerror}")
+
+
+# What is remembered of files and directories that earlier runs have stored, so that they are not sent again.
+
+
+@attrs.frozen
+class KnownObject:
+    """
+    What is remembered of a file or directory that has not changed.
+
+    Attributes:
+        cap: of the file; of a directory: of the file that it is packed in.
+        due: it has to be checked before it counts as stored.
+    """
+
+    cap: ChkCap | LitCap
+    due: bool = False
+
+
+class KnownObjects:
+    """What earlier runs have stored: here nothing. ``file`` is asked in a thread, never twice at a time."""
+
+    def file(self, path: str, found: os.stat_result) -> KnownObject | None:
+        """Return what is known of a regular file, if it is unchanged."""
+        return None
+
+    def directory(self, packed: bytes) -> KnownObject | None:
+        """Return what is known of a directory of exactly these bytes."""
+        return None
+
+    def file_stored(self, met: FileMet, cap: ChkCap | LitCap) -> None:
+        """A file was read, and is stored."""
+
+    def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
+        """A directory of exactly these bytes is stored, under this cap."""
+
+    def checked(self, cap: ChkCap | LitCap) -> None:
+        """What this cap reads was found to be whole."""

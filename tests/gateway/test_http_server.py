@@ -1,0 +1,376 @@
+"""The HTTP server of the gateway, in virtual time: who is refused, what is bounded, what is left behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET
+
+from pipegrid.gateway.body_spool import BodySpool, SpoolSpace
+from pipegrid.gateway.gateway_settings import GatewayLimits, GatewaySettings
+from pipegrid.gateway.http_response import HttpResponse, respond
+from pipegrid.gateway.http_server import GatewayChannel, GatewaySite, shown_path
+from pipegrid.gateway.web_api.web_errors import WebError
+
+LIMITS = GatewayLimits(connections=4, idle_s=100, head_s=10, stalled_s=50, spare_bytes=0)
+SECRET = b"URI:DIR2:aaaa:bbbb"
+
+
+class _Answers(Resource):
+    """Answers at once, or when a test says so."""
+
+    isLeaf = True
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.bodies: list[bytes] = []
+        self.waiting: list[Deferred[HttpResponse | None]] = []
+        self.cancelled = 0
+        self.waits = False
+
+    def render(self, request: Any) -> int:
+        async def work() -> HttpResponse | None:
+            self.bodies.append(request.body.read_at(0, request.body.size))
+            request.body.check()
+            if not self.waits:
+                return HttpResponse("done")
+            waiting: Deferred[HttpResponse | None] = Deferred()
+            self.waiting.append(waiting)
+            try:
+                return await waiting
+            except CancelledError:
+                self.cancelled += 1
+                raise
+
+        return respond(request, work(), self.clock)
+
+
+class SiteTestCase(SynchronousTestCase):
+    """A site, and clients of it."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.root = _Answers(self.clock)
+        self.directory = Path(self.mktemp())
+        self.lines: list[str] = []
+        settings = GatewaySettings(self.directory, hosts=("files.example",), limits=LIMITS)
+        self.site = GatewaySite(
+            self.root,
+            settings,
+            self.clock,
+            lambda text, **fields: self.lines.append(text.format(**fields)),
+        )
+
+    def connect(self) -> tuple[GatewayChannel, StringTransport]:
+        """Return a new connection."""
+        channel = self.site.buildProtocol(None)
+        transport = StringTransport()
+        channel.makeConnection(transport)
+        return channel, transport
+
+    def lose(self, channel: GatewayChannel) -> None:
+        """Have a client go away."""
+        channel.connectionLost(Failure(ConnectionError()))
+
+    def ask(self, *lines: bytes, body: bytes = b"") -> bytes:
+        """Send one request on a connection of its own; returns the answer."""
+        channel, transport = self.connect()
+        channel.dataReceived(b"\r\n".join([*lines, b"", b""]) + body)
+        self.lose(channel)
+        return bytes(transport.value())
+
+    def status(self, *lines: bytes, body: bytes = b"") -> int:
+        """Send one request; returns the status."""
+        return int(self.ask(*lines, body=body).split(b" ")[1])
+
+
+class RefusedTests(SiteTestCase):
+    """A hostile page in the same browser can do nothing."""
+
+    def test_hosts(self) -> None:
+        """Loopback's names, with a port or without, and those that were configured; no others."""
+        for host in (
+            b"127.0.0.1",
+            b"localhost:3456",
+            b"[::1]:3456",
+            b"FILES.example",
+            b"LocalHost.",
+        ):
+            self.assertEqual(self.status(b"GET / HTTP/1.1", b"Host: " + host), 200, host)
+        self.assertEqual(self.status(b"GET / HTTP/1.0"), 200)
+        for host in (
+            b"evil.example",
+            b"127.0.0.1.evil.example",
+            b"127.0.0.1@evil.example",
+            b"a b",
+            b"",
+        ):
+            self.assertEqual(self.status(b"GET / HTTP/1.1", b"Host: " + host), 403, host)
+        two = (b"Host: 127.0.0.1", b"Host: 127.0.0.1")
+        self.assertEqual(self.status(b"GET / HTTP/1.1", *two), 403)
+
+    def test_changes_by_other_sites(self) -> None:
+        """No method but GET and HEAD, whatever the page sends; programs send neither header."""
+        host = b"Host: 127.0.0.1:3456"
+        for method in (b"POST", b"PUT", b"DELETE", b"PATCH"):
+            line = method + b" /uri HTTP/1.1"
+            for good in (b"http://127.0.0.1:3456", b"https://127.0.0.1:3456"):
+                self.assertEqual(self.status(line, host, b"Origin: " + good), 200)
+            self.assertEqual(self.status(line, host), 200)
+            for bad in (
+                b"http://evil.example",
+                b"null",
+                b"http://127.0.0.1:80",
+                b"http://127.0.0.1",
+            ):
+                self.assertEqual(self.status(line, host, b"Origin: " + bad), 403, bad)
+            for site, status in ((b"same-origin", 200), (b"none", 200), (b"cross-site", 403)):
+                self.assertEqual(self.status(line, host, b"Sec-Fetch-Site: " + site), status)
+            self.assertEqual(self.status(line, host, b"Sec-Fetch-Site: same-site"), 403)
+            # What Chromium sends with a form of a page that sends no referrer, and with one of a sandbox.
+            null = (line, host, b"Origin: null")
+            self.assertEqual(self.status(*null, b"Sec-Fetch-Site: same-origin"), 200)
+            self.assertEqual(self.status(*null, b"Sec-Fetch-Site: cross-site"), 403)
+
+    def test_what_other_sites_embed(self) -> None:
+        """A link may be followed; nothing is loaded into a page of another site."""
+        head = (b"GET /uri/x HTTP/1.1", b"Host: 127.0.0.1", b"Sec-Fetch-Site: cross-site")
+        self.assertEqual(self.status(*head, b"Sec-Fetch-Mode: navigate"), 200)
+        self.assertEqual(self.status(*head, b"Sec-Fetch-Mode: no-cors"), 403)
+        self.assertEqual(self.status(*head, b"Sec-Fetch-Mode: cors"), 403)
+
+    def test_text_in_a_query(self) -> None:
+        """It may be of any alphabet, and any bytes: what makes no sense is the resource's to refuse."""
+        for query in (b"name=%C3%A9%E2%80%AE", b"%ff=%fe", b"x=%zz", b"a=1&a=2&&;"):
+            self.assertEqual(self.status(b"GET /?" + query + b" HTTP/1.1", b"Host: 127.0.0.1"), 200)
+
+    def test_headers(self) -> None:
+        """No CORS, whoever asks; every answer says how browsers have to treat it."""
+        said = self.ask(
+            b"OPTIONS /uri HTTP/1.1",
+            b"Host: 127.0.0.1",
+            b"Origin: http://evil.example",
+            b"Access-Control-Request-Method: PUT",
+        ).lower()
+        self.assertNotIn(b"access-control", said)
+        for status in (200, 403):
+            host = b"127.0.0.1" if status == 200 else b"evil.example"
+            said = self.ask(b"GET / HTTP/1.1", b"Host: " + host).lower()
+            for header in (
+                b"x-content-type-options: nosniff",
+                b"x-frame-options: deny",
+                b"referrer-policy: no-referrer",
+                b"content-security-policy: default-src 'self'",
+                b"cross-origin-resource-policy: same-origin",
+            ):
+                self.assertIn(header, said)
+
+    def test_a_refused_body_is_dropped(self) -> None:
+        """It takes no space, however long."""
+        channel, transport = self.connect()
+        channel.dataReceived(
+            b"PUT /uri HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 1000000\r\n\r\n"
+        )
+        for _ in range(10):
+            channel.dataReceived(b"x" * 100_000)
+            self.assertEqual(self.site.space.used_bytes, 0)
+        self.assertIn(b"HTTP/1.1 403", transport.value())
+        self.assertEqual(self.root.bodies, [])
+        self.lose(channel)
+
+    def test_no_http(self) -> None:
+        """Raw bytes of other protocols get one sentence, and the connection ends."""
+        for bad in (
+            b"\x16\x03\x01\x02\x00\r\n\r\n",
+            b"GET /\r\n\r\n",
+            b"PUT / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+            b"PUT / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+            b"PUT / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n",
+            b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+            b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n",
+        ):
+            channel, transport = self.connect()
+            channel.dataReceived(bad)
+            self.assertTrue(transport.disconnecting, bad[:60])
+            self.assertEqual(self.root.bodies, [])
+            self.lose(channel)
+
+
+class BoundsTests(SiteTestCase):
+    """What clients can take is bounded, in time and in number."""
+
+    def test_slow_heads(self) -> None:
+        """A head of which a byte comes now and then is waited for as long as any other."""
+        channel, transport = self.connect()
+        for byte in b"GET / HTT":
+            channel.dataReceived(bytes([byte]))
+            self.clock.advance(1)
+        self.assertFalse(transport.disconnecting)
+        self.clock.advance(2)
+        self.assertTrue(transport.disconnecting)
+        self.lose(channel)
+
+    def test_idle_connections(self) -> None:
+        """They end after a while; and a new one takes the place of the one that was idle the longest."""
+        pairs = []
+        for _ in range(4):
+            pairs.append(self.connect())
+            self.clock.advance(1)
+        pairs[0][0].dataReceived(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        self.connect()
+        self.assertEqual(
+            [transport.disconnecting for _, transport in pairs], [False, True, False, False]
+        )
+        self.clock.advance(200)
+        self.assertTrue(all(transport.disconnecting for _, transport in pairs))
+        for channel, _ in pairs:
+            self.lose(channel)
+
+    def test_all_are_busy(self) -> None:
+        """Then a new connection is refused, and none that works is ended."""
+        self.root.waits = True
+        pairs = [self.connect() for _ in range(4)]
+        for channel, _ in pairs:
+            channel.dataReceived(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        self.assertIsNone(self.site.buildProtocol(None))
+        self.assertFalse(any(transport.disconnecting for _, transport in pairs))
+        for channel, _ in pairs:
+            self.lose(channel)
+        self.assertEqual((self.root.cancelled, self.site.refused), (4, 1))
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_a_reader_that_stops(self) -> None:
+        """It is disconnected after a while, which cancels what it asked for."""
+        self.root.waits = True
+        channel, transport = self.connect()
+        channel.dataReceived(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        channel.pauseProducing()
+        self.clock.advance(49)
+        channel.resumeProducing()
+        channel.pauseProducing()
+        self.clock.advance(49)
+        self.assertFalse(transport.disconnecting)
+        self.clock.advance(2)
+        self.assertTrue(transport.disconnecting)
+        self.lose(channel)
+        self.assertEqual(self.root.cancelled, 1)
+
+    def test_who_goes_away(self) -> None:
+        """In the middle of a body nothing is done, and its space is given back."""
+        channel, _ = self.connect()
+        channel.dataReceived(
+            b"PUT /uri HTTP/1.1\r\nHost: localhost\r\nContent-Length: 300000\r\n\r\n"
+            + b"x" * 200_000
+        )
+        self.assertEqual(self.site.space.used_bytes, 200_000)
+        self.lose(channel)
+        self.assertEqual((self.site.space.used_bytes, self.root.bodies), (0, []))
+        self.assertEqual(os.listdir(self.directory / "tmp"), [])
+
+    def test_pipelined_requests(self) -> None:
+        """They are answered in order, one after the other."""
+        channel, transport = self.connect()
+        request = b"PUT /uri HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\n"
+        channel.dataReceived(request + b"a" + request + b"b" + request + b"c")
+        self.assertEqual(self.root.bodies, [b"a", b"b", b"c"])
+        self.assertEqual(transport.value().count(b"HTTP/1.1 200 OK"), 3)
+        self.lose(channel)
+
+
+class LogTests(SiteTestCase):
+    """One line a request, without secrets."""
+
+    def test_lines(self) -> None:
+        """Neither capabilities nor arguments stand in it, wherever they are."""
+        for path in (
+            b"/uri/" + SECRET,
+            b"/cap/" + SECRET + b"/name?t=json",
+            b"/" + SECRET,
+            b"/uri?uri=" + SECRET,
+            b"/static/secret-name",
+            b"/operations/secret-handle",
+        ):
+            self.ask(b"GET " + path + b" HTTP/1.1", b"Host: localhost")
+        self.assertEqual(len(self.lines), 6)
+        for secret in ("URI", "aaaa", "secret", "name?", "t=json"):
+            self.assertFalse([line for line in self.lines if secret in line], self.lines)
+        self.assertTrue(self.lines[0].startswith("GET /uri/[CENSORED] 200 4 B"), self.lines[0])
+        self.assertEqual(shown_path(b"/status"), "/status")
+
+
+class BodySpoolTests(SynchronousTestCase):
+    """Bodies beyond some size are files without a name, and a full disk is told."""
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp())
+        self.space = SpoolSpace(self.directory, 0)
+
+    def test_bytes_come_back(self) -> None:
+        """Whether they stay in memory, or go to a file on the way."""
+        for sizes in ([0], [10], [60_000, 60_000], [100_000], [1, 2, 70_000, 3]):
+            body = BodySpool(self.space)
+            data = b"".join(bytes([number]) * size for number, size in enumerate(sizes))
+            for number, size in enumerate(sizes):
+                body.write(bytes([number]) * size)
+            self.assertEqual(body.size, len(data))
+            source = body.source()
+            if isinstance(source, bytes):
+                self.assertEqual(source, data)
+            else:
+                with source:
+                    self.assertEqual(source.read(), data)
+            self.assertEqual(body.read_at(5, 20), data[5:25])
+            body.close()
+            body.close()
+            self.assertEqual(self.space.used_bytes, 0)
+
+    def test_no_space(self) -> None:
+        """What was announced and does not fit is refused at once; what turns out so, when it does."""
+        full = SpoolSpace(self.directory, 1 << 62)
+        self.directory.mkdir()
+        body = BodySpool(full, 1_000_000)
+        self.assertEqual(body.refused and body.refused.status, 507)
+        body = BodySpool(full)
+        body.write(b"x" * 100_000)
+        self.assertIn("free some", str(body.refused))
+        body.write(b"x")
+        self.assertEqual((full.used_bytes, body.size), (0, 0))
+        blocked = SpoolSpace(self.directory / "file/below", 0)
+        (self.directory / "file").write_bytes(b"")
+        body = BodySpool(blocked)
+        body.write(b"x" * 100_000)
+        self.assertEqual(body.refused and body.refused.status, 507)
+
+
+class RespondTests(SiteTestCase):
+    """Errors of a request become one sentence."""
+
+    def test_errors(self) -> None:
+        """Those that were foreseen are told; others are in the log alone."""
+        self.root.waits = True
+        channel, transport = self.connect()
+        for error, wanted in (
+            (WebError(409, "there is one already"), b"409 Conflict"),
+            (ValueError("a secret"), b"500 Internal Server Error"),
+        ):
+            channel.dataReceived(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            self.root.waiting.pop().errback(error)
+            self.assertIn(wanted, transport.value())
+        self.assertIn(b"there is one already", transport.value())
+        self.assertNotIn(b"a secret", transport.value())
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
+        self.lose(channel)
+
+    def test_it_is_answered_later(self) -> None:
+        """``render`` says so to ``twisted.web``."""
+        self.assertEqual(NOT_DONE_YET, 1)
