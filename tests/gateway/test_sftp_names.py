@@ -17,6 +17,7 @@ from pipegrid.gateway.sftp.sftp_messages import (
     Status,
     packed_string,
 )
+from pipegrid.tree import listing
 from pipegrid.tree.directory import Directory
 from tests.gateway.sftp_world import NEW, READ, WRITE, SftpTestCase
 
@@ -87,6 +88,26 @@ class ListingTests(SftpTestCase):
         self.elsewhere().put("/c", b"3")
         self.world.clock.advance(directory_views.FRESH_S + 0.1)
         self.assertEqual(self.client.stat("/c").size, 1)
+
+    def test_what_was_read_before_is_not_parsed_again(self) -> None:
+        """When a large directory is read again, its new entries alone take time."""
+        links = [Link(f"{n:04}", LitCap(b"")) for n in range(1000)]
+        self.world.run(Directory(self.grid, self.root).change(links))
+        self.assertEqual(len(self.client.list()), 1000)
+        parsed: list[bytes] = []
+        parse = listing._entry
+
+        def counted(stored: bytes, *rest: Any) -> Any:
+            parsed.append(stored)
+            return parse(stored, *rest)
+
+        self.patch(listing, "_entry", counted)
+        for n in range(3):
+            self.client.put(f"/new {n}", b"x")
+        self.client.path(RequestKind.REMOVE, "/0000")
+        self.world.clock.advance(directory_views.FRESH_S + 0.1)
+        self.assertEqual(len(self.client.list()), 1000 + 3 - 1)
+        self.assertEqual(len(parsed), 3)
 
     def test_memory_is_bounded(self) -> None:
         """Of the directories that were read the latest stay."""

@@ -208,6 +208,29 @@ class DirectoryTests(GridTestCase):
         self.assertLessEqual(max(each.version.sequence_number for each in results), 6)
         self.assertEqual(len(self.names()), 1000)
 
+    def test_large_directories_are_read_and_parsed_once(self) -> None:
+        """Changes one after another take a round trip each, until another client has made one, too."""
+        many = [Link(f"{n:04}", A, metadata={"k": "x" * 200}) for n in range(4000)]
+        self.world.run(self.directory.change(many))
+        parsed: list[int] = []
+        unpack = directory_content.unpack_entries
+
+        def counted(data: bytes) -> Any:
+            parsed.append(len(data))
+            return unpack(data)
+
+        self.patch(directory_content, "unpack_entries", counted)
+        began_s = self.world.clock.seconds()
+        for n in range(5):
+            self.world.run(self.directory.link(f"new {n}", B))
+        self.assertLess(self.world.clock.seconds() - began_s, 5 * 0.15)
+        self.assertEqual(parsed, [])
+        other = Directory(self.open(), self.directory.cap)
+        self.world.run(other.link("other", B))
+        self.world.run(self.directory.unlink("0000"))
+        self.assertEqual(len(self.names()), 4000 + 5 + 1 - 1)
+        self.assertGreater(min(parsed), 1 << 20)
+
     def test_move(self) -> None:
         """From one directory into another, with metadata; a child that was replaced meanwhile stays."""
         target = self.make(self.grid)

@@ -234,17 +234,31 @@ def plain_entries(data: bytes) -> Iterator[tuple[str, str, bytes, bytes, bytes, 
     """
     Yield the same as ``stored_entries``, as tuples: creating objects takes a fifth of a listing's time.
     """
+    for stored, position in entry_bytes(data):
+        yield *entry_texts(stored, position), stored, position
+
+
+def entry_bytes(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """
+    Yield the bytes of each entry, without its length, and the offset where it begins.
+
+    Raises:
+        DirectoryError: data is not a directory.
+    """
     position, size = 0, len(data)
     while position < size:
         (stored,), end = _take_netstrings(data, position, 1, position)
-        name, cap_text, rw_data, metadata = entry_fields(stored, position)
-        try:
-            text = name.decode("utf-8")
-            cap = cap_text.decode("utf-8")
-        except UnicodeDecodeError:
-            _damaged(position, "its name or cap is not UTF-8")
-        yield composed(text), cap, rw_data, metadata, stored, position
+        yield stored, position
         position = end
+
+
+def entry_texts(stored: bytes, position: int = 0) -> tuple[str, str, bytes, bytes]:
+    """Return the same as ``entry_fields``, with name (composed) and read cap as text."""
+    name, cap_text, rw_data, metadata = entry_fields(stored, position)
+    try:
+        return composed(name.decode("utf-8")), cap_text.decode("utf-8"), rw_data, metadata
+    except UnicodeDecodeError:
+        _damaged(position, "its name or cap is not UTF-8")
 
 
 def entry_fields(stored: bytes, position: int = 0) -> tuple[bytes, bytes, bytes, bytes]:

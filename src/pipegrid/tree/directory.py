@@ -43,7 +43,8 @@ from pipegrid.reactor.deferreds import as_deferred, start_cancellable
 from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
 from pipegrid.transfer.mutable.write_queue import StepwiseEdit
 from pipegrid.transfer.results import PutResult
-from pipegrid.tree.directory_reading import (
+from pipegrid.tree.listing import (
+    ENTRY_BYTES,
     Entry,
     Kind,
     ListingLimits,
@@ -80,6 +81,10 @@ class NamesEdit(StepwiseEdit):
 
     def close(self, opened: OpenDirectory) -> bytes:
         return pack_entries(opened.entries)
+
+    def memory_bytes(self, opened: OpenDirectory) -> int:
+        """See ``StepwiseEdit``."""
+        return opened.size + ENTRY_BYTES * len(opened.entries)
 
     def may_be_stored(self) -> None:
         """See ``StepwiseEdit``: only then a child that is to go may be gone by these edits."""

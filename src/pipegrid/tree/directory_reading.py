@@ -18,7 +18,7 @@ from twisted.internet.defer import Deferred
 from pipegrid.argument_checks import check_kind
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, UnknownCap
 from pipegrid.core.mutable.directory_content import open_write_cap
-from pipegrid.core.packed_directory import immutable_cap, plain_entries, readonly_cap
+from pipegrid.core.packed_directory import entry_bytes, entry_texts, immutable_cap, readonly_cap
 from pipegrid.core.text import printable
 from pipegrid.errors import CapError, DirectoryError, PipegridError
 
@@ -137,10 +137,16 @@ def check_listing_limits(limits: ListingLimits | None) -> None:
 
 
 async def read_listing(
-    grid: ReadsFiles, cap: DirectoryCap, limits: ListingLimits | None = None
+    grid: ReadsFiles,
+    cap: DirectoryCap,
+    limits: ListingLimits | None = None,
+    known: dict[bytes, Entry] | None = None,
 ) -> Listing:
     """
     Fetch a directory and take it apart.
+
+    Args:
+        known: see ``unpack``.
 
     Raises:
         CapError: the cap does not read a directory.
@@ -162,14 +168,23 @@ async def read_listing(
             raise _too_large(limits)
         # Of one that can change nobody knows the size before.
         data = await grid.read(file, 0, limits.directory_bytes + 1)
-    return unpack(cap, data, limits)
+    return unpack(cap, data, limits, known)
 
 
-def unpack(cap: DirectoryCap, data: bytes, limits: ListingLimits | None = None) -> Listing:
+def unpack(
+    cap: DirectoryCap,
+    data: bytes,
+    limits: ListingLimits | None = None,
+    known: dict[bytes, Entry] | None = None,
+) -> Listing:
     """
     Take the bytes of a directory apart.
 
     Children that an immutable directory may not have are left out; of several with one name the last counts.
+
+    Args:
+        known: entries of the same directory, by cap and by their bytes, which are not parsed again; they are
+            replaced by those that it has now.
 
     Raises:
         DirectoryError: they are damaged, or beyond the limits.
@@ -178,41 +193,57 @@ def unpack(cap: DirectoryCap, data: bytes, limits: ListingLimits | None = None) 
     if len(data) > limits.directory_bytes:
         raise _too_large(limits)
     found: dict[str, Entry] = {}
-    for entry in _entries(data, cap.file, limits):
+    for entry in _entries(data, cap.file, limits, known):
         found[entry.name] = entry
     return Listing(tuple(found[name] for name in sorted(found)), len(data))
 
 
-def _entries(data: bytes, file: Cap, limits: ListingLimits) -> Iterator[Entry]:
-    can_change = isinstance(file, MutableCap)
-    writekey = file.secret if isinstance(file, MutableCap) and file.access == "write" else None
-    for count, (name, cap_text, rw_data, metadata, *_) in enumerate(plain_entries(data)):
+def _entries(
+    data: bytes, file: Cap, limits: ListingLimits, known: dict[bytes, Entry] | None
+) -> Iterator[Entry]:
+    before = {} if known is None else dict(known)
+    if known is not None:
+        known.clear()
+    for count, (stored, position) in enumerate(entry_bytes(data)):
         if count >= limits.entries:
             raise DirectoryError(
                 f"this directory has more than {limits.entries} entries, and was left out; "
                 "programs can allow more with ListingLimits"
             )
-        # Bytes are counted only where characters, of four at most, do not tell.
-        if 4 * len(name) > limits.name_bytes < len(name.encode("utf-8")):
+        entry = before.get(stored) or _entry(stored, position, file, limits)
+        if entry is None:
+            continue
+        if known is not None:
+            known[stored] = entry
+        yield entry
+
+
+def _entry(stored: bytes, position: int, file: Cap, limits: ListingLimits) -> Entry | None:
+    """Return an entry; None: an immutable directory may not have it."""
+    name, cap_text, rw_data, metadata = entry_texts(stored, position)
+    # Bytes are counted only where characters, of four at most, do not tell.
+    if 4 * len(name) > limits.name_bytes < len(name.encode("utf-8")):
+        raise DirectoryError(
+            f"an entry of this directory has a name of more than {limits.name_bytes} bytes, which "
+            f"begins with '{printable(name[:20])}'; the directory was left out"
+        )
+    writekey = None
+    if isinstance(file, MutableCap):
+        cap = readonly_cap(cap_text)
+        writekey = file.secret if file.access == "write" else None
+    else:
+        if rw_data:
             raise DirectoryError(
-                f"an entry of this directory has a name of more than {limits.name_bytes} bytes, which "
-                f"begins with '{printable(name[:20])}'; the directory was left out"
+                f"the child '{printable(name)}' of an immutable directory has a write cap; do not "
+                "trust it"
             )
-        if can_change:
-            cap = readonly_cap(cap_text)
-        else:
-            if rw_data:
-                raise DirectoryError(
-                    f"the child '{printable(name)}' of an immutable directory has a write cap; do not "
-                    "trust it"
-                )
-            cap = immutable_cap(cap_text)
-            if cap is None and cap_text.strip(" "):
-                continue
-        write_cap = None if writekey is None else open_write_cap(rw_data, writekey)
-        if cap is None and write_cap is not None and not isinstance(write_cap, UnknownCap):
-            cap = write_cap.readonly()
-        yield Entry(name, cap, write_cap, metadata)
+        cap = immutable_cap(cap_text)
+        if cap is None and cap_text.strip(" "):
+            return None
+    write_cap = None if writekey is None else open_write_cap(rw_data, writekey)
+    if cap is None and write_cap is not None and not isinstance(write_cap, UnknownCap):
+        cap = write_cap.readonly()
+    return Entry(name, cap, write_cap, metadata)
 
 
 def _too_large(limits: ListingLimits) -> PipegridError:

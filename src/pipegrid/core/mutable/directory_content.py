@@ -59,8 +59,8 @@ def encrypt_write_cap(cap_text: str, writekey: bytes) -> bytes:
 
 def decrypt_write_cap(rw_data: bytes, writekey: bytes) -> str | None:
     """Return a child's write cap, "" if it has none, or None if it was not encrypted for this directory."""
-    if len(rw_data) < _LEAST_BYTES:
-        return None if rw_data else ""
+    if len(rw_data) <= _LEAST_BYTES:  # encrypted nothing has that length
+        return "" if len(rw_data) in (0, _LEAST_BYTES) else None
     salt, ciphertext = rw_data[:_SALT_BYTES], rw_data[_SALT_BYTES:-HASH_BYTES]
     try:
         return applied(_child_key(salt, writekey), ciphertext).decode("utf-8").rstrip(" ")

@@ -41,12 +41,15 @@ class DirectoryView:
         entries: by name.
         read_at: when they were read, in seconds of the clock.
         storage_index: of the directory.
+        stored: the entries as they were read, by their bytes: when it is read again, they are not parsed
+            again.
     """
 
     entries: dict[str, Entry]
     read_at: float
     memory_bytes: int
     storage_index: bytes | None = None
+    stored: dict[bytes, Entry] = attrs.field(factory=dict, repr=False)
     _names: list[str] | None = None
 
     def after(self, name: str | None) -> Iterator[Entry]:
@@ -115,15 +118,17 @@ class DirectoryViews:
 
     async def _read(self, cap: DirectoryCap, reading: _Reading) -> None:
         began = self._grid.clock.seconds()
+        before = self._views.get(cap)
+        stored = {} if before is None else dict(before.stored)
         try:
-            listing = await read_listing(self._grid, cap)
+            listing = await read_listing(self._grid, cap, known=stored)
         except Exception as error:
             self._reading.pop(cap, None)
             reading.waiters.fail(error)
             return
         self._reading.pop(cap, None)
         entries = {entry.name: entry for entry in listing.entries}
-        view = DirectoryView(entries, began, listing.memory_bytes, cap.storage_index)
+        view = DirectoryView(entries, began, listing.memory_bytes, cap.storage_index, stored)
         for name, entry in reading.changes.items():
             view.change(name, entry)
         self._views[cap] = view

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import attrs
 from twisted.internet.defer import Deferred, DeferredLock
 
-from pipegrid.core.caps import ChkCap, LitCap, MutableCap
+from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, MutableCap
 from pipegrid.core.mutable.directory_content import Link, SetMetadata
 from pipegrid.errors import ChildExists
 from pipegrid.gateway.sftp.directory_views import DirectoryViews, described, entry_of
@@ -32,6 +32,9 @@ from pipegrid.tree.public_grid import Grid
 
 MOST_FILES = 512
 """Files that may be written at once, each of which takes a temporary one."""
+
+MOST_FILES_OF_ACCOUNT = 256
+"""The same of all sessions of one account, so that others can write, too."""
 
 MEMORY_BYTES = 16 << 10
 """Content up to this size stays in memory."""
@@ -184,13 +187,16 @@ class WriteBuffer:
     def source(self) -> BinaryIO | bytes:
         return bytes(self._memory) if self._file is None else self._file
 
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._space.files -= 1
-            self._space.take(-self.size)
-            if self._file is not None:
-                self._file.close()
+    def close(self) -> bool:
+        """Give its space back; return False if that was done before."""
+        if self._closed:
+            return False
+        self._closed = True
+        self._space.files -= 1
+        self._space.take(-self.size)
+        if self._file is not None:
+            self._file.close()
+        return True
 
 
 @attrs.frozen
@@ -213,6 +219,7 @@ class WrittenFile:
 
     Attributes:
         owner: the session that opened it.
+        account: the directory of that session's account.
         place: where it will be stored; None: it was removed, and its content goes with its last handle.
         entry: what its directory has of it; None: nothing yet.
         buffer: its content; see ``WrittenFiles.load``.
@@ -228,6 +235,7 @@ class WrittenFile:
     """
 
     owner: object
+    account: DirectoryCap
     place: LinkPlace | None
     entry: Entry | None
     buffer: WriteBuffer
@@ -291,6 +299,7 @@ class WrittenFiles:
         self._views = views
         self._space = space
         self._at: dict[tuple[bytes | None, str], WrittenFile] = {}
+        self._of_account: dict[DirectoryCap, int] = {}
         self._storing = 0
         self._idle: Waiters[None] = Waiters()
 
@@ -310,20 +319,34 @@ class WrittenFiles:
         return [(key[1], file) for key, file in self._at.items() if key[0] == index]
 
     def begin(
-        self, owner: object, place: LinkPlace, entry: Entry | None, empty: bool, replace: bool
+        self,
+        owner: object,
+        account: DirectoryCap,
+        place: LinkPlace,
+        entry: Entry | None,
+        empty: bool,
+        replace: bool,
     ) -> WrittenFile:
         """
         Return a file that is written from now on.
 
         Args:
+            account: the directory of the account.
             empty: whether its content begins as nothing, and not as what the entry's cap has.
             replace: see ``WrittenFile``.
 
         Raises:
-            SftpError: there is no space.
+            SftpError: there is no space, or the account has too many files open.
         """
-        file = WrittenFile(owner, place, entry, WriteBuffer(self._space), empty, replace=replace)
+        if self._of_account.get(account, 0) >= MOST_FILES_OF_ACCOUNT:
+            raise SftpError(
+                f"this account is writing {MOST_FILES_OF_ACCOUNT} files already; close some of them"
+            )
+        file = WrittenFile(
+            owner, account, place, entry, WriteBuffer(self._space), empty, replace=replace
+        )
         file.is_changed = empty
+        self._of_account[account] = self._of_account.get(account, 0) + 1
         self._at[place.key] = file
         return file
 
@@ -423,7 +446,10 @@ class WrittenFiles:
     def _forget(self, file: WrittenFile) -> None:
         if file.place is not None and self._at.get(file.place.key) is file:
             del self._at[file.place.key]
-        file.buffer.close()
+        if file.buffer.close():
+            left = self._of_account.pop(file.account) - 1
+            if left:
+                self._of_account[file.account] = left
 
     async def sync(self, file: WrittenFile) -> None:
         """Store what of an open file is not stored; raises as ``release`` does."""

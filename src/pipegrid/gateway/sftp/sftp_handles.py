@@ -189,7 +189,7 @@ async def _open_for_writing(
     if file is None:
         replace = spot.exists or not flags & OpenFlag.EXCLUSIVE
         empty = truncate or spot.entry is None
-        file = tree.files.begin(owner, place, spot.entry, empty, replace)
+        file = tree.files.begin(owner, tree.root, place, spot.entry, empty, replace)
         if spot.entry is None:
             file.set_attributes(attributes_of_new(attributes))
         truncate = False

@@ -58,8 +58,11 @@ MAX_BEGUN = 8
 Versions of one file whose write was begun and not confirmed; this many are distinguished from other
 clients' versions.
 """
-MAX_CONTENT_BYTES = 1 << 20
-"""Largest content that is kept in memory, so that a change need not read it again."""
+MAX_CONTENT_BYTES = 8 << 20
+"""
+Largest content that is kept in memory, so that a change need not read it again: a directory with some 25,000
+children.
+"""
 MAX_CONTENTS_BYTES = 32 << 20
 _MAX_FILE_BYTES = 64 << 10
 _MAX_COPIES = 1024

@@ -5,7 +5,7 @@ The writes of one process to one mutable file: one after another; edits that wai
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -25,6 +25,9 @@ from pipegrid.transfer.mutable.publish import WriteResult
 
 MAX_JOINED = 100_000
 """Limit of waiting edits of one file; a caller that exceeds it does not wait for its edits."""
+
+MAX_PARSED_BYTES = 32 << 20
+"""Memory of all contents that are kept as parsed, so that the next change of them need not parse them."""
 
 Merge = Callable[[Sequence[bytes]], bytes]
 
@@ -51,10 +54,48 @@ class StepwiseEdit(ABC):
     def close(self, opened: Any) -> bytes:
         """Return the parsed content, with all edits applied, as bytes."""
 
+    def memory_bytes(self, opened: Any) -> int:
+        """Return about how much memory parsed content takes; 0: it is not worth to be kept."""
+        return 0
+
     def may_be_stored(self) -> None:  # noqa: B027
         """
         Called when the edited content may be stored: the edit may be applied to content that contains it.
         """
+
+
+@attrs.frozen
+class _Parsed:
+    """Content, and what ``edit.open`` would make of it."""
+
+    data: bytes
+    edit: StepwiseEdit
+    opened: Any
+    memory_bytes: int
+
+
+class _ParsedContents:
+    """What was written last, as parsed; the contents that were used last, up to ``MAX_PARSED_BYTES``."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[bytes, _Parsed] = OrderedDict()
+        self._used_bytes = 0
+
+    def of(self, index: bytes, data: bytes) -> _Parsed | None:
+        """Return what is kept of a file with this content."""
+        found = self._kept.get(index)
+        return found if found is not None and found.data == data else None
+
+    def keep(self, index: bytes, parsed: _Parsed | None) -> None:
+        """Keep the content of a file instead of what was kept of it."""
+        before = self._kept.pop(index, None)
+        self._used_bytes -= 0 if before is None else before.memory_bytes
+        if parsed is None or not 0 < parsed.memory_bytes <= MAX_PARSED_BYTES:
+            return
+        self._kept[index] = parsed
+        self._used_bytes += parsed.memory_bytes
+        while self._used_bytes > MAX_PARSED_BYTES:
+            self._used_bytes -= self._kept.popitem(last=False)[1].memory_bytes
 
 
 class _Content:
@@ -62,14 +103,19 @@ class _Content:
     Content to which joined edits are applied one after another, as bytes or as parsed by a
     ``StepwiseEdit``.
 
+    Args:
+        parsed: the same content as parsed, if that is known.
+
     Attributes:
         is_changed: whether an edit has changed anything.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, parsed: _Parsed | None = None) -> None:
         self.is_changed = False
         self._data: bytes | None = data
         self._opened: tuple[StepwiseEdit, Any] | None = None
+        if parsed is not None:
+            self._opened = parsed.edit, parsed.opened
 
     def apply(self, edit: ContentEdit) -> None:
         """Apply an edit; if it raises, the content is unchanged."""
@@ -108,6 +154,14 @@ class _Content:
             edit, opened = self._opened
             self._data = edit.close(opened)
         return self._data
+
+    @property
+    def parsed(self) -> _Parsed | None:
+        """The content as parsed; None if it is known as bytes alone."""
+        if self._opened is None:
+            return None
+        edit, opened = self._opened
+        return _Parsed(self.data, edit, opened, edit.memory_bytes(opened))
 
 
 class MakesChanges(Protocol):
@@ -207,6 +261,7 @@ class WriteQueues:
         self._clock = clock
         self._change = change
         self._queues: dict[bytes, _WriteQueue] = {}
+        self._parsed = _ParsedContents()
         self._running: set[Deferred[Any]] = set()
 
     def join(
@@ -269,7 +324,8 @@ class WriteQueues:
             failures.update(final)
             resting.intersection_update(final)
             tries.begin(change.unsure)
-            content, made = _Content(old), dict[int, ContentEdit]()
+            parsed = self._parsed.of(cap.storage_index, old)
+            content, made = _Content(old, parsed), dict[int, ContentEdit]()
             for index, (edit, _, waiting) in enumerate(joined):
                 if waiting.called or index in final:  # its caller no longer waits
                     continue
@@ -285,6 +341,7 @@ class WriteQueues:
                 else:
                     made[index] = edit
             tries.end(change.unsure, old, made)
+            self._parsed.keep(cap.storage_index, content.parsed)
             return content.data
 
         redos = {redo for _, redo, _ in joined}
