@@ -60,6 +60,9 @@ class GatewayProcessTests(ProcessTestCase):
         self.assertTrue(cap.startswith(b"URI:CHK:"), cap)
         status, headers, found = self.request("GET", f"/uri/{cap.decode()}")
         self.assertEqual((status, headers["Content-Length"], found), (200, "300000", data))
+        status, _, found = self.request("GET", "/restic/r/config")
+        self.assertEqual(status, 403)
+        self.assertIn(b"c/private/.htpasswd", found)
         _, err = self.run_command("-d", "c", "gateway", status=2)
         self.assertIn("another gateway runs in", err)
         process.terminate()
@@ -107,7 +110,16 @@ class GatewayProcessTests(ProcessTestCase):
         command = [sys.executable, "-m", "twisted", "pipegrid-gateway"]
         with (self.home / "log").open("wb") as log:
             process = subprocess.Popen(
-                [*command, "--directory", "c", "--port", LOOPBACK, "--host", "files.example"],
+                [
+                    *command,
+                    "--directory",
+                    "c",
+                    "--port",
+                    LOOPBACK,
+                    "--host",
+                    "files.example",
+                    "--no-auth",
+                ],
                 cwd=self.home,
                 env=self.environment,
                 stdout=log,
@@ -117,6 +129,7 @@ class GatewayProcessTests(ProcessTestCase):
         self.addCleanup(process.kill)
         self.wait_for_url(process)
         self.assertEqual(self.request("GET", "/uri/URI:LIT:nbswy3dp")[2], b"hello")
+        self.assertEqual(self.request("GET", "/restic/r/config")[0], 404)
         refuse_if_running(self.home / "c")
         process.terminate()
         # ``twist`` ends by the signal, once its services have ended.

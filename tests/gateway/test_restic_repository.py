@@ -179,6 +179,53 @@ class CostTests(RepositoryTestCase):
         self.do(self.put("data", content(300)))
         self.assertLessEqual(self.trips(self.put("data", content(301))), 3.0)
 
+    def test_small_trips(self) -> None:
+        """Keys and snapshots take one round trip to store, and none to read."""
+        for kind in ("keys", "snapshots"):
+            self.do(self.put(kind, content(300)))
+            small, large = content(301), content(2000)
+            self.assertEqual(self.trips(self.put(kind, small)), 1.0)
+            self.assertEqual(self.trips(self.put(kind, large)), 2.0)
+            other = self.open(self.world.client(f"of {kind}"))
+            for data in (small, large):
+                self.assertEqual(self.read(kind, object_of(data), other), data)
+            cap = self.do(self.repository.find(kind, object_of(small)))
+            self.assertEqual(self.trips(self.repository.content(kind, cap)), 0.0)
+
+    def test_lists(self) -> None:
+        """What is listed at the beginning of a backup: four lists, of which two were read ahead."""
+        self.do(self.put("locks", content(300)))
+        self.do(self.repository.remove("locks", object_of(content(300))))
+        self.do(self.repository.store("config", "", io.BytesIO(content(155))))
+        self.repository.look_ahead()
+        self.world.clock.advance(0.5)
+        began_s = self.world.clock.seconds()
+        self.listed("locks")
+        self.do(self.put("locks", content(301)))
+        for kind in ("locks", "index", "snapshots"):
+            self.listed(kind)
+        self.assertEqual(round((self.world.clock.seconds() - began_s) / 0.1, 1), 4.0)
+
+    def test_lists_after_a_lock(self) -> None:
+        """
+        A list that was read ahead is not used once a lock was stored or listed: what another client has
+        changed before it removed its lock is seen.
+        """
+        other = self.open(self.world.client("other"))
+        self.do(self.put("locks", content(300)))
+        self.listed("snapshots")
+        self.repository.look_ahead()
+        self.listed("index")
+        self.do(self.put("snapshots", content(400), other))
+        self.do(self.put("locks", content(500), other))
+        self.do(self.put("locks", content(301)))
+        self.assertEqual(len(self.listed("locks")), 3)
+        self.assertEqual(len(self.listed("snapshots")), 1)
+        self.listed("index")
+        self.do(self.put("snapshots", content(401), other))
+        self.listed("locks")
+        self.assertEqual(len(self.listed("snapshots")), 2)
+
     def test_joined(self) -> None:
         """Many at once take little longer than one; they are a few publishes."""
         self.do(self.put("index", content(300)))
@@ -195,7 +242,7 @@ class CostTests(RepositoryTestCase):
     def test_begin(self) -> None:
         """What each command reads first takes one round trip: config, list of keys, keys."""
         self.do(self.repository.store("config", "", io.BytesIO(content(155))))
-        key = content(450)
+        key = content(2000)
         self.do(self.put("keys", key))
         cold = self.open(self.world.client("other"))
         self.do(cold.find("config", ""))

@@ -246,6 +246,16 @@ class SourceTests(SynchronousTestCase):
             self.assertRaises(SourceError, source.check_unchanged)
             source.close()
 
+    def test_a_file_without_a_name(self) -> None:
+        """Nobody else changes it, so it need not be read again though it was just written."""
+        with tempfile.TemporaryFile() as file:
+            file.write(b"x" * 100)
+            source = open_source(file)
+            self.assertTrue(source.check_unchanged())
+            file.write(b"y")
+            file.flush()
+            self.assertRaises(SourceError, source.check_unchanged)
+
     def test_a_file_that_was_just_written(self) -> None:
         """Time stamps cannot tell whether it changed again in the same moment: they say so."""
         path = self.path()

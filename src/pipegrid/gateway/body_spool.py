@@ -7,6 +7,7 @@ the file is stored. The file has no name: it ends with the request, or with the 
 
 from __future__ import annotations
 
+import hashlib
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -101,12 +102,14 @@ class BodySpool:
         size: bytes that arrived.
         most_bytes: that are accepted; None: as many as the disk has space for.
         refused: why the rest is dropped; None: it is not.
+        hasher: is given what arrives; None: nothing is hashed.
     """
 
     def __init__(self, space: SpoolSpace, expected_bytes: int | None = None) -> None:
         self.size = 0
         self.most_bytes: int | None = None
         self.refused: BodyRefused | None = None
+        self.hasher: hashlib._Hash | None = None
         self._space = space
         self._pieces: list[bytes] = []
         self._fd: int | None = None
@@ -124,6 +127,8 @@ class BodySpool:
         """Keep the next bytes of it."""
         if self.refused is not None or self._closed:
             return
+        if self.hasher is not None:
+            self.hasher.update(data)
         if self.most_bytes is not None and self.size + len(data) > self.most_bytes:
             self.refuse(BodyRefused(f"the body has more than {self.most_bytes} bytes", 413))
         elif self._fd is None and self.size + len(data) <= IN_MEMORY_BYTES:

@@ -22,9 +22,11 @@ from pipegrid.gateway.restic.object_directory import ObjectDirectory
 from pipegrid.gateway.restic.repository_paths import (
     CONFIG,
     DATA,
+    INDEX,
     KEYS,
     KINDS,
     LOCKS,
+    SNAPSHOTS,
     bucket_of,
     is_bucket,
     is_object_id,
@@ -47,6 +49,20 @@ MAX_LOCK_BYTES = 64 << 10
 """Of a lock that is held in memory; restic's have some 200."""
 
 SMALL_KINDS = (CONFIG, KEYS)
+
+INLINE_KINDS = (CONFIG, KEYS, SNAPSHOTS)
+INLINE_BYTES = 1 << 10
+"""
+Objects of these kinds up to this size are in the cap by which they are linked: to store one takes one round
+trip instead of two, and to read one none. Locks are not: a directory that too few servers have taken may have
+a lock that counts as not stored.
+"""
+
+AHEAD_S = 1.0
+"""A list that was read before restic asked for it may be so old."""
+
+_LISTED_TOGETHER = {INDEX: SNAPSHOTS, SNAPSHOTS: INDEX}
+"""restic lists both, one after the other."""
 
 File = ChkCap | LitCap
 
@@ -137,6 +153,8 @@ class Repository:
         self._directory = directory
         self._small = small
         self._held: dict[str, LitCap] = {}
+        self._lock_events = 0
+        self._ahead: dict[str, tuple[int, float]] = {}
 
     async def make_directories(self) -> None:
         """Make what is missing of a new repository."""
@@ -152,10 +170,11 @@ class Repository:
 
     def look_ahead(self) -> None:
         """
-        Begin to read what each command of restic reads first: keys and config.
+        Begin to read what each command of restic reads first: keys, config, and the list of locks.
 
         What fails is left to the requests that need it.
         """
+        self._read_ahead(LOCKS)
         for kind in (CONFIG, KEYS):
             Deferred.fromCoroutine(self._read_small(kind)).addErrback(lambda _: None)
 
@@ -167,6 +186,30 @@ class Repository:
             children = {} if directory is None else dict(await directory.read_since(KEYS_S))
         caps = [cap for cap in children.values() if isinstance(cap, ChkCap) and is_small(cap)]
         await DeferredList([self._small.fetch(cap) for cap in caps[:MAX_KEYS]], consumeErrors=True)
+
+    # Commands agree by locks which of them may go on: each stores a lock and then lists all of them. So a
+    # list that was read ahead is used only if no lock was stored or listed, by whichever command, since that
+    # read began: it is as of a time after the last lock of the command that asks for it.
+
+    def _read_ahead(self, kind: str) -> None:
+        self._ahead[kind] = self._lock_events, self._grid.clock.seconds()
+
+        async def read() -> None:
+            directory = await self._directory.subdirectory(kind)
+            if directory is not None:
+                await directory.read()
+
+        Deferred.fromCoroutine(read()).addErrback(lambda _: None)
+
+    async def _listed(self, kind: str, directory: ObjectDirectory) -> Mapping[str, Cap]:
+        """Return what is in the directory of a kind, as it is now, or as it was read ahead."""
+        if kind == KEYS:  # each command lists them at its beginning
+            return await directory.read_since(KEYS_S)
+        events, began_s = self._ahead.pop(kind, (-1, 0.0))
+        age_s = self._grid.clock.seconds() - began_s
+        if events == self._lock_events and age_s <= AHEAD_S:
+            return await directory.read_since(age_s)
+        return await directory.read()
 
     async def content(self, kind: str, found: File) -> bytes | None:
         """Return the content of an object that is kept in memory; None: it has to be fetched."""
@@ -187,10 +230,11 @@ class Repository:
         directory = await self._directory.subdirectory(kind)
         if directory is None:
             return
-        # Each command of restic lists the keys at its beginning; all other lists are as of now, since
-        # commands agree by them which of them may go on.
-        is_keys = kind == KEYS
-        children = await (directory.read_since(KEYS_S) if is_keys else directory.read())
+        if kind in _LISTED_TOGETHER and kind not in self._ahead:
+            self._read_ahead(_LISTED_TOGETHER[kind])
+        children = await self._listed(kind, directory)
+        if kind == LOCKS:
+            self._lock_events += 1
         if kind != DATA:
             held = self._held if kind == LOCKS else {}
             yield _objects({**children, **held})
@@ -229,12 +273,21 @@ class Repository:
             PipegridError: the grid failed.
         """
         if kind == LOCKS:
-            await self._store_lock(object_id, source)
+            try:
+                await self._store_lock(object_id, source)
+            finally:
+                self._lock_events += 1
             return
         await self._store_held()
         await self._store(kind, object_id, source)
 
     async def _store(self, kind: str, object_id: str, source: SourceLike) -> None:
+        data = _small_content(source, INLINE_BYTES) if kind in INLINE_KINDS else None
+        if data is not None:
+            directory = await self._directory_of(kind, object_id, make=True)
+            assert directory is not None
+            await self._link(directory, kind, object_id, LitCap(data))
+            return
         looking: Deferred[ObjectDirectory] = Deferred.fromCoroutine(
             self._ready_directory(kind, object_id)
         )
@@ -247,12 +300,16 @@ class Repository:
             looking.addErrback(lambda _: None)
             looking.cancel()
             raise
-        directory = await looking
+        await self._link(await looking, kind, object_id, stored.cap)
+
+    async def _link(
+        self, directory: ObjectDirectory, kind: str, object_id: str, cap: ChkCap | LitCap
+    ) -> None:
         name = object_id or kind
         try:
-            await directory.link(name, stored.cap, replace=kind != CONFIG)
+            await directory.link(name, cap, replace=kind != CONFIG)
         except ChildExists:
-            if await directory.find(name) != stored.cap:
+            if await directory.find(name) != cap:
                 raise ObjectExists from None
 
     async def _ready_directory(self, kind: str, object_id: str) -> ObjectDirectory:
@@ -289,7 +346,7 @@ class Repository:
         try:
             await self._store(LOCKS, object_id, source)
         except UnhappyError:
-            data = _small_content(source)
+            data = _small_content(source, MAX_LOCK_BYTES)
             if data is None or len(self._held) >= MAX_HELD_LOCKS:
                 raise
             self._held[object_id] = LitCap(data)
@@ -309,10 +366,11 @@ def _objects(children: Mapping[str, Cap]) -> list[tuple[str, int]]:
     ]
 
 
-def _small_content(source: Any) -> bytes | None:
-    """Return the content of a source that may be held in memory."""
+def _small_content(source: Any, most_bytes: int) -> bytes | None:
+    """Return the content of a source; None: it has more bytes than that."""
     if isinstance(source, bytes):
-        return source if len(source) <= MAX_LOCK_BYTES else None
+        return source if len(source) <= most_bytes else None
     source.seek(0)
-    data: bytes = source.read(MAX_LOCK_BYTES + 1)
-    return data if len(data) <= MAX_LOCK_BYTES else None
+    data: bytes = source.read(most_bytes + 1)
+    source.seek(0)
+    return data if len(data) <= most_bytes else None

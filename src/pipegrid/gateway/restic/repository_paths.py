@@ -18,9 +18,11 @@ from pipegrid.core.text import composed
 
 CONFIG = "config"
 DATA = "data"
+INDEX = "index"
 KEYS = "keys"
 LOCKS = "locks"
-KINDS = (DATA, "index", KEYS, LOCKS, "snapshots")
+SNAPSHOTS = "snapshots"
+KINDS = (DATA, INDEX, KEYS, LOCKS, SNAPSHOTS)
 """The directories of a repository; ``config`` is a file next to them."""
 
 V1_TYPE = "application/vnd.x.restic.rest.v1"

@@ -41,7 +41,6 @@ from pipegrid.tree.public_grid import Grid
 MAX_OBJECT_BYTES = 1 << 30
 """restic's packs have 16 MiB, or up to 128 if that is asked for; its largest index has some 30."""
 
-_READ_BYTES = 1 << 18
 _OBJECT_TYPE = "application/octet-stream"
 _LOOPBACK = ("127.", "::1", "::ffff:127.")
 
@@ -99,6 +98,7 @@ class ResticResource(Resource):
     def look_at_head(self, headers: Headers, length: int | None, body: BodySpool) -> None:
         """Refuse the body of a client without a password, and one that is too large, before it arrives."""
         body.most_bytes = MAX_OBJECT_BYTES
+        body.hasher = hashlib.sha256()
         if length is not None and length > MAX_OBJECT_BYTES:
             body.refuse(_too_large(length))
         if self._settings.no_auth or (length is not None and length <= IN_MEMORY_BYTES):
@@ -273,7 +273,8 @@ class ResticResource(Resource):
     async def _store(self, request: Any, path: RepositoryPath) -> HttpResponse:
         body: BodySpool = request.body
         body.check()
-        digest = await self._grid.workers.run_if_large(body.size, sha256_of, body)
+        assert body.hasher is not None
+        digest = body.hasher.hexdigest()
         if path.kind != CONFIG and not hmac.compare_digest(digest, path.object_id):
             raise WebError(400, "the body is not what the name says: its SHA-256 is another")
         repository = await self._opened(path)
@@ -333,11 +334,3 @@ def _is_on_this_machine(request: Any) -> bool:
 
 def _say(sentence: str) -> None:
     log.warn("{sentence}", sentence=sentence)
-
-
-def sha256_of(body: BodySpool) -> str:
-    """Return the SHA-256 of a body, in hexadecimal."""
-    hasher = hashlib.sha256()
-    for start in range(0, body.size, _READ_BYTES):
-        hasher.update(body.read_at(start, _READ_BYTES))
-    return hasher.hexdigest()

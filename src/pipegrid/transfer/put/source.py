@@ -115,7 +115,9 @@ class FileSource:
         self.name = name
         found = os.fstat(self._fd)
         self._opened = _signature(found)
-        self._racy = time.time() - max(found.st_mtime, found.st_ctime) < _RACY_S
+        # A file without a name is changed by nobody but the one who gives it.
+        is_new = time.time() - max(found.st_mtime, found.st_ctime) < _RACY_S
+        self._racy = is_new and found.st_nlink > 0
         self.size = found.st_size
         self.path: str | None = None
         self.identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
