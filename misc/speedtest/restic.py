@@ -71,21 +71,28 @@ class Place:
         Raises:
             Failed: its status is not 0.
         """
-        surroundings = {
+        began = time.perf_counter()
+        self.output(repository, *arguments)
+        return time.perf_counter() - began
+
+    def output(self, repository: str, *arguments: str) -> str:
+        """Run restic; returns what it printed, and raises as ``run``."""
+        done = subprocess.run(
+            ["restic", *arguments], env=self.environment(repository), capture_output=True, text=True
+        )
+        if done.returncode:
+            raise Failed(f"restic {' '.join(arguments)} ({self.name}): {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def environment(self, repository: str) -> dict[str, str]:
+        """Return the environment of restic."""
+        return {
             "PATH": os.environ["PATH"],
             "HOME": str(self.cache),
             "RESTIC_CACHE_DIR": str(self.cache),
             "RESTIC_REPOSITORY": f"rest:{self.url}{repository}/",
             "RESTIC_PASSWORD": "secret",
         }
-        began = time.perf_counter()
-        done = subprocess.run(
-            ["restic", *arguments], env=surroundings, capture_output=True, text=True
-        )
-        took_s = time.perf_counter() - began
-        if done.returncode:
-            raise Failed(f"restic {' '.join(arguments)} ({self.name}): {done.stdout}{done.stderr}")
-        return took_s
 
 
 def make_tree(directory: Path, files: int, size: int, rng: random.Random) -> None:
@@ -143,12 +150,20 @@ def measure(
     return found
 
 
+@attrs.frozen
+class Gateway:
+    """A gateway that runs: its address, and its process."""
+
+    url: str
+    pid: int
+
+
 @contextmanager
-def gateway_at(client: Path) -> Iterator[str]:
-    """Run a gateway; yields its address."""
+def gateway_at(client: Path) -> Iterator[Gateway]:
+    """Run a gateway."""
     line = command(client, "gateway", "--no-auth", "--port", f"tcp:0:interface={LOOPBACK}")
     with running(line) as process:
-        yield first_line(process)
+        yield Gateway(first_line(process), process.pid)
 
 
 @contextmanager
@@ -227,7 +242,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> in
             gateway = stack.enter_context(gateway_at(servers.client))
             rclone = stack.enter_context(rclone_at(scratch / "rclone", rtt_s))
             places = [
-                Place(GATEWAY, f"{gateway}restic/", scratch / "cache-gateway"),
+                Place(GATEWAY, f"{gateway.url}restic/", scratch / "cache-gateway"),
                 Place(RCLONE, rclone, scratch / "cache-rclone"),
             ]
             found = measure(places, scratch, options, random.Random(seed))

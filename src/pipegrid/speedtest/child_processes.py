@@ -220,6 +220,7 @@ class Servers:
             would leave the client a tenth of one.
 
     Attributes:
+        encoding: of the client's directory.
         client: the client's directory.
         addresses: the servers' addresses for the client.
         furls: their Foolscap addresses, without the relay.
@@ -243,7 +244,7 @@ class Servers:
         self._rtt_s = rtt_s
         self._durability = durability
         self._scratch = scratch
-        self._encoding = encoding or FileEncoding.for_servers(count)
+        self.encoding = encoding or FileEncoding.for_servers(count)
         self._profile = profile
         self._yielding = yielding
         self._stack = contextlib.ExitStack()
@@ -296,7 +297,7 @@ class Servers:
             *ports, self.echo_port = json.loads(first_line(relay))
             self.addresses = at_ports(self.addresses, ports)
         self.client = scratch / "client"
-        make_client(self.client, self.addresses, self._encoding.params, self._encoding.happy)
+        make_client(self.client, self.addresses, self.encoding.params, self.encoding.happy)
 
     def _command(self, directory: Path) -> list[str]:
         python = [sys.executable]
