@@ -6,11 +6,12 @@ from typing import Any
 from unittest import mock
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.mutable import keys
 from pipegrid.errors import UsageError
-from pipegrid.transfer.mutable.mutable_files import AHEAD, SigningKeys
+from pipegrid.transfer.mutable.mutable_files import AHEAD, QUIET_S, SigningKeys
 
 
 class SlowWorkers:
@@ -69,6 +70,36 @@ class SigningKeysTests(SynchronousTestCase):
         taken += [self.take() for _ in range(AHEAD)]
         self.assertEqual(list(map(self.successResultOf, taken)), list(range(1, AHEAD + 3)))
         self.assertEqual(len(self.workers.jobs), 1)
+
+    def test_a_program_that_runs_on(self) -> None:
+        """It has more keys, which are made when none was taken for a while, and at once if there is none."""
+        clock = Clock()
+        self.keys.keep(8, clock)
+        self.addCleanup(self.keys.close)
+        self.assertEqual(self.workers.jobs, [])
+        clock.advance(QUIET_S)
+        for _ in range(8):
+            self.assertEqual(len(self.workers.jobs), 1)
+            self.workers.end()
+        self.assertEqual(self.workers.jobs, [])
+        taken = [self.take() for _ in range(7)]
+        self.assertEqual(self.workers.jobs, [])
+        clock.advance(QUIET_S / 2)
+        taken.append(self.take())
+        self.assertEqual(len(self.workers.jobs), 1)
+        taken += [self.take(), self.take()]
+        while not all(each.called for each in taken):
+            self.workers.end()
+        self.assertEqual(len(set(map(self.successResultOf, taken))), 10)
+        while self.workers.jobs:
+            self.workers.end()
+        self.assertLess(len(self.keys._ready), 3)
+        clock.advance(QUIET_S)
+        while self.workers.jobs:
+            self.workers.end()
+        self.assertEqual(len(self.keys._ready), 8)
+        self.keys.close()
+        self.assertEqual(clock.getDelayedCalls(), [])
 
     def test_taken_while_they_are_made(self) -> None:
         """Each is given once, though several wait."""

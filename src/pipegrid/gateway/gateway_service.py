@@ -34,6 +34,9 @@ log = Logger()
 ENDING_S = 20.0
 """How long transfers may take to finish once the gateway is to stop."""
 
+KEYS_AHEAD = 16
+"""Keys of new directories that are kept ready: restic takes some 12 for a repository and its first backup."""
+
 _LOOK_S = 0.1
 
 WEB_EXPOSED = "can store files; who knows a capability can read and change what it names"
@@ -86,6 +89,7 @@ class RunningGateway:
             port = await self._listen(self._settings.port, self.site, "web.port")
             if self._settings.sftp is not None:
                 await self._start_sftp(self._settings.sftp)
+            self._grid.keep_keys(KEYS_AHEAD)
             self.url = url_of(port.getHost())
             self.files.announce(self.url)
         except BaseException:

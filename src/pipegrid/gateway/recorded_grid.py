@@ -47,6 +47,10 @@ class RecordedGrid(Grid):
         recorded.records = TransferRecords(grid.clock, time.time)
         return recorded
 
+    def keep_keys(self, count: int) -> None:
+        """Have keys of new directories ready; see ``SigningKeys.keep``."""
+        self._open_mutables().files.keys.keep(count, self.clock)
+
     def put(
         self, source: SourceLike, *, progress: Progress | None = None, **options: Any
     ) -> Deferred[PutResult]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, fail
+from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.hashes import Buffer
@@ -32,6 +33,7 @@ from pipegrid.errors import (
     UncoordinatedWriteError,
     UsageError,
 )
+from pipegrid.reactor.deferreds import Timer
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.capacity import Capacity
 from pipegrid.transfer.mutable.base_version_search import ModifyOptions, Redo
@@ -66,10 +68,14 @@ from pipegrid.transfer.settings import MutableSettings
 # Generating a key takes 0.1 to 0.3 s on one core, depending on luck with primes. A command that creates
 # one file generates the key while connections are established. A program that creates a second file will
 # create a third, so from then on some keys are generated in advance, one after another, which evens out
-# their times.
+# their times. A program that runs on keeps more of them, and generates them when none was needed for a while:
+# what creates files has the processors for itself.
 
 AHEAD = 3
 """Keys that are kept ready for a program that creates several files."""
+
+QUIET_S = 10.0
+"""A program that runs on generates keys in advance when none was taken for so long."""
 
 
 class SigningKeys:
@@ -80,10 +86,26 @@ class SigningKeys:
         self._ready: deque[SigningKey] = deque()
         self._making: Deferred[SigningKey | None] | None = None
         self._taken = 0
+        self._reserve = 0
+        self._quiet: Timer | None = None
+
+    def keep(self, count: int, clock: IReactorTime) -> None:
+        """Keep so many keys ready, generated one after another when none was taken for ``QUIET_S``."""
+        self._reserve = count
+        self._quiet = Timer(clock, lambda: self._prepare(self._reserve))
+        self._quiet.set(QUIET_S)
+
+    def close(self) -> None:
+        """Generate no more keys in advance."""
+        if self._quiet is not None:
+            self._quiet.stop()
+            self._quiet, self._reserve = None, 0
 
     def prepare(self) -> None:
         """Start to generate a key, unless enough are ready; more in advance if several were taken."""
-        wanted = AHEAD if self._taken > 1 else 1
+        self._prepare(AHEAD if self._taken > 1 and not self._reserve else 1)
+
+    def _prepare(self, wanted: int) -> None:
         if self._making is not None or len(self._ready) >= wanted:
             return
         try:
@@ -101,7 +123,10 @@ class SigningKeys:
             self._making = None
             if key is not None:
                 self._ready.append(key)
-                self.prepare()
+                if self._quiet is not None and not self._quiet.is_set:
+                    self._prepare(self._reserve)
+                else:
+                    self.prepare()
         return key
 
     def _handed_over(self, making: Deferred[SigningKey | None]) -> Deferred[SigningKey | None]:
@@ -113,7 +138,7 @@ class SigningKeys:
         def made(key: SigningKey | None) -> None:
             if not waiting.called:
                 waiting.callback(key)
-            elif key is not None and len(self._ready) < AHEAD:
+            elif key is not None and len(self._ready) < max(AHEAD, self._reserve):
                 self._ready.append(key)
 
         making.addCallback(made)
@@ -122,6 +147,9 @@ class SigningKeys:
     async def take(self) -> SigningKey:
         """Return a key pair that no other caller has."""
         self._taken += 1
+        if self._quiet is not None:
+            self._quiet.stop()
+            self._quiet.set(QUIET_S)
         key: SigningKey | None = None
         if self._ready:
             key = self._ready.popleft()
@@ -434,6 +462,7 @@ class MutableFiles:
 
     def close(self) -> None:
         self._joined.close()
+        self.keys.close()
 
     def _change(self, cap: MutableCap, edit: ContentEdit, **options: Any) -> Modification:
         return self._modification(self.slot(cap), edit, **options)
