@@ -29,7 +29,7 @@ from misc.command import compile_package
 from misc.ending import end_on_sigterm
 from misc.speedtest.processes import Servers
 from misc.speedtest.restic import Failed, Place, check_same, gateway_at, make_tree
-from pipegrid.speedtest.server_processes import make_client
+from pipegrid.speedtest.child_processes import make_client
 
 START_S = 60.0
 NAME = "home"

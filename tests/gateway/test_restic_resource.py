@@ -24,6 +24,7 @@ from pipegrid.core.mutable import keys
 from pipegrid.errors import UsageError
 from pipegrid.gateway.gateway_settings import GatewaySettings, ResticSettings
 from pipegrid.gateway.http_server import GatewaySite
+from pipegrid.gateway.restic.password_file import parse_users
 from pipegrid.gateway.restic.repository_paths import V1_TYPE, V2_TYPE
 from pipegrid.gateway.restic.restic_resource import restic_resource
 from tests.gateway.test_restic_repository import SpareKeys, object_of
@@ -347,6 +348,34 @@ class PasswordTests(ResourceTestCase):
         self.file.unlink()
         await deferLater(reactor, 1.1)
         await self.expect(401, "HEAD", "bob/config", authorization=basic("bob", "bobbob"))
+
+    async def test_other_hashes(self) -> None:
+        """Users whose hashes are of unknown kinds, malformed or too costly are not let in; others are."""
+        known = self.file.read_text()
+        odd = {
+            "plain": "plain",
+            "md5": "$apr1$r31.....$HqJZimcKQFAMYayBlzkrA/",
+            "crypt": "$6$salt$" + "a" * 86,
+            "ssha": "{SSHA}" + "A" * 40,
+            "none": "",
+            "bad": "$2y$05$short",
+            "odd": "$2y$05$" + "!" * 53,
+            "sha1": "{SHA}not base64",
+            "slow": "$2y$31$" + "a" * 53,
+        }
+        lines = "".join(f"{user}:{stored}\n" for user, stored in odd.items())
+        hashes, problems = parse_users(lines)
+        self.assertEqual(set(hashes), {"bad", "odd", "sha1"})
+        self.assertEqual(len(problems), len(odd) - 3)
+        self.assertNotIn("$apr1$", str(problems))
+        self.file.write_text(known + lines)
+        await deferLater(reactor, 1.1)
+        for user, stored in odd.items():
+            for password in (user, stored, ""):
+                await self.expect(
+                    401, "HEAD", f"{user}/config", authorization=basic(user, password)
+                )
+        await self.expect(404, "HEAD", "ann/config", authorization=basic("ann", "annann"))
 
     async def test_missing(self) -> None:
         """Users have no repositories of their own without passwords."""

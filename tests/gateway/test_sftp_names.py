@@ -17,7 +17,7 @@ from pipegrid.gateway.sftp.sftp_messages import (
     Status,
     packed_string,
 )
-from pipegrid.tree import listing
+from pipegrid.tree import directory_reading
 from pipegrid.tree.directory import Directory
 from tests.gateway.sftp_world import NEW, READ, WRITE, SftpTestCase
 
@@ -95,7 +95,7 @@ class ListingTests(SftpTestCase):
         self.world.run(Directory(self.grid, self.root).change(links))
         self.assertEqual(len(self.client.list()), 1000)
         parsed: list[bytes] = []
-        parse = listing._entry
+        parse = directory_reading._entry
 
         def counted(stored: bytes, *rest: Any) -> Any:
             parsed.append(stored)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 
+from tests.cli.processes import TIMEOUT_S
 from tests.gateway.sftp_programs import SftpProgramsCase
 
 
@@ -79,6 +80,31 @@ class OpensshTests(SftpProgramsCase):
         self.assertIn("Permission denied", out)
         self.assertIn("ssh.cfg", self.sftp("ls", "reader"))
 
+    def test_wrong_keys(self) -> None:
+        """Clients that offer many wrong keys are disconnected; others log in meanwhile."""
+        self.shell("for n in $(seq 25); do ssh-keygen -q -t ed25519 -N '' -f wrong$n; done")
+        offered = [word for n in range(1, 26) for word in ("-i", f"wrong{n}")]
+        words = ["ssh", "-F", "none.cfg", *offered, "-o", "BatchMode=yes", "bob@grid"]
+        config = (self.home / "ssh.cfg").read_text()
+        (self.home / "none.cfg").write_text(config.replace(f" IdentityFile {self.home}/id\n", ""))
+        self.sftp("ls")  # the server's key is known
+        floods = [
+            subprocess.Popen(
+                words,
+                cwd=self.home,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(6)
+        ]
+        self.sftp("put ssh.cfg\nls")
+        for flood in floods:
+            _, err = flood.communicate(timeout=TIMEOUT_S)
+            self.assertEqual(flood.returncode, 255, err)
+
     def test_killed_in_mid_upload(self) -> None:
         """No half file; the gateway works on, and also after it was killed itself."""
         (self.home / "big").write_bytes(os.urandom(30_000_000))
@@ -98,7 +124,7 @@ class OpensshTests(SftpProgramsCase):
 
     def test_bytes_without_a_login(self) -> None:
         """A thousand idle connections and bytes that make no sense affect no one who has an account."""
-        idle = [socket.create_connection(("127.0.0.1", self.port)) for _ in range(300)]
+        idle = [socket.create_connection(("127.0.0.1", self.port)) for _ in range(1000)]
         for number in range(40):
             with socket.create_connection(("127.0.0.1", self.port)) as connection:
                 start = (b"", b"SSH-2.0-x\r\n", b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-x\r\n\0")

@@ -43,7 +43,7 @@ from pipegrid.reactor.deferreds import as_deferred, start_cancellable
 from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
 from pipegrid.transfer.mutable.write_queue import StepwiseEdit
 from pipegrid.transfer.results import PutResult
-from pipegrid.tree.listing import (
+from pipegrid.tree.directory_reading import (
     ENTRY_BYTES,
     Entry,
     Kind,
@@ -83,7 +83,7 @@ class NamesEdit(StepwiseEdit):
         return pack_entries(opened.entries)
 
     def memory_bytes(self, opened: OpenDirectory) -> int:
-        """See ``StepwiseEdit``."""
+        """Return about how much memory it takes: its bytes, and an object for each entry."""
         return opened.size + ENTRY_BYTES * len(opened.entries)
 
     def may_be_stored(self) -> None:

@@ -45,6 +45,9 @@ _BCRYPT = (b"$2a$", b"$2b$", b"$2y$")
 _BCRYPT_BYTES = 72
 """bcrypt has never looked at more of a password."""
 
+_MAX_COST = 16
+"""Beyond that a password takes longer than five seconds to hash, in which nobody else's is."""
+
 _SHA = b"{SHA}"
 _OTHER_SIGNS = "@._-"
 _DUMMY = b"$2b$05$fGPaBpO4r37ovJvIBO4wQetsIgFq6P.RoThODE5t8sSKIrMKiOM4C"
@@ -200,6 +203,10 @@ def parse_users(text: str) -> tuple[dict[str, bytes], list[tuple[int, str]]]:
         elif not stored.startswith((_SHA, *_BCRYPT)):
             problems.append(
                 (number, f"the hash of '{shown}' is of another kind; make it with 'htpasswd -B'")
+            )
+        elif stored.startswith(_BCRYPT) and stored[4:6].isdigit() and int(stored[4:6]) > _MAX_COST:
+            problems.append(
+                (number, f"the hash of '{shown}' has a cost of more than {_MAX_COST}; make it anew")
             )
         elif len(hashes) >= MAX_USERS:
             problems.append((number, f"there are more than {MAX_USERS} users; the rest is ignored"))
