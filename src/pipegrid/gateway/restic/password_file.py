@@ -206,7 +206,7 @@ def parse_users(text: str) -> tuple[dict[str, bytes], list[tuple[int, str]]]:
             )
         elif stored.startswith(_BCRYPT) and stored[4:6].isdigit() and int(stored[4:6]) > _MAX_COST:
             problems.append(
-                (number, f"the hash of '{shown}' has a cost of more than {_MAX_COST}; make it anew")
+                (number, f"the hash of '{shown}' has a cost of more than {_MAX_COST}; make another")
             )
         elif len(hashes) >= MAX_USERS:
             problems.append((number, f"there are more than {MAX_USERS} users; the rest is ignored"))

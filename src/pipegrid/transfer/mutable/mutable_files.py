@@ -75,7 +75,7 @@ AHEAD = 3
 """Keys that are kept ready for a program that creates several files."""
 
 QUIET_S = 10.0
-"""A program that runs on generates keys in advance when none was taken for so long."""
+"""A program that runs on generates keys in advance when none was taken for this many seconds."""
 
 
 class SigningKeys:

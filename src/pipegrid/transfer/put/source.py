@@ -115,7 +115,7 @@ class FileSource:
         self.name = name
         found = os.fstat(self._fd)
         self._opened = _signature(found)
-        # A file without a name is changed by nobody but the one who gives it.
+        # A file without a name is changed by no other process than the one that gives it.
         is_new = time.time() - max(found.st_mtime, found.st_ctime) < _RACY_S
         self._racy = is_new and found.st_nlink > 0
         self.size = found.st_size
