@@ -352,8 +352,47 @@ class BodySpoolTests(SynchronousTestCase):
         self.assertEqual(body.refused and body.refused.status, 507)
 
 
+class _Fails(_Answers):
+    """Fails before its work begins."""
+
+    def render(self, request: Any) -> int:
+        raise ValueError("a secret")
+
+
 class RespondTests(SiteTestCase):
     """Errors of a request become one sentence."""
+
+    def test_arguments(self) -> None:
+        """Their names and values may be any bytes."""
+        for query in (
+            b"filename=fianc%C3%A9e.txt",
+            b"a=%FF&%FF=b",
+            b"a=%zz",
+            b"%00",
+        ):
+            line = b"GET /uri/x?" + query + b" HTTP/1.1"
+            self.assertEqual(self.status(line, b"Host: localhost"), 200, query)
+
+    def test_a_resource_fails(self) -> None:
+        """The answer is one sentence, and the log has the reason."""
+        self.site.resource = _Fails(self.clock)
+        said = self.ask(b"GET / HTTP/1.1", b"Host: localhost")
+        self.assertIn(b"HTTP/1.1 500", said)
+        self.assertTrue(said.endswith(b"its log has the details"), said)
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
+
+    def test_a_channel_fails(self) -> None:
+        """The connection ends, and the log has the reason."""
+        channel, transport = self.connect()
+
+        def fail(*_: object) -> None:
+            raise ValueError
+
+        self.patch(self.site, "look_at_head", fail)
+        channel.dataReceived(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        self.assertTrue(transport.disconnecting)
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
+        self.lose(channel)
 
     def test_errors(self) -> None:
         """Those that were foreseen are told; others are in the log alone."""

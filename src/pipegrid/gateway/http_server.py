@@ -26,7 +26,7 @@ from pipegrid.gateway.http_response import send
 from pipegrid.gateway.request_origin import refusal
 from pipegrid.gateway.web_api.paced_download import DownloadTurns
 from pipegrid.gateway.web_api.web_arguments import MULTIPART, form_kind
-from pipegrid.gateway.web_api.web_errors import Problem
+from pipegrid.gateway.web_api.web_errors import Problem, problem_of
 from pipegrid.gateway.web_ui.directory_archive import ArchiveCount
 from pipegrid.gateway.web_ui.page_templates import problem_response
 from pipegrid.gateway.web_ui.upload_progress import UploadProgress
@@ -130,7 +130,7 @@ class GatewayRequest(Request):
         """Answer, since all has arrived; forms are left to those who want them."""
         self.method, self.uri, self.clientproto = command, path, version
         self.path, _, query = path.partition(b"?")
-        self.args = parse_qs(query, keep_blank_values=True)
+        self.args = parse_qs(query, True)
         self.process()
 
     def process(self) -> None:
@@ -140,9 +140,16 @@ class GatewayRequest(Request):
         refused = self.body.refused
         if refused is not None:
             self.setHeader(b"connection", b"close")
-            send(self, problem_response(self, Problem(refused.status, f"{refused}\n")))
+            send(self, problem_response(self, Problem(refused.status, str(refused))))
             return
         super().process()
+
+    def processingFailed(self, reason: Failure) -> Failure:
+        """Answer a request that failed before its work began, and log why."""
+        log.failure("a request failed", reason)
+        self.setHeader(b"connection", b"close")
+        send(self, problem_response(self, problem_of(Exception())))
+        return reason
 
     def unregisterProducer(self) -> None:
         """Forget who writes the response; the client may be gone already."""
@@ -234,7 +241,11 @@ class GatewayChannel(HTTPChannel):
         if not self._in_head and not self.requests and self._head is not None:
             self._in_head = True
             self._head.set(self.site.limits.head_s)
-        super().dataReceived(data)
+        try:
+            super().dataReceived(data)
+        except Exception:
+            log.failure("a connection failed")
+            self._give_up()
 
     def allHeadersReceived(self) -> None:
         """The head is whole; its time limit ends."""
