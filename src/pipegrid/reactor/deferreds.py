@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from threading import get_ident
+from traceback import clear_frames
 from types import CoroutineType
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
@@ -53,6 +54,8 @@ def start_cancellable(work: Coroutine[Any, Any, T], clock: IReactorTime) -> Defe
     While the coroutine runs, it does not wait for a Deferred, so Twisted would ignore the cancellation: a
     progress callback could not cancel. So it is cancelled right after; if the coroutine ends before that,
     it counts as cancelled.
+
+    What was cancelled gives its memory back at once: its error's traceback keeps no local variables.
     """
     running = Deferred.fromCoroutine(work)
     cancel = running.cancel
@@ -66,6 +69,9 @@ def start_cancellable(work: Coroutine[Any, Any, T], clock: IReactorTime) -> Defe
 
     def ended(result: Any) -> Any:
         del running.__dict__["cancel"]  # avoids a reference cycle
+        if isinstance(result, Failure) and result.check(CancelledError):
+            # They and the error refer to each other, and with them all segments that are in memory.
+            clear_frames(result.getTracebackObject())
         if not soon or not soon[0].active():
             return result
         soon[0].cancel()
