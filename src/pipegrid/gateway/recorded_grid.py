@@ -12,15 +12,10 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, as_cap
-from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import PipegridError
 from pipegrid.gateway.transfer_records import TransferKind, TransferRecord, TransferRecords, joined
 from pipegrid.transfer.get.sink import SinkLike
-from pipegrid.transfer.mutable.base_version_search import Redo
-from pipegrid.transfer.mutable.modify import ContentEdit
-from pipegrid.transfer.mutable.mutable_files import ContentOfKey
 from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
-from pipegrid.transfer.mutable.write_queue import Merge
 from pipegrid.transfer.put.source import SourceLike, size_of
 from pipegrid.transfer.results import GetResult, Progress, PutResult
 from pipegrid.tree.public_grid import Grid
@@ -99,31 +94,16 @@ class RecordedGrid(Grid):
             return super().get(cap, sink, progress=progress, **options)
         return self.records.follow(_read_kind(cap), start, _note_get, cap)
 
-    def read(self, cap: str | Cap, start: int = 0, length: int | None = None) -> Deferred[bytes]:
+    def read(self, cap: str | Cap, *place: Any, **options: Any) -> Deferred[bytes]:
         """Fetch a file into memory; see ``Grid.read``."""
+        reading = partial(super().read, cap, *place, **options)
         if _is_literal(cap):
-            return super().read(cap, start, length)
-        reading = partial(super().read, cap, start, length)
+            return reading()
         return self.records.follow(_read_kind(cap), lambda record: reading(), _note_bytes, cap)
 
-    def create_mutable(
-        self,
-        source: SourceLike | ContentOfKey,
-        *,
-        format: str | None = None,
-        params: Params | None = None,
-        progress: Progress | None = None,
-        private_key: bytes | None = None,
-    ) -> Deferred[CreateResult]:
+    def create_mutable(self, *content: Any, **options: Any) -> Deferred[CreateResult]:
         """Store a mutable file; see ``Grid.create_mutable``."""
-        creating = partial(
-            super().create_mutable,
-            source,
-            format=format,
-            params=params,
-            progress=progress,
-            private_key=private_key,
-        )
+        creating = partial(super().create_mutable, *content, **options)
         return self.records.follow("publish", lambda record: creating(), _note_create)
 
     def overwrite(self, cap: str | Cap, source: SourceLike) -> Deferred[WriteResult]:
@@ -134,20 +114,9 @@ class RecordedGrid(Grid):
         """Write into a mutable file; see ``Grid.update``."""
         return self._record_write(cap, partial(super().update, cap, offset, data))
 
-    def modify(
-        self,
-        cap: str | Cap,
-        function: ContentEdit,
-        *,
-        merge: Merge | None = None,
-        remembered: bytes | None = None,
-        redo: Redo | None = None,
-    ) -> Deferred[WriteResult]:
+    def modify(self, cap: str | Cap, *edit: Any, **options: Any) -> Deferred[WriteResult]:
         """Change the content of a mutable file; see ``Grid.modify``."""
-        changing = partial(
-            super().modify, cap, function, merge=merge, remembered=remembered, redo=redo
-        )
-        return self._record_write(cap, changing)
+        return self._record_write(cap, partial(super().modify, cap, *edit, **options))
 
     def _record_write(
         self, cap: str | Cap, write: Callable[[], Deferred[WriteResult]]
