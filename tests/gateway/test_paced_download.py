@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import ChkCap
 from pipegrid.errors import NotEnoughSharesError
-from pipegrid.gateway.web_api.paced_download import TURN_S, DownloadTurns, fetch_in_turns
+from pipegrid.gateway.web_api import paced_download
+from pipegrid.gateway.web_api.paced_download import TURN_S, DownloadTurns, PacedDownload
+from pipegrid.gateway.web_api.web_errors import WebError
 
 DATA = bytes(range(256)) * 40
 CAP = ChkCap(b"k" * 16, b"h" * 32, 3, 10, len(DATA))
@@ -24,8 +26,13 @@ class _Grid:
         self.clock = clock
         self.running: list[_Get] = []
         self.started: list[int] = []
+        self.version = 1
 
-    def get(self, cap: ChkCap, consumer: Any, *, start: int, length: int) -> Deferred[None]:
+    def get(self, cap: ChkCap, consumer: Any, *, range_of: Any, seen: Any) -> Deferred[None]:
+        seen(self.version)
+        start, length = range_of(len(DATA))
+        if not length:
+            return succeed(None)
         self.started.append(start)
         return _Get(self, consumer, start, start + length).done
 
@@ -94,14 +101,13 @@ class PacedDownloadTests(SynchronousTestCase):
         self.clock = Clock()
         self.grid: Any = _Grid(self.clock)
         self.turns = DownloadTurns(2)
+        self.patch(paced_download, "SMALL_BYTES", PIECE)
 
     def begin(self, start: int = 0, length: int = len(DATA)) -> tuple[_Http, Deferred[None]]:
         """Begin a download."""
         http = _Http()
-        done = Deferred.fromCoroutine(
-            fetch_in_turns(self.grid, CAP, http, start, length, self.turns)
-        )
-        return http, done
+        download = PacedDownload(self.grid, CAP, http, lambda size: (start, length), self.turns)
+        return http, Deferred.fromCoroutine(download.run())
 
     def go_on(self, steps: int) -> None:
         """Let pieces come, with half a second between them."""
@@ -163,6 +169,35 @@ class PacedDownloadTests(SynchronousTestCase):
             waiting.addErrback(lambda failure: failure.trap(CancelledError))
             waiting.cancel()
         self.assertEqual((self.turns.tokens, self.clock.getDelayedCalls()), (2, []))
+
+    def test_small_ones_take_no_turn(self) -> None:
+        """They do not wait for large ones."""
+        large = [self.begin() for _ in range(2)]
+        http, done = self.begin(5, PIECE)
+        self.go_on(1)
+        self.successResultOf(done)
+        self.assertEqual(http.got, DATA[5 : 5 + PIECE])
+        for _, waiting in large:
+            self.assertNoResult(waiting)
+
+    def test_a_file_that_changes(self) -> None:
+        """A reader that has a part of one version gets no part of another."""
+        for paused_after, wrong in ((0, False), (2, True)):
+            http, done = self.begin()
+            self.go_on(paused_after)
+            http.producer.pauseProducing()
+            self.go_on(8)
+            self.assertEqual(self.grid.running, [])
+            self.grid.version += 1
+            http.producer.resumeProducing()
+            self.clock.advance(0)
+            self.go_on(20)
+            if wrong:
+                self.assertIn("overwritten", str(self.failureResultOf(done, WebError).value))
+            else:
+                self.successResultOf(done)
+                self.assertEqual(http.got, DATA)
+            self.assertEqual((self.turns.tokens, self.clock.getDelayedCalls()), (2, []))
 
     def test_who_goes_away(self) -> None:
         """While it fetches, while it waits for a turn, and while it has stopped reading."""

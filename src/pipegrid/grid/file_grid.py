@@ -72,6 +72,7 @@ from pipegrid.transfer.settings import (
 )
 
 if TYPE_CHECKING:
+    from pipegrid.core.mutable.versions import Version
     from pipegrid.grid.access_blacklist import AccessBlacklist
     from pipegrid.grid.introducer_client import IntroducerStatus
     from pipegrid.grid.introducer_discovery import Discovery
@@ -637,6 +638,7 @@ class FetchingGrid(FileGrid):
         progress: Progress | None = None,
         replace: bool = False,
         range_of: RangeOf | None = None,
+        seen: Callable[[Version], object] | None = None,
     ) -> GetResult:
         """
         Fetch a file, or a range of it; fires when the last verified byte is in the sink.
@@ -653,6 +655,7 @@ class FetchingGrid(FileGrid):
             range_of: instead of ``start`` and ``length``, a function that returns both. It is called with the
                 size of the file before the first byte is delivered; and again if a mutable file is
                 overwritten during the get.
+            seen: called with the version of a mutable file before ``range_of``.
 
         Raises (through the Deferred):
             CapError: the cap does not read a file.
@@ -672,7 +675,7 @@ class FetchingGrid(FileGrid):
                     stack.callback(sink.close)
                 else:
                     sink = stack.enter_context(PartFile(path, replace))
-            result = await self._get(cap, sink, start, length, progress, range_of)
+            result = await self._get(cap, sink, start, length, progress, range_of, seen)
             if isinstance(sink, PartFile):
                 await self._workers.run(sink.publish)
             return result
@@ -685,13 +688,15 @@ class FetchingGrid(FileGrid):
         length: int | None,
         progress: Progress | None,
         range_of: RangeOf | None = None,
+        seen: Callable[[Version], object] | None = None,
     ) -> GetResult:
         check_callable(range_of, "range_of")
+        check_callable(seen, "seen")
         self.check_access(given)
         mutable = mutable_file(given)
         if mutable is not None:
             return await self._open_mutables().get(
-                mutable, sink, start, length, progress, range_of=range_of
+                mutable, sink, start, length, progress, range_of=range_of, seen=seen
             )
         cap = readable(given)
         check_callable(progress, "progress")

@@ -12,7 +12,7 @@ from pipegrid.argument_checks import check_callable, check_kind, check_whole, sh
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import Buffer
-from pipegrid.core.mutable.versions import Format
+from pipegrid.core.mutable.versions import Format, Version
 from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import CapError, UsageError
 from pipegrid.grid.client_config import GridConfig
@@ -136,6 +136,7 @@ class Mutables:
         progress: Progress | None,
         accept_older: bool = False,
         range_of: RangeOf | None = None,
+        seen: Callable[[Version], object] | None = None,
     ) -> GetResult:
         """Read a file, or a range of it, into a sink; see ``Grid.get``."""
         _check_readable(cap, start, length)
@@ -176,6 +177,7 @@ class Mutables:
                 accept_older=accept_older,
                 ready=ready,
                 reading=reading,
+                seen=seen or (lambda version: None),
             )
             while target.pending_bytes:
                 await wanted.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -28,7 +27,7 @@ from pipegrid.gateway.web_api.object_json import (
     read_cap_text,
     unknown_json,
 )
-from pipegrid.gateway.web_api.paced_download import SMALL_BYTES, fetch_in_turns
+from pipegrid.gateway.web_api.paced_download import PacedDownload
 from pipegrid.gateway.web_api.path_lookup import (
     FoundObject,
     check_writes,
@@ -122,24 +121,11 @@ async def download(call: ApiRequest, given: Cap | None, name: str) -> HttpRespon
         if call.is_head:
             await _head(call, cap, begin)
         else:
-            await _deliver(call, cap, begin)
+            await PacedDownload(call.grid, cap, http, begin, http.site.downloads).run()
     except NotEnoughSharesError as error:
         raise unreadable(cap, error) from error
     http.finish()
     return None
-
-
-async def _deliver(
-    call: ApiRequest, cap: ChkCap | LitCap | MutableCap, begin: Callable[[int], tuple[int, int]]
-) -> None:
-    """Write what is asked for to the response; a large immutable file takes turns with others."""
-    if isinstance(cap, ChkCap) and cap.size > SMALL_BYTES:
-        start, length = begin(cap.size)
-        if length > SMALL_BYTES:
-            turns = call.http.site.downloads
-            await fetch_in_turns(call.grid, cap, call.http, start, length, turns)
-            return
-    await call.grid.get(cap, call.http, range_of=begin)
 
 
 async def _head(call: ApiRequest, cap: ChkCap | LitCap | MutableCap, begin: Any) -> None:

@@ -1,5 +1,5 @@
 """
-Downloads of large immutable files: a bounded number is fetched at a time, and in turns.
+Downloads of large files: a bounded number is fetched at a time, and in turns.
 
 A get holds some segments of its file in memory, however slowly they are read. So it runs only while its
 reader wants more: one that has stopped reading loses its turn, and the get starts again from where it was. A
@@ -8,14 +8,16 @@ slow reader loses its turn to others that wait.
 
 from __future__ import annotations
 
-import gc
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
 from twisted.internet.interfaces import IConsumer, IPushProducer, IReactorTime
 from zope.interface import implementer
 
-from pipegrid.core.caps import ChkCap
+from pipegrid.core.caps import Cap
+from pipegrid.core.mutable.versions import Version
+from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.reactor.deferreds import Timer, Wakeup
 from pipegrid.tree.public_grid import Grid
 
@@ -35,21 +37,6 @@ class DownloadTurns(DeferredSemaphore):
     Args:
         count: how many may fetch at a time.
     """
-
-    def __init__(self, count: int) -> None:
-        super().__init__(count)
-        self._collected_s = -TURN_S
-
-    def lost(self, now_s: float) -> None:
-        """
-        Give the memory of an interrupted get back.
-
-        Its segments are in cycles with the error that ended it, which Python does not look for by itself
-        until there are millions of objects.
-        """
-        if now_s - self._collected_s >= TURN_S:
-            self._collected_s = now_s
-            gc.collect()
 
 
 @implementer(IConsumer, IPushProducer)
@@ -147,32 +134,89 @@ class PacedConsumer:
             self._producer.stopProducing()
 
 
-async def fetch_in_turns(
-    grid: Grid, cap: ChkCap, http: Any, start: int, length: int, turns: DownloadTurns
-) -> None:
+class PacedDownload:
     """
-    Write a range of a file to a response.
+    One download, which takes turns if it is large.
 
     Args:
-        turns: as many as may fetch at a time.
-
-    Raises:
-        PipegridError: as ``Grid.get`` does.
+        http: the response, as a consumer.
+        begin: called with the size of the file before the first byte, and again if another version of a
+            mutable file is read; returns start and length of what is written to the response.
+        turns: of all downloads.
     """
-    consumer = PacedConsumer(http, turns, grid.clock)
-    http.registerProducer(consumer, True)
-    try:
-        while consumer.sent_bytes < length:
-            await consumer.wait_wanted()
-            await turns.acquire()
-            try:
-                done = consumer.sent_bytes
-                await consumer.follow(
-                    grid.get(cap, consumer, start=start + done, length=length - done)
+
+    def __init__(
+        self,
+        grid: Grid,
+        cap: Cap,
+        http: Any,
+        begin: Callable[[int], tuple[int, int]],
+        turns: DownloadTurns,
+    ) -> None:
+        self._grid = grid
+        self._cap = cap
+        self._http = http
+        self._begin = begin
+        self._turns = turns
+        self._consumer = PacedConsumer(http, turns, grid.clock)
+        self._range: tuple[int, int] | None = None
+        self._version: Version | None = None
+        self._has_turn = self._needs_turn = False
+
+    async def run(self) -> None:
+        """
+        Write the range to the response.
+
+        Raises:
+            WebError: the file was overwritten after a part of it was sent.
+            PipegridError: as ``Grid.get`` does.
+        """
+        consumer = self._consumer
+        self._http.registerProducer(consumer, True)
+        try:
+            await self._take_turn()
+            while self._needs_turn or consumer.sent_bytes < self._length:
+                await consumer.wait_wanted()
+                await self._turns.acquire()
+                self._has_turn, self._needs_turn = True, False
+                await self._take_turn()
+        finally:
+            self._http.unregisterProducer()
+
+    async def _take_turn(self) -> None:
+        try:
+            await self._consumer.follow(
+                self._grid.get(
+                    self._cap, self._consumer, range_of=self._range_of, seen=self._check_version
                 )
-            finally:
-                turns.release()
-            if consumer.lost_turn:
-                turns.lost(grid.clock.seconds())
-    finally:
-        http.unregisterProducer()
+            )
+        finally:
+            if self._has_turn:
+                self._has_turn = False
+                self._turns.release()
+
+    @property
+    def _length(self) -> int:
+        return 0 if self._range is None else self._range[1]
+
+    def _check_version(self, version: Version) -> None:
+        if version == self._version:
+            return
+        if self._consumer.sent_bytes:
+            raise WebError(500, "the file was overwritten while it was read; read it again")
+        self._version, self._range = version, None
+
+    def _range_of(self, size: int) -> tuple[int, int]:
+        """Return what is fetched now: the rest, or nothing if that needs a turn and has none yet."""
+        if self._range is None:
+            self._range = self._begin(size)
+        start, length = self._range
+        sent_bytes = self._consumer.sent_bytes
+        at, left_bytes = start + sent_bytes, length - sent_bytes
+        if left_bytes > SMALL_BYTES and not self._has_turn:
+            if not self._turns.tokens:
+                self._needs_turn = True
+                return at, 0
+            self._turns.acquire()  # at once, since one is free
+            self._has_turn = True
+        return at, left_bytes

@@ -25,7 +25,7 @@ from pipegrid.gateway.body_spool import BodySpool
 from pipegrid.gateway.http_response import HttpResponse, ResponseStream
 from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.byte_ranges import disposition
-from pipegrid.gateway.web_api.paced_download import SMALL_BYTES, DownloadTurns, fetch_in_turns
+from pipegrid.gateway.web_api.paced_download import SMALL_BYTES, DownloadTurns, PacedDownload
 from pipegrid.gateway.web_api.path_lookup import FoundObject
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.zip_archive import (
@@ -277,11 +277,7 @@ class DirectoryArchive:
                 self._archive.add(one.member, data)
                 return
         content = _Content(self._archive, self._stream, one.member)
-        if isinstance(one.cap, ChkCap):
-            content.begin(one.cap.size)
-            await fetch_in_turns(self._grid, one.cap, content, 0, one.cap.size, self._turns)
-        else:
-            await self._grid.get(one.cap, content, range_of=content.begin)
+        await PacedDownload(self._grid, one.cap, content, content.begin, self._turns).run()
         self._archive.end()
 
 

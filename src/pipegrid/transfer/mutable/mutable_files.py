@@ -342,6 +342,7 @@ class MutableFiles:
         accept_older: bool = False,
         ready: Callable[[], bool] = lambda: True,
         reading: Callable[[Retrieve], None] = lambda reader: None,
+        seen: Callable[[Version], object] = lambda version: None,
     ) -> ReadResult:
         """
         Read a file, or a range of it.
@@ -351,6 +352,7 @@ class MutableFiles:
                 of each version tried.
             write: gets the plaintext, in order; ``ready`` returns whether it takes more.
             reading: gets the ``Retrieve``; the caller fires its ``changed`` when ``ready`` changes.
+            seen: called with each version tried, before ``range_of``.
 
         Raises:
             NotEnoughSharesError, RollbackError, CorruptionError: as ``look`` and ``Retrieve.read``.
@@ -375,6 +377,7 @@ class MutableFiles:
             choice = found.choice()
             version = choice.best
             assert version is not None
+            seen(version)
             start, length = range_of(version.size)
             end = _end_of_range(version, start, length)
             reader = Retrieve(slot, found, version, count, ready)
