@@ -82,8 +82,15 @@ class GatewayProcessTests(ProcessTestCase):
             _, err = self.run_command("-d", "c", "gateway", "--port", port, status=2)
         self.assertIn("cannot listen at", err)
         self.assertIn("Address already in use", err)
-        _, err = self.run_command("-d", "c", "gateway", "--port", "nonsense:x", status=2)
-        self.assertIn("is not an endpoint", err)
+        for port, said in (
+            ("nonsense:x", "is not an endpoint"),
+            ("ssl:1", "is not an endpoint"),
+            ("99999", "cannot listen at tcp:99999"),
+            ("unix:/nothing/there", "cannot listen at unix:/nothing/there"),
+        ):
+            _, err = self.run_command("-d", "c", "gateway", "--port", port, status=2)
+            self.assertIn(said, err)
+            self.assertEqual(err.count("\n"), 1, err)
         _, err = self.run_command("-d", "nothing", "gateway", status=2)
         self.assertIn("nothing", err)
         began_s = process_began(os.getpid())

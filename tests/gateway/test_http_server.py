@@ -277,6 +277,31 @@ class BoundsTests(SiteTestCase):
         self.assertEqual((self.site.space.used_bytes, self.root.bodies), (0, []))
         self.assertEqual(os.listdir(self.directory / "tmp"), [])
 
+    def test_truncated_bodies(self) -> None:
+        """Who sends no more, and still reads, gets one sentence; nothing is done."""
+        for rest in (
+            b"Content-Length: 5\r\n\r\nabc",
+            b"Transfer-Encoding: chunked\r\n\r\n5\r\nabc",
+        ):
+            channel, transport = self.connect()
+            channel.dataReceived(b"PUT /uri HTTP/1.1\r\nHost: localhost\r\n" + rest)
+            channel.readConnectionLost()
+            self.assertIn(b"HTTP/1.1 400 Bad Request", transport.value())
+            self.assertTrue(transport.value().endswith(b"send it again, whole\n"))
+            self.assertTrue(transport.disconnecting)
+            self.lose(channel)
+        self.assertEqual((self.root.bodies, self.site.space.used_bytes), ([], 0))
+
+    def test_who_closes_while_it_waits(self) -> None:
+        """What it asked for is cancelled."""
+        self.root.waits = True
+        channel, transport = self.connect()
+        channel.dataReceived(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        channel.readConnectionLost()
+        self.assertEqual((transport.disconnecting, transport.value()), (True, b""))
+        self.lose(channel)
+        self.assertEqual(self.root.cancelled, 1)
+
     def test_pipelined_requests(self) -> None:
         """They are answered in order, one after the other."""
         channel, transport = self.connect()
@@ -289,6 +314,26 @@ class BoundsTests(SiteTestCase):
 
 class LogTests(SiteTestCase):
     """One line a request, without secrets."""
+
+    def test_interrupted(self) -> None:
+        """In its body, or while it is answered; not while it is idle."""
+        self.root.waits = True
+        for body in (b"abc", b"abcde"):
+            channel, _ = self.connect()
+            head = (
+                b"PUT /uri/" + SECRET + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n"
+            )
+            channel.dataReceived(head + body)
+            self.lose(channel)
+        channel, _ = self.connect()
+        self.lose(channel)
+        self.assertEqual(
+            self.lines,
+            [
+                "PUT /uri/[CENSORED] interrupted after 3 B of its body",
+                "PUT /uri/[CENSORED] interrupted after 0 B 0 ms",
+            ],
+        )
 
     def test_lines(self) -> None:
         """Neither capabilities nor arguments stand in it, wherever they are."""

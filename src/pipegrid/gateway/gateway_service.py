@@ -126,14 +126,14 @@ class RunningGateway:
     ) -> Any:
         try:
             endpoint = serverFromString(self._reactor, text)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OSError) as error:
             raise UsageError(
                 f"{setting} is {text!r}, which is not an endpoint ({error}); write one such as "
                 "'tcp:3456:interface=127.0.0.1'"
             ) from error
         try:
             port = await endpoint.listen(factory)
-        except CannotListenError as error:
+        except (CannotListenError, OSError, OverflowError) as error:
             raise UsageError(
                 f"cannot listen at {text}: {_reason(error)}; stop what listens there, or choose another port "
                 f"with {'--port' if exposed is WEB_EXPOSED else setting}"
@@ -258,6 +258,6 @@ async def _stopped(port: Any) -> None:
         await stopping
 
 
-def _reason(error: CannotListenError) -> str:
-    cause = error.socketError
+def _reason(error: Exception) -> str:
+    cause = error.socketError if isinstance(error, CannotListenError) else error
     return getattr(cause, "strerror", None) or str(cause)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
-from twisted.internet.interfaces import IAddress, IReactorTime
+from twisted.internet.interfaces import IAddress, IHalfCloseableProtocol, IReactorTime
 from twisted.internet.protocol import connectionDone
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -18,6 +18,7 @@ from twisted.web.http import HTTPChannel, parse_qs
 from twisted.web.http_headers import Headers
 from twisted.web.resource import IResource
 from twisted.web.server import Request, Site
+from zope.interface import implementer
 
 from pipegrid.gateway.body_spool import BodyRefused, BodySpool, SpoolSpace
 from pipegrid.gateway.form_body import FormBody
@@ -84,6 +85,7 @@ class GatewayRequest(Request):
 
     Attributes:
         body: its body, when it is rendered.
+        has_head, is_whole: its head, and its body, have arrived.
     """
 
     defaultContentType = b"text/plain;charset=utf-8"
@@ -93,10 +95,12 @@ class GatewayRequest(Request):
     def __init__(self, channel: Any, *args: Any, **options: Any) -> None:
         super().__init__(channel, *args, **options)
         self._began_s = channel.site.clock.seconds()
+        self.has_head = self.is_whole = False
 
     def gotLength(self, length: int | None) -> None:
         """Look at the head, and prepare for the body."""
         channel: Any = self.channel
+        self.has_head = True
         self.body = self.content = self._new_body(channel, length)
         why = self._refusal(channel)
         if why is not None:
@@ -128,6 +132,7 @@ class GatewayRequest(Request):
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         """Answer, since all has arrived; forms are left to those who want them."""
+        self.is_whole = True
         self.method, self.uri, self.clientproto = command, path, version
         self.path, _, query = path.partition(b"?")
         self.args = parse_qs(query, True)
@@ -188,6 +193,7 @@ def shown_path(path: bytes) -> str:
     return "/" + known.decode("ascii") + ("/[CENSORED]" if slash else "")
 
 
+@implementer(IHalfCloseableProtocol)
 class GatewayChannel(HTTPChannel):
     """
     One connection.
@@ -277,7 +283,20 @@ class GatewayChannel(HTTPChannel):
             if timer is not None:
                 timer.stop()
         self.site.channels.pop(self, None)
+        for request in self.requests:
+            self.site.log_interrupted(self, request)
         super().connectionLost(reason)
+
+    def readConnectionLost(self) -> None:
+        """The client sends no more; if its request is incomplete, it may still read why that is refused."""
+        transport: Any = self.transport
+        if not self.requests or self.requests[-1].is_whole:
+            transport.abortConnection()
+            return
+        self._refuse(b"the body ended before its length, or its last chunk; send it again, whole")
+
+    def writeConnectionLost(self) -> None:
+        """Do nothing; the connection is about to end."""
 
     def _give_up(self) -> None:
         transport: Any = self.transport
@@ -288,11 +307,15 @@ class GatewayChannel(HTTPChannel):
         self._give_up()
 
     def _respondToBadRequestAndDisconnect(self) -> None:
-        text = b"this is not a valid HTTP request; its line, a header or its length is malformed\n"
+        self._refuse(
+            b"this is not a valid HTTP request; its line, a header or its length is malformed"
+        )
+
+    def _refuse(self, text: bytes) -> None:
         transport: Any = self.transport
         transport.write(
             b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n"
-            b"Content-Length: %d\r\n\r\n%s" % (len(text), text)
+            b"Content-Length: %d\r\n\r\n%s\n" % (len(text) + 1, text)
         )
         self.loseConnection()
 
@@ -388,3 +411,16 @@ class GatewaySite(Site):
             status = int(fields["status"])
             self.served[status] = self.served.get(status, 0) + 1
             self._tell("{method} {path} {status} {bytes} B {ms} ms", **fields)
+
+    def log_interrupted(self, channel: GatewayChannel, request: GatewayRequest) -> None:
+        """Log a request whose client left before its body was whole, or before the response was."""
+        if request.is_whole:
+            fields = request.log_line()
+            self._tell("{method} {path} interrupted after {bytes} B {ms} ms", **fields)
+        elif request.has_head:
+            self._tell(
+                "{method} {path} interrupted after {bytes} B of its body",
+                method=channel.method.decode("ascii", "replace")[:10],
+                path=shown_path(channel.path.partition(b"?")[0]),
+                bytes=request.body.size,
+            )

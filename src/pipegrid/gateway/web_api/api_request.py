@@ -9,7 +9,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.web.resource import Resource
 
-from pipegrid.core.caps import Cap, UnknownCap
+from pipegrid.core.caps import Cap
 from pipegrid.gateway.body_spool import BodySpool
 from pipegrid.gateway.gateway_settings import GatewaySettings
 from pipegrid.gateway.http_response import HttpResponse, redirect, respond
@@ -130,9 +130,3 @@ def local_target(target: str) -> str:
     if target.startswith(("//", "/\\")) or "\\" in target or ":" in target.partition("/")[0]:
         raise WebError(400, "when_done leads to another site; give a path of this gateway")
     return target
-
-
-def unknown_cap(cap: UnknownCap) -> WebError:
-    """Return the error of an object that nothing can be done with."""
-    start = "".join(c for c in cap.text[:12] if c.isalnum() or c in ":.-")
-    return WebError(400, f"'{start}...' is not a capability that the gateway knows; copy it whole")

@@ -10,7 +10,7 @@ from pipegrid.core.mutable.directory_content import Link
 from pipegrid.errors import NotEnoughSharesError
 from pipegrid.gateway.body_spool import BodySpool
 from pipegrid.gateway.http_response import JSON_OF_OBJECTS, HttpResponse, json_text
-from pipegrid.gateway.web_api.api_request import ApiRequest, unknown_cap
+from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.byte_ranges import (
     ByteRange,
     content_type,
@@ -32,6 +32,7 @@ from pipegrid.gateway.web_api.path_lookup import (
     FoundObject,
     check_writes,
     is_verifier,
+    unknown_cap,
     unreadable,
 )
 from pipegrid.gateway.web_api.web_errors import WebError
@@ -262,6 +263,8 @@ async def replace_file(call: ApiRequest, found: FoundObject, body: BodySpool) ->
     if call.arguments.get("offset") is not None:
         raise WebError(400, "an immutable file cannot be changed at an offset; replace it")
     if found.parent is None:
+        if isinstance(found.cap, UnknownCap):
+            raise unknown_cap(found.cap)
         raise WebError(400, "this capability names an immutable file, which never changes")
     if replace == "false":
         raise WebError(409, f"'{found.name}' exists, and replace=false")

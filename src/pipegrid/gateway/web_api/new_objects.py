@@ -15,10 +15,9 @@ from pipegrid.gateway.web_api.api_request import (
     ApiRequest,
     local_target,
     method_not_allowed,
-    unknown_cap,
 )
 from pipegrid.gateway.web_api.children_json import links_of, packed_children, parse_children
-from pipegrid.gateway.web_api.path_lookup import cap_of
+from pipegrid.gateway.web_api.path_lookup import cap_of, unknown_cap
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.page_paths import opened_url
 from pipegrid.gateway.web_ui.page_templates import render_page

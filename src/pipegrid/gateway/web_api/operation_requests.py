@@ -14,7 +14,6 @@ from pipegrid.gateway.web_api.api_request import (
     ApiRequest,
     Handler,
     method_not_allowed,
-    unknown_cap,
     when_done,
 )
 from pipegrid.gateway.web_api.check_json import json_bytes
@@ -34,7 +33,7 @@ from pipegrid.gateway.web_api.operation_handles import (
     UnknownHandle,
     check_handle,
 )
-from pipegrid.gateway.web_api.path_lookup import FoundObject
+from pipegrid.gateway.web_api.path_lookup import FoundObject, unknown_cap
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.check_page import cancelled_page, object_check_page, operation_page
 from pipegrid.transfer.upkeep import UpkeepRequest

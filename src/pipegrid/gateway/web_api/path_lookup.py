@@ -111,12 +111,21 @@ async def find(
     return attrs.evolve(here, slash=slash)
 
 
+def unknown_cap(cap: UnknownCap) -> WebError:
+    """Return the error of an object that nothing can be done with."""
+    start = "".join(c for c in cap.text[:12] if c.isalnum() or c in ":.-")
+    shown = f"{start}..." if start != cap.text else start
+    return WebError(400, f"'{shown}' is not a capability that the gateway knows; copy it whole")
+
+
 class FileInTheWay(WebError):
     """A path goes through what is no directory; for what would be made there the status is 409."""
 
 
 async def _step(grid: Grid, here: FoundObject, name: str, rest: Sequence[str]) -> FoundObject:
     if not here.is_directory:
+        if isinstance(here.cap, UnknownCap) and here.child is None:
+            raise FileInTheWay(400, str(unknown_cap(here.cap)))
         what = f"'{printable(here.name)}'" if here.name else "the capability before the path"
         raise FileInTheWay(
             400, f"{what} is not a directory, so there is no '{printable(name)}' in it"

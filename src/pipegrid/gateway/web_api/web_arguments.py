@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 import attrs
 from multipart import parse_options_header
 
-from pipegrid.argument_checks import shown
+from pipegrid.core.text import printable
 from pipegrid.gateway.body_spool import BodySpool
 from pipegrid.gateway.form_body import FormBody, FormFile
 from pipegrid.gateway.web_api.web_errors import WebError
@@ -91,7 +91,8 @@ class Arguments:
         if given:
             if given not in ("CHK", "SDMF", "MDMF"):
                 raise WebError(
-                    400, f"Unknown format: {shown(given.lower())}; it is CHK, SDMF or MDMF"
+                    400,
+                    f"Unknown format: '{printable(given.lower()[:40])}'; it is CHK, SDMF or MDMF",
                 )
             return given
         if self.flag("mutable"):

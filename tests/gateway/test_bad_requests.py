@@ -1,0 +1,70 @@
+"""What the web API says to requests that make no sense: one clear sentence each."""
+
+from __future__ import annotations
+
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests.gateway.test_webapi_vectors import gateway
+
+CHK = f"URI:CHK:{'a' * 26}:{'b' * 51}a:3:10:1000"
+
+
+class BadRequestTests(SynchronousTestCase):
+    """Asked over a real connection."""
+
+    def ask(self, method: str, path: str, body: bytes = b"", kind: str = "") -> tuple[int, str]:
+        """Send one request; returns the status and what is said."""
+        address = urlsplit((gateway() / "node.url").read_text().strip()).netloc
+        connection = HTTPConnection(address, timeout=60)
+        try:
+            connection.request(method, path, body, {"Content-Type": kind} if kind else {})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def refused(self, status: int, words: str, method: str, path: str, body: bytes = b"") -> None:
+        """Check that a request is refused by a sentence with these words."""
+        found, said = self.ask(method, path, body)
+        self.assertEqual(found, status, said)
+        self.assertIn(words, said)
+        self.assertNotIn("\n", said)
+        self.assertNotIn("unexpected", said)
+
+    def test_invalid_caps(self) -> None:
+        """They are named by their beginning alone, wherever they are given."""
+        for text, shown in (
+            ("nonsense", "'nonsense' is not a capability"),
+            (f"{CHK}x", "'URI:CHK:aaaa...' is not a capability"),
+            ("URI:DIR2:aaaa:bbbb", "'URI:DIR2:aaa...' is not a capability"),
+        ):
+            self.refused(400, shown, "GET", f"/uri/{text}")
+            self.refused(400, shown, "GET", f"/uri/{text}/name")
+            self.refused(400, shown, "PUT", f"/uri/{text}")
+            self.refused(409, shown, "PUT", f"/uri/{text}/name")
+
+    def test_paths_and_names(self) -> None:
+        """Through a file; of no characters; not UTF-8; with a slash in a form."""
+        _, root = self.ask("POST", "/uri?t=mkdir")
+        self.assertEqual(self.ask("PUT", f"/uri/{root}/file", b"x")[0], 201)
+        self.refused(400, "'file' is not a directory", "GET", f"/uri/{root}/file/x")
+        self.refused(409, "'file' is not a directory", "PUT", f"/uri/{root}/file/x", b"x")
+        self.refused(400, "empty", "PUT", f"/uri/{root}//x", b"x")
+        self.refused(400, "is not UTF-8", "PUT", f"/uri/{root}/%FF", b"x")
+        self.refused(400, "has no slash", "POST", f"/uri/{root}?t=mkdir&name=a/b")
+        self.refused(404, "No such child: none", "DELETE", f"/uri/{root}/none")
+
+    def test_arguments_and_bodies(self) -> None:
+        """The value is named, and what would be right."""
+        _, root = self.ask("POST", "/uri?t=mkdir")
+        self.refused(400, "Unknown format: 'tar'; it is", "PUT", "/uri?format=tar", b"x")
+        self.refused(400, "the argument mutable is", "PUT", "/uri?mutable=maybe", b"x")
+        self.refused(400, "is not JSON", "POST", f"/uri/{root}?t=set_children", b"{")
+        self.refused(400, "is missing", "POST", f"/uri/{root}?t=uri&name=x")
+        form = "multipart/form-data; boundary=b"
+        body = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\nabc'
+        status, said = self.ask("POST", "/uri?t=upload", body, form)
+        self.assertEqual((status, said.split(":")[0]), (400, "the form cannot be understood"))
