@@ -37,6 +37,7 @@ measure.builds := misc.speedtest.builds_check ## does compare tell builds apart?
 measure.cold := misc.speedtest.cold ## a command from its start to its end; one minute
 measure.crash := misc.soak.crash misc.soak.crash_mirror ## power cuts; needs root
 measure.durability := misc.speedtest.durability ## what durability costs on this disk
+measure.gateway-clients := misc.soak.gateway_clients ## 8 GB through a gateway, and many bad clients; twenty minutes
 measure.gateways := misc.speedtest.gateways ## our gateway and Tahoe-LAFS's in turns; half an hour
 measure.interop := misc.soak.restarts misc.soak.crowds misc.soak.resume misc.soak.writers ## all with Tahoe-LAFS; an hour and a half
 measure.large-mutable := misc.soak.large_mutable ## a kilobyte of a gigabyte of MDMF; three minutes
@@ -64,10 +65,10 @@ args.pipegrid := speedtest run --output speedtest-results
 tests.interop := $(addprefix tests.interop.,tahoe_matrix mutable_matrix mutable_shares mutable_trips wrong_inputs foolscap_grid gateway_grids gateway_replace gateway_returns recorded_web_api round_trips storing_again tahoe_commands)
 tests.mirror := tests.interop.debmirror tests.interop.reposync
 
-MEASURE := attack budgets builds cold crash durability gateways interop large-mutable links many mirror mirror-world peers peers-mutable restic sftp soak speedtest trees
+MEASURE := attack budgets builds cold crash durability gateway-clients gateways interop large-mutable links many mirror mirror-world peers peers-mutable restic sftp soak speedtest trees
 
 .DEFAULT_GOAL := help
-.PHONY: help run-module demo test lint types trial coverage pythons prerequisites lowest newest attack budgets builds cold crash durability gateways interop large-mutable links many mirror mirror-world peers peers-mutable restic sftp soak speedtest trees buildbot magic-folder fuzz manpage format fresh clean
+.PHONY: help run-module demo test lint types trial coverage pythons prerequisites lowest newest attack budgets builds cold crash durability gateway-clients gateways interop large-mutable links many mirror mirror-world peers peers-mutable restic sftp soak speedtest trees buildbot magic-folder fuzz manpage format fresh clean
 
 help: ## this list
 	@sed -n -E -e 's/^measure\.([a-z-]+) :=.*## (.*)/\1\t\2/p' -e 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 16

@@ -42,7 +42,7 @@ class ApiReferenceTests(SynchronousTestCase):
         """Of each method: its arguments without types, its first sentence, and all lists of its docstring."""
         text = pages()["reference-api-grid.md"]
         self.assertIn(
-            "`get(cap, sink, *, start=0, length=None, progress=None, replace=False, range_of=None)",
+            "`get(cap, sink, *, start=0, length=None, progress=None, replace=False, range_of=None,",
             text,
         )
         entry = text[text.index("`get(cap, sink") :].partition("\n`introducers`")[0]

@@ -6,7 +6,13 @@ Run it with ``make interop``; each command is a process that takes seconds to st
 
 from __future__ import annotations
 
-from tests.interop.test_tahoe_commands import TahoeCommandTestCase
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from tests.interop.processes import TAHOE, Gateway
+from tests.interop.test_tahoe_commands import TahoeCommandTestCase, _sorted_json
 
 
 class SameResultsTests(TahoeCommandTestCase):
@@ -48,3 +54,155 @@ class SameResultsTests(TahoeCommandTestCase):
             self.assertEqual(status, 0)
             self.assertIn("1 repairs attempted, 1 successful, 0 failed", out)
             self.both("deep-check", root)
+
+
+COMMANDS = """
+create-alias home
+create-alias home
+create-alias jalape\u00f1o
+list-aliases
+list-aliases --readonly-uri
+add-alias other nonsense
+mkdir
+mkdir home:a
+mkdir home:a
+mkdir --format=MDMF home:m
+mkdir --format=CHK home:m2
+mkdir home:a/b/c
+mkdir nosuch:a
+put source/one home:one
+put source/one home:one
+put source/one
+put --mutable - home:sdmf
+put --format=MDMF - home:mdmf
+put - home:mdmf
+put --format=SDMF source/one
+put --format=CHK source/sub/two jalape\u00f1o:zwei/dr\u00e9i
+put --format=tar source/one
+put -
+put source/none home:x
+put source/one home:a
+put source/one home:one/below
+get home:one -
+get home:one out
+get home:none -
+get home:a -
+get URI:CHK:nonsense -
+ls home:
+ls -l home:
+ls -F home:
+ls --uri home:
+ls --readonly-uri home:
+ls --json home:
+ls -l --json --uri home:one
+ls home:one
+ls jalape\u00f1o:
+ls nosuch:
+ls home:one/below
+ln home:one home:a/ln
+ln home:none home:x
+ln home:one home:a
+mv home:one home:a/
+mv home:a/one home:uno
+mv home:uno home:a
+mv home:none home:x
+cp -r source home:tree
+cp -r -v source home:tree
+cp -r --caps-only home:tree caps
+cp -v source/one home:tree/three
+cp source home:x
+cp home:none out2
+cp -r home:tree back
+cp home:tree/source/one source/sub/two home:a
+unlink home:tree/three
+unlink home:tree/three
+rm home:a/ln
+backup -v --exclude=*.tmp source home:bk
+backup --exclude=*.tmp source home:bk
+backup --exclude-vcs --ignore-timestamps source home:bk
+backup source/one home:bk
+ls home:bk/Latest
+check home:a/b
+check --raw --verify home:tree/source/one
+check --repair --add-lease home:mdmf
+check --raw home:sdmf
+check home:none
+deep-check -v --repair --add-lease home:
+deep-check --raw --verify home:
+deep-check home:tree/source/one
+manifest home:
+manifest --storage-index home:
+manifest --verify-cap home:
+manifest --repair-cap home:
+manifest --raw home:
+manifest home:none
+stats home:
+stats --raw home:
+stats home:none
+webopen home:tree/source/one
+webopen -i home:a
+webopen
+unlink home:tree
+ls home:
+"""
+"""One a line; blanks separate arguments."""
+
+
+class SameCommandsTests(TahoeCommandTestCase):
+    """Each command says the same on both gateways, with the same status: all but caps, times and servers."""
+
+    def test_same_commands(self) -> None:
+        """All of them, one after the other, in a directory of each gateway's own."""
+        for gateway in (self.own, self.ours):
+            self.make_source(gateway.directory)
+        differences = []
+        for line in COMMANDS.strip().splitlines():
+            own, ours = (self.said(gateway, *line.split(" ")) for gateway in (self.own, self.ours))
+            if own != ours:
+                differences.append(f"$ tahoe {line}\n  {own}\n  {ours}")
+        self.assertEqual(differences, [], "\n".join(differences))
+
+    def make_source(self, home: Path) -> None:
+        """Make the files that commands are given."""
+        source = home / "source"
+        (source / "sub/empty").mkdir(parents=True)
+        (source / ".git").mkdir()
+        (source / ".git/config").write_text("x" * 60)
+        (source / "one").write_bytes(b"one\n")
+        (source / "sub/two").write_bytes(b"2" * 5000)
+        (source / "skipped.tmp").write_bytes(b"tmp")
+
+    def said(self, gateway: Gateway, *arguments: str) -> tuple[int, list[str], list[str]]:
+        """Run a command in the gateway's directory; returns its status and what it said, to be compared."""
+        done = subprocess.run(
+            [TAHOE, "-d", str(gateway.directory), *arguments],
+            cwd=gateway.directory,
+            input="from standard input",
+            capture_output=True,
+            text=True,
+            env=os.environ | {"BROWSER": "echo", "LANG": "C.UTF-8"},
+            timeout=600,
+            check=False,
+        )
+        return done.returncode, _comparable(done.stdout), _comparable(done.stderr)
+
+
+_ASIDE = (
+    (r"URI:[A-Za-z0-9-]+:[a-z2-7:]{20,}[0-9:]*", lambda m: ":".join(m[0].split(":")[:2])),
+    (r"URI%3A[A-Za-z0-9-]+%3A[a-zA-Z0-9%]*", lambda m: m[0].split("%3A")[1]),
+    (r"http://[0-9.:]*/", lambda _: "URL/"),
+    (r"\b[a-z2-7]{26}\b", lambda _: "SI"),
+    (r"(pub-)?v0-[a-z0-9]{52}", lambda _: "SERVER"),
+    (r"\b[A-Z][a-z]{2} +[0-9]+ [0-9]{2}:[0-9]{2}", lambda _: "TIME"),
+    (r"[0-9]{4}-[0-9-]+[_T ][0-9:.+Z]+", lambda _: "TIME"),
+    (r"\b[0-9]+\.[0-9]+\b", lambda _: "SECONDS"),
+    (r"0:00:[0-9.]+|[0-9]+ms", lambda _: "SECONDS"),
+)
+
+
+def _comparable(text: str) -> list[str]:
+    for pattern, what in _ASIDE:
+        text = re.sub(pattern, what, text)
+    if text.startswith(("[\n", "{\n")):
+        return [_sorted_json(text)]
+    return sorted(_sorted_json(line) for line in text.splitlines())

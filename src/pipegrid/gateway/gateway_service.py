@@ -15,6 +15,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
 from pipegrid.gateway.gateway_settings import GatewaySettings, SftpSettings
 from pipegrid.gateway.http_server import GatewaySite
@@ -165,7 +166,8 @@ class RunningGateway:
             await self._wait_for(site, ending_s)
             left = len(site.running)
             if left:
-                log.warn("{count} requests were interrupted, since the gateway stops", count=left)
+                what = counted(left, "request was", "requests were")
+                log.warn("{what} interrupted, since the gateway stops", what=what)
             site.close_all()
             self._monitoring.close()
             await deferLater(self._reactor, 0)
@@ -179,8 +181,8 @@ class RunningGateway:
         running = len(site.running)
         if running and ending_s:
             log.info(
-                "the gateway stops when {count} requests have been answered, in {seconds} s at most",
-                count=running,
+                "the gateway stops when {what} answered, in {seconds:.0f} s at most",
+                what=counted(running, "request is", "requests are"),
                 seconds=ending_s,
             )
         while site.running and self._reactor.seconds() < until_s:
@@ -242,7 +244,10 @@ class GatewayService(MultiService):
 
 
 def url_of(address: Any) -> str:
-    """Return the URL at which a port is reached from this machine."""
+    """Return the URL at which a port is reached from this machine; of a Unix socket, its path."""
+    path = getattr(address, "name", None)
+    if path is not None:
+        return f"unix:{path.decode() if isinstance(path, bytes) else path}"
     host = str(getattr(address, "host", "127.0.0.1"))
     if host in ("0.0.0.0", ""):
         host = "127.0.0.1"

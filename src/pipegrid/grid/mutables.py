@@ -21,7 +21,13 @@ from pipegrid.reactor.deferreds import Wakeup
 from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.mutable.base_version_search import Redo
 from pipegrid.transfer.mutable.modify import ContentEdit
-from pipegrid.transfer.mutable.mutable_files import ContentOfKey, MutableFiles, RangeOf, ReadResult
+from pipegrid.transfer.mutable.mutable_files import (
+    ContentOfKey,
+    MutableFiles,
+    RangeOf,
+    RangeOfVersion,
+    ReadResult,
+)
 from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
 from pipegrid.transfer.mutable.retrieve import Retrieve
 from pipegrid.transfer.mutable.version_cache import VersionCache, recall
@@ -173,11 +179,10 @@ class Mutables:
             result: ReadResult = await self.files.read(
                 cap,
                 write,
-                range_of or (lambda size: (start, length)),
+                _range_in(start, length, range_of, seen),
                 accept_older=accept_older,
                 ready=ready,
                 reading=reading,
-                seen=seen or (lambda version: None),
             )
             while target.pending_bytes:
                 await wanted.wait()
@@ -250,6 +255,22 @@ def check_length(length: int) -> int:
     """Return the length of a range; raises UsageError if it is not a number."""
     check_whole(length, "the length of a range")
     return length
+
+
+def _range_in(
+    start: int,
+    length: int | None,
+    range_of: RangeOf | None,
+    seen: Callable[[Version], object] | None,
+) -> RangeOfVersion:
+    """Return what chooses the range of each version tried; see ``Grid.get``."""
+
+    def choose(version: Version) -> tuple[int, int | None]:
+        if seen is not None:
+            seen(version)
+        return (start, length) if range_of is None else range_of(version.size)
+
+    return choose
 
 
 def _check_readable(cap: MutableCap, start: int, length: int | None) -> None:

@@ -170,6 +170,9 @@ class SigningKeys:
 RangeOf = Callable[[int], tuple[int, "int | None"]]
 """Maps the size of a file to the start and length of a range; length None: to the end."""
 
+RangeOfVersion = Callable[[Version], tuple[int, "int | None"]]
+"""The same of a version."""
+
 ContentOfKey = Callable[[bytes], bytes]
 """Maps the write key of a new file to its content; needed for a directory with children."""
 
@@ -337,22 +340,20 @@ class MutableFiles:
         self,
         cap: MutableCap,
         write: Callable[[Sequence[Buffer]], None],
-        range_of: RangeOf = lambda size: (0, None),
+        range_of: RangeOfVersion = lambda version: (0, None),
         *,
         accept_older: bool = False,
         ready: Callable[[], bool] = lambda: True,
         reading: Callable[[Retrieve], None] = lambda reader: None,
-        seen: Callable[[Version], object] = lambda version: None,
     ) -> ReadResult:
         """
         Read a file, or a range of it.
 
         Args:
-            range_of: returns start and length of what is read, None: all from there on; called with the size
-                of each version tried.
+            range_of: returns start and length of what is read, None: all from there on; called with each
+                version tried.
             write: gets the plaintext, in order; ``ready`` returns whether it takes more.
             reading: gets the ``Retrieve``; the caller fires its ``changed`` when ``ready`` changes.
-            seen: called with each version tried, before ``range_of``.
 
         Raises:
             NotEnoughSharesError, RollbackError, CorruptionError: as ``look`` and ``Retrieve.read``.
@@ -377,8 +378,7 @@ class MutableFiles:
             choice = found.choice()
             version = choice.best
             assert version is not None
-            seen(version)
-            start, length = range_of(version.size)
+            start, length = range_of(version)
             end = _end_of_range(version, start, length)
             reader = Retrieve(slot, found, version, count, ready)
             reading(reader)
