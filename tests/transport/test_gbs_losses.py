@@ -263,7 +263,7 @@ class LettingGoTests(LossTestCase):
         with self.assertRaises(WriteLost) as caught:
             self.world.run(write)
         self.assertTrue(caught.exception.may_have_happened)
-        self.assertIn("was lost under a write", str(caught.exception))
+        self.assertIn("was lost during a write", str(caught.exception))
         self.world.run(allocated)
         self.assertFalse(self.world.run(kept).complete)
         again, _ = self.write(0, 500_000, again=True)

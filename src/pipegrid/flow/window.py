@@ -466,8 +466,8 @@ class AutoWindow:
 
     def _judge_probe(self, now: float, token: Sent) -> None:
         """
-        Evaluate a message that was sent while little was in flight. Use its time unless it may have been
-        queued: if the link has become slower, half of the former bandwidth-delay product still is a queue.
+        Evaluate a message that was sent while little was in flight. Its time counts unless it may have waited
+        in a queue: on a link that has become slower, even half of the former window is a queue.
         """
         rtt_s = now - token.time
         known = self._path_bytes() + token.size

@@ -362,8 +362,8 @@ class UploadConnection:
 
     def _lost_error(self, why: str) -> WriteLost:
         return WriteLost(
-            f"The connection to {self._server} was lost under a write ({why}); it may have been carried"
-            " out, and has to be made again.",
+            f"The connection to {self._server} was lost during a write ({why}); the write may have been"
+            " carried out, and must be repeated.",
             self._server,
             True,
         )

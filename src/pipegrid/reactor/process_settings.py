@@ -67,8 +67,8 @@ def arranged(reactor: Any) -> list[Any]:
     """
     Return the pending calls of a reactor, including cancelled ones.
 
-    An empty list if Twisted has renamed the attributes, which only affects calls that were scheduled this
-    early.
+    Returns an empty list if Twisted has renamed the attributes; then calls that were scheduled before this
+    keep the old clock.
     """
     waiting = getattr(reactor, "_pendingTimedCalls", ()), getattr(reactor, "_newTimedCalls", ())
     return [call for calls in waiting for call in calls]
