@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pipegrid.core.caps import Cap, ChkCap, LitCap, parse_cap
     from pipegrid.core.encoding_parameters import Params
-    from pipegrid.core.mutable.directory_content import Link, Rename, Unlink
+    from pipegrid.core.mutable.directory_edits import Link, Rename, Unlink
     from pipegrid.errors import (
         AccessProhibited,
         CapError,
@@ -84,17 +84,17 @@ _HOMES = {
     "Directory": "pipegrid.tree.directory",
     "GetResult": "pipegrid.transfer.results",
     "Grid": "pipegrid.tree.public_grid",
-    "Link": "pipegrid.core.mutable.directory_content",
+    "Link": "pipegrid.core.mutable.directory_edits",
     "LitCap": "pipegrid.core.caps",
     "Mirror": "pipegrid.mirror.public_mirror",
     "Params": "pipegrid.core.encoding_parameters",
     "Pipeline": "pipegrid.flow.pipeline",
     "PipelinedAgent": "pipegrid.http11",
     "PutResult": "pipegrid.transfer.results",
-    "Rename": "pipegrid.core.mutable.directory_content",
+    "Rename": "pipegrid.core.mutable.directory_edits",
     "RenewResult": "pipegrid.transfer.results",
     "RepairResult": "pipegrid.transfer.results",
-    "Unlink": "pipegrid.core.mutable.directory_content",
+    "Unlink": "pipegrid.core.mutable.directory_edits",
     "WriteResult": "pipegrid.transfer.mutable.publish",
     "create_local": "pipegrid.grid.client_creation",
     "parse_cap": "pipegrid.core.caps",

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.flow.concurrency import Budget
+from pipegrid.flow.concurrency_limits import Budget
 
 TOTAL = 10
 

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.flow.concurrency import (
+from pipegrid.flow.concurrency_limits import (
     INITIAL_LIMIT,
     MINIMUM_LIMIT,
     QUEUED_FACTOR,

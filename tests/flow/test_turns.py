@@ -6,7 +6,7 @@ from twisted.internet.defer import CancelledError
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.flow.concurrency import PerTurnLimit
+from pipegrid.reactor.deferreds import PerTurnLimit
 
 
 class TurnsTests(SynchronousTestCase):

@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.errors import UnhappyError
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid import introducer_discovery
-from pipegrid.grid.client_cache import cache_name, read_cache
+from pipegrid.grid.announcement_cache import cache_name, read_cache
 from pipegrid.grid.introducer_client import MAX_WARNINGS
 from pipegrid.grid.introducer_discovery import (
     FORGET_AFTER_S,

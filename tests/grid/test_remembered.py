@@ -6,8 +6,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.grid.client_cache import FOUND_NAME, open_elsewhere
-from pipegrid.transfer.put.placement_history import REMEMBERED
+from pipegrid.transfer.put.placement_history import FOUND_NAME, REMEMBERED, open_elsewhere
 from tests.pipes import pipe_in_place
 
 

@@ -16,7 +16,7 @@ from pipegrid.core import base32
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import UsageError
 from pipegrid.grid import Grid, client_paths
-from pipegrid.grid.client_cache import cache_name
+from pipegrid.grid.announcement_cache import cache_name
 from pipegrid.grid.client_config import load
 from pipegrid.grid.client_creation import create_like_tahoe, create_local
 from pipegrid.grid.client_paths import is_configured

@@ -21,15 +21,15 @@ from zope.interface.verify import verifyObject
 
 from pipegrid.errors import UsageError
 from pipegrid.http11.agent import PipelinedAgent
-from pipegrid.http11.exchange import (
+from pipegrid.http11.exchange import RawRequest
+from pipegrid.http11.limits import Limits
+from pipegrid.http11.request_errors import (
     AgentClosed,
-    RawRequest,
     RequestBodyError,
     RequestMaybeProcessed,
     RequestNotSent,
     ResponseError,
 )
-from pipegrid.http11.limits import Limits
 from tests.http11.network import Network, ServerSide
 from tests.http11.wire import ok
 

@@ -11,15 +11,15 @@ from twisted.internet.interfaces import IConsumer, IPushProducer
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from pipegrid.http11.exchange import (
-    RawResponse,
+from pipegrid.http11.exchange import RawResponse
+from pipegrid.http11.limits import Limits
+from pipegrid.http11.request_errors import (
     RequestMaybeProcessed,
     RequestNotSent,
     RequestTimedOut,
     ResponseError,
     TooManyRequests,
 )
-from pipegrid.http11.limits import Limits
 from pipegrid.http11.request_queue import CROWD_REQUESTS
 from tests.http11.wire import ConnectionFixture, get, ok, post
 

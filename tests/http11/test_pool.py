@@ -16,17 +16,17 @@ from twisted.logger import LogEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.http11.dialer import quiet
-from pipegrid.http11.exchange import (
+from pipegrid.http11.exchange import RawResponse
+from pipegrid.http11.host_pool import HostPool
+from pipegrid.http11.limits import Limits
+from pipegrid.http11.request_errors import (
     AgentClosed,
-    RawResponse,
     RequestMaybeProcessed,
     RequestNotSent,
     RequestTimedOut,
     ResponseError,
     TooManyRequests,
 )
-from pipegrid.http11.host_pool import HostPool
-from pipegrid.http11.limits import Limits
 from tests.http11.network import Network
 from tests.http11.test_connection import Consumer
 from tests.http11.wire import get, ok, post

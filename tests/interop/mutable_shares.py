@@ -20,14 +20,8 @@ from pipegrid.core import base32
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, parse_cap
 from pipegrid.core.lease_secrets import write_enabler
 from pipegrid.core.mutable.decoder import VersionReader
-from pipegrid.core.mutable.directory_content import (
-    Edit,
-    Link,
-    Rename,
-    Unlink,
-    apply_edits,
-    unpack_entries,
-)
+from pipegrid.core.mutable.directory_content import unpack_entries
+from pipegrid.core.mutable.directory_edits import Edit, Link, Rename, Unlink, apply_edits
 from pipegrid.core.mutable.encoder import EncodedVersion, encode
 from pipegrid.core.mutable.keys import generate
 from pipegrid.core.mutable.range_update import RangeUpdate

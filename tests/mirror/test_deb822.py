@@ -12,16 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror import deb822
+from pipegrid.mirror import debian_metadata
 from pipegrid.mirror.archive_file import BadEntry
-from pipegrid.mirror.deb822 import (
-    MAX_PARAGRAPH_BYTES,
-    packages,
-    paragraphs,
-    read_patch_index,
-    read_release,
-    sources,
-)
+from pipegrid.mirror.deb822 import MAX_PARAGRAPH_BYTES, paragraphs
+from pipegrid.mirror.debian_metadata import packages, read_patch_index, read_release, sources
 
 H1, H2, H3 = ("1" * 64, "2" * 64, "3" * 64)
 PACKAGE = f"Package: a\nFilename: pool/a.deb\nSize: 12\nSHA256: {H1}\nMD5sum: {'4' * 32}\n"
@@ -274,7 +268,7 @@ class ReleaseTests(SynchronousTestCase):
         lines = "".join(f" a 1 {number:x}\n" for number in range(20))
         text = RELEASE.replace("MD5Sum:\n", f"MD5Sum:\n{lines}")
         self.assertEqual(set(read_release(text.encode(), "it").files), {"main/x", "main/y"})
-        self.patch(deb822, "MAX_RELEASE_FILES", 19)
+        self.patch(debian_metadata, "MAX_RELEASE_FILES", 19)
         error = self.assertRaises(BadEntry, read_release, text.encode(), "it")
         self.assertIn("it names more than 19 files", str(error))
 

@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.mirror import deb822, debian, decompression, public_mirror, suites
+from pipegrid.mirror import debian, debian_metadata, decompression, public_mirror, suites
 from pipegrid.mirror.archive_file import BadEntry, MirrorError
 from pipegrid.mirror.debian import DebianArchive, DebianOutcome
 from pipegrid.mirror.decompression import unpacked
@@ -802,7 +802,7 @@ class RefusalTests(DebianCase):
     def test_a_release_file_without_end(self) -> None:
         """It is given up at eight megabytes."""
         world = self.make(Archive())
-        world.hosts[0].answer = lambda path: ok(bytes(deb822.MAX_RELEASE_BYTES + 1))
+        world.hosts[0].answer = lambda path: ok(bytes(debian_metadata.MAX_RELEASE_BYTES + 1))
         self.refused("no mirror has a release file")
 
     def test_a_release_file_that_drips(self) -> None:

@@ -25,7 +25,8 @@ from pipegrid.core.packed_directory import (
 from pipegrid.errors import CapError, NotEnoughSharesError, PipegridError, UnhappyError
 from pipegrid.mirror import NEW_MANIFEST
 from pipegrid.mirror.archive_file import HIDDEN, ArchiveFile, BadEntry, MirrorError, wanted
-from pipegrid.mirror.grid_archive import GRID_CAP, NOTES, GridFetch, GridStore
+from pipegrid.mirror.archive_from_grid import GridFetch
+from pipegrid.mirror.archive_to_grid import GRID_CAP, NOTES, GridStore
 from pipegrid.mirror.list_format import list_line
 from pipegrid.mirror.public_mirror import Mirror
 from pipegrid.testing.grid import InlineWorkers

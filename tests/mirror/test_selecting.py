@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror.archive_file import MirrorError
-from pipegrid.mirror.deb822 import read_release
+from pipegrid.mirror.debian_metadata import read_release
 from pipegrid.mirror.suites import Selection, Suite, indexes_of
 
 FORMS = ("", ".xz", ".gz")

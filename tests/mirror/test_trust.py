@@ -15,7 +15,7 @@ from time import monotonic, process_time
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror.archive_file import BadEntry, MirrorError
-from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, read_release
+from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, read_release
 from pipegrid.mirror.signatures import (
     NotSigned,
     check_signature,

@@ -38,7 +38,7 @@ from pipegrid.core import base32
 from pipegrid.errors import UsageError
 from pipegrid.server import identity, serve
 from pipegrid.server.serve import ServeSettings
-from pipegrid.storage import garbage_collector, share_file
+from pipegrid.storage import lease_clock, share_file
 from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.share_store import ShareStore
 from pipegrid.wire import gbs_messages, server_address
@@ -482,7 +482,7 @@ class LoopbackTests(TestCase):
         path.write_bytes(share)
         now = time.time()
         for since_s, remains in ((None, True), (now - 6 * 86400, True), (now - 8 * 86400, False)):
-            note = storage / garbage_collector.NOTE_NAME
+            note = storage / lease_clock.NOTE_NAME
             if since_s is not None:
                 note.write_text(f'{{"since_s": {since_s}, "last_s": {now - 60}}}')
             node = await self.start(expiry=Expiry())

@@ -15,14 +15,8 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap, MutableCap
-from pipegrid.core.mutable.directory_content import (
-    Edit,
-    Link,
-    Rename,
-    SetMetadata,
-    Unlink,
-    unpack_entries,
-)
+from pipegrid.core.mutable.directory_content import unpack_entries
+from pipegrid.core.mutable.directory_edits import Edit, Link, Rename, SetMetadata, Unlink
 from pipegrid.errors import ChildExists, NoSuchChild
 from pipegrid.transfer.mutable.mutable_files import MutableFiles
 from pipegrid.transfer.mutable.publish import WriteResult

@@ -12,7 +12,8 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from pipegrid.errors import GridError, PipegridError, ServerUnreachable, UsageError
-from pipegrid.speedtest.targets import Comparing, Gateway, GatewaySession
+from pipegrid.speedtest.client_sessions import Comparing, GatewaySession
+from pipegrid.speedtest.targets import Gateway
 
 CAP = (
     "URI:CHK:aaaaaaaaaaaaaaaaaaaaaaaaaa:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa:2:5:{}"

@@ -9,7 +9,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UnhappyError
-from pipegrid.transfer.put.allocation import FULL_S
+from pipegrid.transfer.put.full_servers import FULL_S
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import CLIENT, GridWorld
 

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import SourceError
-from pipegrid.flow.concurrency import FEW, INITIAL_LIMIT, SmallFileCapacity
+from pipegrid.flow.concurrency_limits import FEW, INITIAL_LIMIT, SmallFileCapacity
 from pipegrid.transfer.put.put_many import MAX_BYTES, MAX_FILES, ManyPuts, PutOrder
 from pipegrid.transfer.results import Progress
 from tests.transfer.world import RTT, World, content

@@ -6,7 +6,7 @@ from twisted.internet.defer import CancelledError, fail
 
 from pipegrid.core.caps import LitCap
 from pipegrid.errors import CapError, ServerRefused
-from pipegrid.flow.concurrency import MANY
+from pipegrid.flow.concurrency_limits import MANY
 from pipegrid.transfer.put.put_many import SMALL_BYTES
 from pipegrid.transfer.results import RenewResult
 from tests.transfer.test_repair import RepairTestCase

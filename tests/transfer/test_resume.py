@@ -14,7 +14,7 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.disk.atomic_write import part_path
 from pipegrid.errors import NotEnoughSharesError, SinkError
 from pipegrid.transfer.get import resume
-from pipegrid.transfer.get.sink import PresentSegments
+from pipegrid.transfer.get.resume import PresentSegments
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
 from tests.transfer.world import RTT, Told, World, content

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NoSpace, NoSuchShare, ServerError, ServerRefused, ServerUnreachable
-from pipegrid.flow.concurrency import MANY, SmallFileCapacity
+from pipegrid.flow.concurrency_limits import MANY, SmallFileCapacity
 from pipegrid.transport.gbs import foolscap_offload
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.foolscap_offload import AGAIN_S, CROWD, SOON_S, FoolscapOffload

@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import ServerError, ServerRefused, ServerTimeout, ServerUnreachable
-from pipegrid.flow.concurrency import MANY
+from pipegrid.flow.concurrency_limits import MANY
 from pipegrid.storage import share_file
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.foolscap_offload import AGAIN_S, CROWD, SOON_S, FoolscapOffload

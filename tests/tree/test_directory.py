@@ -12,13 +12,7 @@ from twisted.internet.defer import DeferredList
 
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, MutableCap, parse_cap
 from pipegrid.core.mutable import directory_content
-from pipegrid.core.mutable.directory_content import (
-    MAX_CHILDREN,
-    MAX_NAME_BYTES,
-    Link,
-    Rename,
-    Unlink,
-)
+from pipegrid.core.mutable.directory_edits import MAX_CHILDREN, MAX_NAME_BYTES, Link, Rename, Unlink
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, UnhappyError, UsageError
 from pipegrid.tree.directory import Directory, create_directory, look_up, make_directories, move
 from pipegrid.tree.directory_reading import ListingLimits

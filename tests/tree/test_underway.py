@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.flow.concurrency import FEW, INITIAL_LIMIT, MANY, SmallFileCapacity
+from pipegrid.flow.concurrency_limits import FEW, INITIAL_LIMIT, MANY, SmallFileCapacity
 from pipegrid.transfer.put.put_many import SMALL_BYTES
 from pipegrid.transfer.settings import Limits
 from pipegrid.tree.upload_queue import SOME, UNDECIDED_S, UploadQueue

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap
 from pipegrid.core.packed_directory import unpack_immutable
 from pipegrid.errors import GridError, SourceError
-from pipegrid.flow import concurrency as depths
+from pipegrid.flow import concurrency_limits as depths
 from pipegrid.transfer.settings import Limits
 from pipegrid.transport.gbs.bundles import GbsBundles
 from pipegrid.tree import upload_queue

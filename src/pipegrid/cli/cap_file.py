@@ -1,4 +1,4 @@
-"""Cap files: lines of a cap and a name, read within limits."""
+"""Cap files: lines of a cap and a name, read within bounds; and caps that could not be printed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import os
 import re
 import shlex
 import stat
-from typing import BinaryIO, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from pipegrid.cli.console import read_given
-from pipegrid.cli.error_report import unreadable
+from pipegrid.cli.console import Console, read_given
+from pipegrid.cli.error_report import UnprintedCap, sentence, unreadable
 from pipegrid.core.text import CAP_STARTS, as_pasted, decode_text, printable
-from pipegrid.errors import CapError, SourceError, UsageError
+from pipegrid.disk.private_files import open_private
+from pipegrid.errors import CapError, SinkError, SourceError, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 # Cap files: one cap or path per line, optionally followed by the name of its file, as ``put -l`` prints
 # them.
@@ -192,3 +198,55 @@ def _holds_cap(path: str) -> bool:
         if bare and not bare.startswith("#"):
             return bare.startswith(CAP_STARTS)
     return False
+
+
+UNPRINTED = "unprinted.caps"
+"""A cap file in the client's private directory."""
+
+
+def print_cap(
+    console: Console, directory: Path, text: str, fields: dict[str, Any], cap: str, name: str = ""
+) -> None:
+    """
+    Print the only copy of a cap; if that fails, keep it in a file.
+
+    Args:
+        directory: the client's.
+        text: for people; ``fields``: for ``--json``.
+        name: of its file, if it has one.
+
+    Raises:
+        UnprintedCap: it could not be printed; the sentence says where it is.
+    """
+    try:
+        console.result(text, fields)
+    except (BrokenPipeError, SinkError) as error:
+        raise keep_caps(directory, [as_line(cap, name) if name else cap], error) from error
+
+
+def keep_caps(directory: Path, lines: Sequence[str], error: Exception) -> UnprintedCap:
+    """
+    Append lines to the cap file for caps that could not be printed.
+
+    Args:
+        error: why they could not.
+
+    Returns:
+        The error with the reason, and with the file; with the caps themselves if they cannot be kept.
+    """
+    gone = isinstance(error, BrokenPipeError)
+    why = "no program reads standard output any more" if gone else sentence(error)
+    count = "the cap is" if len(lines) == 1 else f"{len(lines)} caps are"
+    path = directory / "private" / UNPRINTED
+    try:
+        fd = open_private(str(path), os.O_WRONLY | os.O_APPEND)
+        with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as second:
+        return UnprintedCap(
+            f"{why}; {count} not saved either, since {printable(str(path))} cannot be written "
+            f"({second.strerror}): {' '.join(lines)}"
+        )
+    return UnprintedCap(f"{why}; {count} saved in {printable(str(path))}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipegrid.cli import cap_lookup, output, progress_bar
+from pipegrid.cli import cap_lookup, progress_bar
 from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, sentence, worst_status
@@ -19,7 +19,7 @@ from pipegrid.cli.tree_transfers import (
     reports_of,
     selection_options,
 )
-from pipegrid.core.text import counted
+from pipegrid.core.text import amount, counted
 from pipegrid.errors import NotEnoughSharesError
 from pipegrid.tree import grid_paths
 from pipegrid.tree.backup import backup_run, retention
@@ -177,10 +177,9 @@ async def _would_send(
 ) -> ExitStatus:
     with progress_bar.ProgressBar(console, "backup") as progress:
         would = await backups.would_send(directory, options, reports_of(console, progress), name)
-    amount, share_amount = output.amount(would.bytes), output.amount(would.share_bytes)
     console.result(
-        f"would send {counted(would.objects, 'object')}, {would.bytes} bytes ({amount}; about "
-        f"{share_amount} on servers), and check {would.checks}",
+        f"would send {counted(would.objects, 'object')}, {would.bytes} bytes ({amount(would.bytes)}; about "
+        f"{amount(would.share_bytes)} on servers), and check {would.checks}",
         {
             "objects": would.objects,
             "bytes": would.bytes,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from pipegrid.cli import cap_file, cap_lookup, output, tree_transfers
+from pipegrid.cli import cap_file, cap_lookup, tree_transfers
 from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
@@ -22,7 +22,7 @@ from pipegrid.cli.options import (
     usage_error,
 )
 from pipegrid.core import caps, packed_directory
-from pipegrid.core.text import as_pasted, counted, printable
+from pipegrid.core.text import amount, as_pasted, counted, printable
 from pipegrid.errors import CapError, NoSuchChild, UsageError
 from pipegrid.tree import aliases, directory_reading, grid_paths
 from pipegrid.tree.backup import backup_run, catalogue
@@ -64,7 +64,7 @@ def backups_command(cap: str | None) -> GridJob:
             name = printable(run.name)
             host = f", on {printable(run.machine.name)}" if several and run.machine.name else ""
             left_out = f", {run.left_out} left out" if run.left_out else ""
-            what = f"  {counted(run.files, 'file')}, {output.amount(run.bytes)}{left_out}"
+            what = f"  {counted(run.files, 'file')}, {amount(run.bytes)}{left_out}"
             console.result(
                 f"{run.time}  {name}{what if run.counted else ''}{host}",
                 {

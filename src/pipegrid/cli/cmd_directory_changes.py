@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipegrid.cli import cap_lookup, copy_items, grid_destination
+from pipegrid.cli.cap_file import print_cap
 from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
@@ -20,7 +21,6 @@ from pipegrid.cli.options import (
     read_only_option,
     usage_error,
 )
-from pipegrid.cli.output import print_cap
 from pipegrid.core.text import printable
 from pipegrid.errors import NoSuchChild, UsageError
 from pipegrid.tree import directory

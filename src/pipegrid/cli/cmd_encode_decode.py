@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from pipegrid.cli import cap_lookup, output, output_file, progress_bar
+from pipegrid.cli import cap_lookup, health_output, output_file, progress_bar
 from pipegrid.cli.command_job import Invocation, OfflineJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, one_status
@@ -216,7 +216,7 @@ def decode(
 
 def _tell(console: Console, result: DecodeResult, path: str) -> None:
     """Report the outcome of a decoding."""
-    output.warn_of_corruption(console, result.problems)
+    health_output.warn_of_corruption(console, result.problems)
     used = ", ".join(map(str, sorted(result.shares_used)))
     console.detail(f"{counted(result.size, 'byte')} from shares {used or 'none'}")
     console.json_result(
@@ -224,7 +224,7 @@ def _tell(console: Console, result: DecodeResult, path: str) -> None:
             "path": path,
             "size": result.size,
             "shares_used": result.shares_used,
-            "corrupt": output.corruption_fields(result.problems),
+            "corrupt": health_output.corruption_fields(result.problems),
         }
     )
 

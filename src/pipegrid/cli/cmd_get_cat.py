@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import click
 
-from pipegrid.cli import cap_lookup, output, output_file, progress_bar, tree_transfers
+from pipegrid.cli import cap_lookup, health_output, output_file, progress_bar, tree_transfers
 from pipegrid.cli.command_job import GridJob, Invocation
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
@@ -332,7 +332,7 @@ def report(
     console: Console, file: NamedFile[Any], result: GetResult, path: str | None, lead: str
 ) -> None:
     """Report the outcome for one file, each line beginning with ``lead``."""
-    output.warn_of_corruption(console, result.corrupt, lead)
+    health_output.warn_of_corruption(console, result.corrupt, lead)
     console.detail(f"{lead}{counted(result.size, 'byte')} from shares {sorted(result.shares_used)}")
     console.json_result(
         {
@@ -340,7 +340,7 @@ def report(
             **({} if file.name is None else {"name": file.name}),
             "size": result.size,
             "shares_used": result.shares_used,
-            "corrupt": output.corruption_fields(result.corrupt),
+            "corrupt": health_output.corruption_fields(result.corrupt),
         }
     )
 

@@ -17,9 +17,8 @@ from pipegrid.cli.options import (
     reading_options,
     usage_error,
 )
-from pipegrid.cli.output import amount
 from pipegrid.core import base32, caps
-from pipegrid.core.text import printable
+from pipegrid.core.text import amount, printable
 from pipegrid.tree import directory_reading, entry_metadata, grid_paths, walk
 
 if TYPE_CHECKING:

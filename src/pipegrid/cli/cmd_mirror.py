@@ -36,10 +36,10 @@ from pipegrid.cli.options import (
 from pipegrid.cli.startup import fast_args
 from pipegrid.errors import SinkError
 from pipegrid.mirror import (
+    archive_from_grid,
     credentials,
     debian,
     decompression,
-    grid_archive,
     mirror_lists,
     pdiff,
     redirects,
@@ -385,7 +385,7 @@ def bring_back(cap: str, dest: str, fetching: MirrorOptions) -> GridJob:
     async def work(reactor: Any, grid: Grid, console: Console) -> int:
 
         async with fetching.mirror(reactor, console, dest) as (mirror, display):
-            fetch = grid_archive.GridFetch(mirror, grid, cap, debian.names_by_hash)
+            fetch = archive_from_grid.GridFetch(mirror, grid, cap, debian.names_by_hash)
             removed = await fetch.fetch(fetching.delete, fetching.dry_run, display.show)
         outcome = RunOutcome(dest, fetch.report, removed, mirror.destination.changes)
         return outcome.tell(console, fetching)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from pipegrid.cli.command_job import GridJob
-from pipegrid.cli.console import Console
+from pipegrid.cli.console import Console, columns
 from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.options import grid_options
-from pipegrid.cli.output import amount, columns
-from pipegrid.core.text import counted, printable
+from pipegrid.core.text import amount, counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from pipegrid.cli import cap_lookup, output, progress_bar
+from pipegrid.cli import cap_lookup, health_output, progress_bar
 from pipegrid.cli.command_job import GridJob, Invocation
-from pipegrid.cli.console import Console
+from pipegrid.cli.console import Console, grouped, say_some
 from pipegrid.cli.error_report import ExitStatus, sentence, worst_status
+from pipegrid.cli.health_output import are_down, fields, lost, say_more, summary
 from pipegrid.cli.options import (
     CapArguments,
     cap_arguments,
@@ -19,7 +20,6 @@ from pipegrid.cli.options import (
     reading_options,
     upkeep_bounds,
 )
-from pipegrid.cli.output import are_down, fields, grouped, lost, say_more, say_some, summary
 from pipegrid.core import caps as core_caps
 from pipegrid.core.text import counted, printable
 from pipegrid.errors import PipegridError
@@ -152,10 +152,12 @@ class ObjectsReport:
             self.statuses.add(self.console.failed(error, file.label, cap_lookup.identity(file)))
             return
         if self.terse and not self.console.json and self.console.verbosity <= 0:
-            if output.is_well(outcome):
+            if health_output.is_well(outcome):
                 self.statuses.add(ExitStatus.DONE)
                 return
-            if output.lacks_servers_only(outcome):  # the summary reports it once, with the servers
+            if health_output.lacks_servers_only(
+                outcome
+            ):  # the summary reports it once, with the servers
                 self.statuses.add(ExitStatus.FAILED)
                 return
         self.statuses.add(self.show(file, outcome))

@@ -10,7 +10,7 @@ import io
 import os
 import select
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import isfinite
@@ -428,3 +428,50 @@ def source_of(path: str, stdin: BinaryIO | None) -> Any:
     if path != "-":
         return path
     return NoInput() if stdin is None else stdin
+
+
+MAX_LINES = 20
+"""Of one kind, on a screen; a file of ten shares has fewer problems, but ten thousand files may be given."""
+
+
+def say_some(console: Console, lines: Sequence[str]) -> None:
+    """Print the first of many lines, and how many more there are, which ``-v`` prints as well."""
+    shown = len(lines) if console.verbosity > 0 or len(lines) <= MAX_LINES else MAX_LINES - 1
+    for line in lines[:shown]:
+        console.say(f"pipegrid: {line}")
+    if shown < len(lines):
+        console.say(f"pipegrid: and {len(lines) - shown} more like that; -v names them")
+
+
+def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """
+    Return rows as lines with their columns aligned; the last of a row may have any length.
+
+    Args:
+        rows: may have different lengths.
+        right: numbers of the columns that are aligned at the right.
+    """
+    widths: dict[int, int] = {}
+    for row in rows:
+        for number, cell in enumerate(row[:-1]):
+            widths[number] = max(widths.get(number, 0), len(cell))
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(widths[number]) if number in right else cell.ljust(widths[number])
+            for number, cell in enumerate(row[:-1])
+        ]
+        lines.append("  ".join([*cells, *row[-1:]]).rstrip())
+    return lines
+
+
+def grouped(reasons: Sequence[str]) -> list[str]:
+    """Return each reason once, with all its servers, if their names are its first word."""
+    servers: dict[str, list[str]] = {}
+    for reason in reasons:
+        name, _, rest = reason.partition(" ")
+        servers.setdefault(rest, []).append(name)
+    return [
+        f"{names[0]} {rest}" if len(names) == 1 else f"{', '.join(names)}: {rest}"
+        for rest, names in servers.items()
+    ]

@@ -19,10 +19,10 @@ from pipegrid.mirror import (
     HIDDEN,
     MANIFEST,
     NEW_MANIFEST,
+    archive_to_grid,
     credentials,
     destination,
     epoll_sockets,
-    grid_archive,
     mirror_urls,
     public_mirror,
 )
@@ -335,7 +335,7 @@ async def store(
     if grid is None or report.failed_files or fetching.dry_run:
         return {}
 
-    stored = grid_archive.GridStore(
+    stored = archive_to_grid.GridStore(
         mirror, grid, os.path.abspath(grid.config.directory), fetching.paranoid
     )
     cap = await stored.store()

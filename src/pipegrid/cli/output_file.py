@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pipegrid.cli.output import amount
+from pipegrid.core.text import amount
 from pipegrid.disk.part_file import PartFile
 from pipegrid.transfer.results import GetResult
 from pipegrid.tree import directory_descriptor

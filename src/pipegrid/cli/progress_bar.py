@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.output import amount
+from pipegrid.core.text import amount
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from pipegrid.cli import cap_lookup, output, progress_bar
+from pipegrid.cli import cap_file, cap_lookup, progress_bar
 from pipegrid.cli.cap_file import as_line
 from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import read_given
 from pipegrid.cli.error_report import ExitStatus, one_status, with_options
 from pipegrid.cli.options import EMPTY_NAME, CapArguments, as_one, usage_error
-from pipegrid.core.text import counted, decode_text, printable
+from pipegrid.core.text import amount, counted, decode_text, printable
 from pipegrid.errors import PipegridError, SourceError
 from pipegrid.tree import file_selection, tree_upload
 
@@ -148,7 +148,7 @@ def _tell(console: Console, directory: str, result: TreeGetResult) -> None:
             left_out += f"; {result.not_kept} without the mode or time that was stored"
         if result.second_tries:
             left_out = f"; {progress_bar.retried_note(result.second_tries)}{left_out}"
-        size = output.amount(result.fetched_bytes)
+        size = amount(result.fetched_bytes)
         fetched = f"{counted(result.files, 'file')} fetched ({size}){there}{links}"
         directories = counted(result.directories, "directory", "directories")
         console.say(f"pipegrid: {fetched}, in {directories}{left_out}")
@@ -351,9 +351,9 @@ def counts_of(counts: TreeCounts) -> str:
     if counts.second_tries:
         left_out = f"; {progress_bar.retried_note(counts.second_tries)}{left_out}"
     return (
-        f"{counted(counts.files, 'file')} ({output.amount(counts.bytes)}) in {directories}{links}; sent "
+        f"{counted(counts.files, 'file')} ({amount(counts.bytes)}) in {directories}{links}; sent "
         f"{counted(counts.sent_files, 'file')} and {sent_directories} "
-        f"({output.amount(counts.sent_bytes)}){there}{checked}{left_out}"
+        f"({amount(counts.sent_bytes)}){there}{checked}{left_out}"
     )
 
 
@@ -401,7 +401,7 @@ async def put_trees(
         }
         text = as_line(cap, directory) if with_names else cap
         if options.get("random_key"):
-            output.print_cap(console, grid.config.directory, text, fields, cap, directory)
+            cap_file.print_cap(console, grid.config.directory, text, fields, cap, directory)
         else:
             console.result(text, fields)
     if all_met:

@@ -30,8 +30,7 @@ from pipegrid.core.encoding_parameters import MAX_SEGMENT_BYTES, Params, too_man
 from pipegrid.core.lease_secrets import ClientSecrets
 from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import NotEnoughSharesError, ServerError, SinkError, UsageError
-from pipegrid.flow.concurrency import MANY, Budget, SmallFileCapacity
-from pipegrid.grid.client_cache import open_elsewhere
+from pipegrid.flow.concurrency_limits import MANY, Budget, SmallFileCapacity
 from pipegrid.grid.client_config import GridConfig, check_happy
 from pipegrid.grid.open_grid import open_grid
 from pipegrid.grid.server_registry import STATUS_SILENCE_S, Readiness, ServerRegistry, Warnings
@@ -52,6 +51,7 @@ from pipegrid.transfer.get.get_history import GetHistory
 from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext
 from pipegrid.transfer.put.file_key import KeyNotes
+from pipegrid.transfer.put.placement_history import open_elsewhere
 from pipegrid.transfer.put.source import SourceLike, size_of
 from pipegrid.transfer.results import (
     CheckResult,

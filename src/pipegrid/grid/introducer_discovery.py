@@ -20,7 +20,7 @@ from twisted.logger import Logger
 
 from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
-from pipegrid.grid.client_cache import cache_name, cache_names, read_cache, write_cache
+from pipegrid.grid.announcement_cache import cache_name, cache_names, read_cache, write_cache
 from pipegrid.grid.introducer_client import IntroducerCallbacks, IntroducerClient, IntroducerStatus
 from pipegrid.grid.servers_yaml import IntroducerAddress
 from pipegrid.reactor.deferreds import timeout_or

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from pipegrid.http11.connection import PipelinedConnection
     from pipegrid.http11.connection_loss import Loss, Owner, Unanswered
     from pipegrid.http11.endpoints import ProxyEndpoints, StandardEndpoints, TunnelRefused
-    from pipegrid.http11.exchange import (
+    from pipegrid.http11.exchange import Exchange, RawExchange, RawRequest, RawResponse
+    from pipegrid.http11.host_pool import HostPool
+    from pipegrid.http11.limits import Limits
+    from pipegrid.http11.pinned_endpoints import PinnedEndpoints
+    from pipegrid.http11.pinned_key import pin_endpoint, public_key_pin
+    from pipegrid.http11.proxy_settings import Proxy, proxy_for, read_proxy
+    from pipegrid.http11.request_errors import (
         AgentClosed,
-        Exchange,
-        RawExchange,
-        RawRequest,
-        RawResponse,
         RequestBodyError,
         RequestMaybeProcessed,
         RequestNotSent,
@@ -29,17 +31,13 @@ if TYPE_CHECKING:
         UntrustedCertificate,
         WrongServerKey,
     )
-    from pipegrid.http11.host_pool import HostPool
-    from pipegrid.http11.limits import Limits
-    from pipegrid.http11.pinned_endpoints import PinnedEndpoints
-    from pipegrid.http11.pinned_key import pin_endpoint, public_key_pin
-    from pipegrid.http11.proxy_settings import Proxy, proxy_for, read_proxy
 
 _HOMES = {
     "agent": {"PipelinedAgent"},
     "connection": {"PipelinedConnection"},
     "connection_loss": {"Loss", "Owner", "Unanswered"},
     "endpoints": {"ProxyEndpoints", "StandardEndpoints", "TunnelRefused"},
+    "exchange": {"Exchange", "RawExchange", "RawRequest", "RawResponse"},
     "host_pool": {"HostPool"},
     "limits": {"Limits"},
     "pinned_endpoints": {"PinnedEndpoints"},
@@ -83,7 +81,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = next((home for home, names in _HOMES.items() if name in names), "exchange")
+    home = next((home for home, names in _HOMES.items() if name in names), "request_errors")
     from importlib import import_module
 
     return getattr(import_module(f"{__name__}.{home}"), name)

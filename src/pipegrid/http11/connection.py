@@ -25,19 +25,16 @@ from pipegrid.http11.connection_states import (
     Phase,
     ReaderState,
     ReadPause,
-    WaitTimer,
 )
-from pipegrid.http11.exchange import (
-    Exchange,
-    RawCall,
-    RawRequest,
-    RawResponse,
+from pipegrid.http11.connection_timeouts import WaitTimer
+from pipegrid.http11.exchange import Exchange, RawCall, RawRequest, RawResponse
+from pipegrid.http11.limits import Limits
+from pipegrid.http11.request_errors import (
     ResponseError,
     takes_no_more,
     too_many_waiting,
     why_refused,
 )
-from pipegrid.http11.limits import Limits
 from pipegrid.http11.request_queue import RequestQueue
 from pipegrid.http11.request_writer import RequestWriter
 from pipegrid.http11.response_parser import END, Event, ResponseHead, ResponseParser

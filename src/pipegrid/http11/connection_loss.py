@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 import attrs
 
 from pipegrid.errors import PipegridError
-from pipegrid.http11.exchange import (
-    Exchange,
+from pipegrid.http11.exchange import Exchange
+from pipegrid.http11.request_errors import (
     RequestMaybeProcessed,
     RequestNotSent,
     RequestTimedOut,

@@ -13,12 +13,10 @@ from pipegrid.errors import PipegridError, UsageError
 from pipegrid.http11.connection import PipelinedConnection
 from pipegrid.http11.connection_loss import Loss, Unanswered
 from pipegrid.http11.dialer import Dialer, Endpoints, why_not
-from pipegrid.http11.exchange import (
+from pipegrid.http11.exchange import Exchange, RawCall, RawRequest, RawResponse
+from pipegrid.http11.limits import Limits
+from pipegrid.http11.request_errors import (
     AgentClosed,
-    Exchange,
-    RawCall,
-    RawRequest,
-    RawResponse,
     RequestMaybeProcessed,
     RequestNotSent,
     WrongServerKey,
@@ -26,7 +24,6 @@ from pipegrid.http11.exchange import (
     not_connected,
     too_many_waiting,
 )
-from pipegrid.http11.limits import Limits
 from pipegrid.reactor.deferreds import check_own_thread
 
 # What the responses of one host show about it.

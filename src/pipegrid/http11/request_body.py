@@ -11,7 +11,8 @@ from twisted.web.iweb import UNKNOWN_LENGTH, IBodyProducer
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
-from pipegrid.http11.exchange import Exchange, RequestBodyError
+from pipegrid.http11.exchange import Exchange
+from pipegrid.http11.request_errors import RequestBodyError
 
 
 class BodyWriter(Protocol):

@@ -13,18 +13,15 @@ from pipegrid.errors import PipegridError, ServerUnreachable, WriteLost
 from pipegrid.http11.connection import PipelinedConnection
 from pipegrid.http11.connection_loss import Loss, Unanswered
 from pipegrid.http11.dialer import Dialer, Endpoints, why_not
-from pipegrid.http11.exchange import (
-    Exchange,
-    RawExchange,
-    RawRequest,
-    RawResponse,
+from pipegrid.http11.exchange import Exchange, RawExchange, RawRequest, RawResponse
+from pipegrid.http11.limits import Limits
+from pipegrid.http11.request_errors import (
     RequestNotSent,
     WrongServerKey,
     no_connection,
     not_connected,
     too_many_waiting,
 )
-from pipegrid.http11.limits import Limits
 from pipegrid.reactor.deferreds import Timer
 
 FIRST_WAIT_S = 0.25

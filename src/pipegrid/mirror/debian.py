@@ -21,7 +21,6 @@ from pipegrid.mirror.archive_file import (
     holder,
     quoted,
 )
-from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, Release, read_release
 from pipegrid.mirror.debian_index_rebuild import (
     prepare,
     read_record,
@@ -30,6 +29,7 @@ from pipegrid.mirror.debian_index_rebuild import (
     write_record,
 )
 from pipegrid.mirror.debian_index_update import Unpacked, by_hash, kept_as, stage_indexes, update
+from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, Release, read_release
 from pipegrid.mirror.destination import STAGED, Destination
 from pipegrid.mirror.file_scheduler import Report
 from pipegrid.mirror.index_entries import Entries, named_twice

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pipegrid.disk import file_system_calls as disk
 from pipegrid.mirror import HIDDEN
 from pipegrid.mirror.archive_file import ArchiveFile
-from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, read_release
+from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, read_release
 from pipegrid.mirror.destination import STAGED, Destination
 from pipegrid.mirror.package_filter import ALL
 from pipegrid.mirror.suites import (

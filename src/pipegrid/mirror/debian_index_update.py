@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from pipegrid.disk import file_system_calls as disk
 from pipegrid.mirror.archive_file import HIDDEN, ArchiveFile, BadEntry, MirrorError
-from pipegrid.mirror.deb822 import MAX_RELEASE_BYTES, PatchStep, read_patch_index
+from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, PatchStep, read_patch_index
 from pipegrid.mirror.decompression import PatchError, unpacked
 from pipegrid.mirror.destination import STAGED, Destination, WrongResult
 from pipegrid.mirror.file_scheduler import Report

@@ -21,7 +21,8 @@ from pipegrid.mirror.archive_file import (
     check_path,
     quoted,
 )
-from pipegrid.mirror.deb822 import (
+from pipegrid.mirror.debian_index_update import by_hash
+from pipegrid.mirror.debian_metadata import (
     MAX_RELEASE_BYTES,
     DescribedEntry,
     Release,
@@ -31,7 +32,6 @@ from pipegrid.mirror.deb822 import (
     read_release,
     sources,
 )
-from pipegrid.mirror.debian_index_update import by_hash
 from pipegrid.mirror.decompression import check_index_bytes, index_blocks
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.package_filter import (

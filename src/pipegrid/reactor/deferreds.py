@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from threading import get_ident
@@ -403,3 +404,54 @@ class Deadlines:
         if self._tracked and self._timer is None:
             left_s = min(each.due_s for each in self._tracked) - now
             self._timer = self._clock.callLater(min(left_s, self._look_s), self._look)
+
+
+# A hundred small files given at once would be coded in one turn: a quarter of a second in which nothing is
+# sent and no answer is read. With a limit per turn, servers work on the first files while the next ones are
+# coded.
+
+
+class PerTurnLimit:
+    """
+    Starts pieces of work in the order of asking.
+
+    Args:
+        per_turn: how many may start in one turn of the reactor.
+    """
+
+    def __init__(self, clock: IReactorTime, per_turn: int) -> None:
+        assert per_turn > 0
+        self._clock = clock
+        self._per_turn = per_turn
+        self._left = per_turn
+        self._waiting: deque[Deferred[None]] = deque()
+        self._next_turn: IDelayedCall | None = None
+
+    def begin(self) -> Deferred[None]:
+        """Return a Deferred that fires when the work may start: at once, or in a later turn."""
+        turn: Deferred[None] = Deferred(self._cancelled)
+        if self._left and not self._waiting:
+            self._left -= 1
+            turn.callback(None)
+        else:
+            self._waiting.append(turn)
+            if self._next_turn is None:
+                self._next_turn = self._clock.callLater(0, self._turn)
+        return turn
+
+    def _turn(self) -> None:
+        # Work that starts after an idle time may thus wait one turn without need: that is cheaper than a
+        # timer for each start.
+        self._next_turn = None
+        self._left = self._per_turn
+        if len(self._waiting) > self._left:
+            self._next_turn = self._clock.callLater(0, self._turn)
+        while self._waiting and self._left:
+            self._left -= 1
+            self._waiting.popleft().callback(None)
+
+    def _cancelled(self, turn: Deferred[None]) -> None:
+        self._waiting.remove(turn)
+        if not self._waiting and self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None

@@ -38,7 +38,7 @@ from pipegrid.server.listener import (
     PortListener,
     ProtocolDetector,
 )
-from pipegrid.storage.garbage_collector import NonDecreasingDate, look, why_wrong
+from pipegrid.storage.lease_clock import NonDecreasingDate, look, why_wrong
 from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.share_store import KEEP_UNFINISHED_S, ShareStore, StoreSettings
 from pipegrid.wire.server_address import Furl

@@ -23,6 +23,7 @@ from pipegrid.reactor.deferreds import as_deferred, gather
 from pipegrid.reactor.trace import Tracer
 from pipegrid.speedtest.baseline import Effort, join, measure_baselines
 from pipegrid.speedtest.child_processes import environment, in_thread
+from pipegrid.speedtest.client_sessions import Comparing, Contents, Session
 from pipegrid.speedtest.run_results import (
     COLD_START,
     DOWN,
@@ -39,7 +40,7 @@ from pipegrid.speedtest.run_results import (
     versions,
 )
 from pipegrid.speedtest.scenarios import AUTO, Scenario
-from pipegrid.speedtest.targets import Comparing, Contents, FileTarget, Session, check_room
+from pipegrid.speedtest.targets import FileTarget, check_room
 from pipegrid.speedtest.timeline import Recorder, RecordingReactor, from_spans
 
 Say = Callable[[str], object]

@@ -1,26 +1,24 @@
-"""The targets of the speed test: a private grid, a configured grid, or a gateway; and their sessions."""
+"""The targets of the speed test: a private grid, a configured grid, or a gateway."""
 
 from __future__ import annotations
 
-import random
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, Protocol, cast
-from urllib.parse import quote, urlsplit
+from typing import Any
+from urllib.parse import urlsplit
 
 import attrs
-from twisted.internet.defer import CancelledError
 from twisted.internet.endpoints import HostnameEndpoint, connectProtocol
 from twisted.internet.protocol import Protocol as Connection
 
 from pipegrid.core.caps import ChkCap, parse_cap
 from pipegrid.core.encoding_parameters import Params
-from pipegrid.errors import CorruptionError, GridError, ServerUnreachable, UsageError
+from pipegrid.errors import GridError, ServerUnreachable, UsageError
 from pipegrid.grid import client_config
 from pipegrid.grid.client_paths import default_directory, is_configured
 from pipegrid.grid.file_grid import Grid
@@ -35,210 +33,11 @@ from pipegrid.speedtest.child_processes import (
     make_client,
     server_name,
 )
+from pipegrid.speedtest.client_sessions import GatewaySession, GridSession, Session
 from pipegrid.speedtest.link_proxy import RunningProxy, describe, shape_of, start_proxy
 from pipegrid.speedtest.responder import RunningResponders, start_responders
 from pipegrid.speedtest.run_results import EmulatedLink, RoundTrip
 from pipegrid.speedtest.timeline import HostPort
-
-# Files have new random bytes, so that none is stored already, and none can be compressed.
-
-
-class Contents:
-    """
-    Files that were never stored before.
-
-    Args:
-        seed: the same seed gives the same files, in the same order.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
-
-    def files(self, sizes: Iterable[int]) -> list[bytes]:
-        """Return new files of these sizes."""
-        return [self._rng.randbytes(size) for size in sizes]
-
-
-class Comparing:
-    """
-    A sink in preallocated memory, whose content is compared with the expected bytes.
-
-    So while time is measured each byte is copied once, as to a file, and no page is touched for the first
-    time.
-    """
-
-    name = "the comparison"
-    written_in_reactor = True  # it never waits
-
-    def __init__(self, expected: bytes) -> None:
-        self._expected = expected
-        self._got = memoryview(bytearray(expected[::-1]))
-        self._at = 0
-
-    def write(self, data: Any) -> int:
-        """
-        Keep the next bytes.
-
-        Raises:
-            CorruptionError: there are more than expected.
-        """
-        size = len(data)
-        if self._at + size > len(self._expected):
-            raise CorruptionError(f"more than {len(self._expected)} bytes came back")
-        self._got[self._at : self._at + size] = data
-        self._at += size
-        return size
-
-    def flush(self) -> None:
-        """Do nothing, since nothing is buffered."""
-
-    def check(self) -> None:
-        """
-        Compare the bytes.
-
-        Raises:
-            CorruptionError: they are not the expected ones.
-        """
-        if self._at != len(self._expected):
-            raise CorruptionError(
-                f"{self._at} bytes came back instead of {len(self._expected)}; no figure is taken from that"
-            )
-        if self._got.obj != self._expected:
-            raise CorruptionError("other bytes came back than were stored; report this")
-
-
-# A gateway is any HTTP server that stores what is ``PUT`` to ``/uri``, answers with a cap, and returns it
-# for ``GET /uri/CAP``. Tahoe-LAFS's nodes do, so the same code measures them.
-
-MAX_CAP_BYTES = 4096
-MAX_TROUBLE_CHARACTERS = 200
-GATEWAY_CONNECTIONS = 100
-GATEWAY_CONNECT_TIMEOUT_S = 30.0
-
-
-class Session(Protocol):
-    """A client; its connections stay open between calls."""
-
-    async def put(self, data: bytes, params: Params | None = None) -> str:
-        """Store a file; returns its cap."""
-
-    async def get(self, cap: str, sink: Comparing) -> None:
-        """Read a file into ``sink``, which compares it with the expected bytes."""
-
-    async def close(self) -> None:
-        """End the session, with all its connections."""
-
-
-class GridSession:
-    """
-    ``pipegrid.Grid``, as an application uses it.
-
-    Args:
-        every_share: fail if a put does not wait for some server: with equal servers its time would be
-            compared with bytes that were not sent.
-    """
-
-    def __init__(self, grid: Grid, every_share: bool = False) -> None:
-        self._grid = grid
-        self._every_share = every_share
-
-    async def put(self, data: bytes, params: Params | None = None) -> str:
-        """Store a file; fewer servers than shares of a sweep are not an error."""
-        happy = None
-        if params is not None:
-            happy = min(self._grid.config.happy, params.total_shares)
-        result = await self._grid.put(data, params=params, happy=happy)
-        if self._every_share and result.dropped:
-            raise GridError(
-                f"a put of {len(data)} bytes did not wait for {', '.join(result.dropped)}, so its time says "
-                "nothing; measure again on a machine that is less busy"
-            )
-        return str(result.cap)
-
-    async def get(self, cap: str, sink: Comparing) -> None:
-        await self._grid.get(cap, cast(BinaryIO, sink))
-
-    async def close(self) -> None:
-        await self._grid.close()
-
-
-class GatewaySession:
-    """
-    An HTTP client with its own connections.
-
-    Args:
-        url: of the gateway, without ``/uri``.
-    """
-
-    def __init__(self, reactor: Any, url: str) -> None:
-        import treq
-        from twisted.web.client import Agent, HTTPConnectionPool
-
-        self._url = url
-        self._pool = HTTPConnectionPool(reactor)
-        self._pool.maxPersistentPerHost = GATEWAY_CONNECTIONS
-        self._pool.retryAutomatically = False  # a put that is sent twice would be measured twice
-        agent = Agent(reactor, connectTimeout=GATEWAY_CONNECT_TIMEOUT_S, pool=self._pool)
-        self._client = treq.client.HTTPClient(agent)
-
-    async def put(self, data: bytes, params: Params | None = None) -> str:
-        """Store a file with the gateway's own parameters."""
-        import treq
-
-        response = await self._ask("PUT", f"{self._url}/uri", data=data)
-        cap = bytearray()
-        await treq.collect(response, cap.extend)
-        text = bytes(cap[:MAX_CAP_BYTES]).decode("utf-8", "replace").strip()
-        if not text or len(cap) > MAX_CAP_BYTES or "\n" in text:
-            raise UsageError(
-                f"{self._url} answered PUT /uri with {_shown(text)}, which is not a cap; is it a gateway?"
-            )
-        return text
-
-    async def get(self, cap: str, sink: Comparing) -> None:
-        import treq
-
-        response = await self._ask("GET", f"{self._url}/uri/{quote(cap, safe=':')}")
-        take: Any = sink.write
-        await treq.collect(response, take)
-
-    async def close(self) -> None:
-        await self._pool.closeCachedConnections()
-
-    async def _ask(self, method: str, url: str, **options: Any) -> Any:
-        import treq
-
-        try:
-            response = await self._client.request(method, url, unbuffered=True, **options)
-        except CancelledError:
-            raise
-        except Exception as error:
-            raise ServerUnreachable(
-                f"cannot reach the gateway {self._url}: {_reason(error)}; is it running?", self._url
-            ) from error
-        if response.code not in (200, 201):
-            said = await treq.text_content(response, "utf-8")
-            raise GridError(
-                f"the gateway {self._url} refused {method} /uri with status {response.code}:"
-                f" {_shown(said)}"
-            )
-        return response
-
-
-def _reason(error: Exception) -> str:
-    """Return the reason of a failure, without the nesting of HTTP clients."""
-    reasons = getattr(error, "reasons", None)
-    if reasons:
-        error = reasons[0].value
-    return str(error).rstrip(".") or type(error).__name__
-
-
-def _shown(text: str) -> str:
-    """Return the first line of untrusted text, made safe to show."""
-    lines = text.strip().splitlines() or ["nothing"]
-    line = lines[0][:MAX_TROUBLE_CHARACTERS]
-    return "".join(char if char.isprintable() else "?" for char in line)
-
 
 # What every target of the speed test has, and the checks before it is measured.
 

@@ -14,7 +14,7 @@ from twisted.python.failure import Failure
 from pipegrid.argument_checks import check_callable, shown
 from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap, MutableCap, keepable
 from pipegrid.errors import CapError, NoSuchShare, ServerError, UsageError
-from pipegrid.flow.concurrency import Budget
+from pipegrid.flow.concurrency_limits import Budget
 from pipegrid.reactor.deferreds import Wakeup, few_at_a_time
 from pipegrid.transfer.capacity import Capacity
 from pipegrid.transfer.check import Check

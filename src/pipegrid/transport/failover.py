@@ -20,7 +20,7 @@ from pipegrid.errors import (
     WriteLost,
     WrongSwissnum,
 )
-from pipegrid.flow.concurrency import SmallFileCapacity
+from pipegrid.flow.concurrency_limits import SmallFileCapacity
 from pipegrid.reactor.deferreds import Timer
 from pipegrid.transport.interface import StorageServer, disconnected
 from pipegrid.wire.storage_messages import LeaseSecrets, ServerIdentity

@@ -20,7 +20,7 @@ from pipegrid.errors import (
     UsageError,
     WrongSwissnum,
 )
-from pipegrid.flow.concurrency import SmallFileCapacity
+from pipegrid.flow.concurrency_limits import SmallFileCapacity
 from pipegrid.wire.storage_messages import (
     Allocation,
     Changes,

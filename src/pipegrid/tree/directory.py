@@ -23,18 +23,20 @@ from pipegrid.core.caps import (
 )
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.mutable.directory_content import (
+    OpenDirectory,
+    content_if_applied,
+    merge_directories,
+    pack_entries,
+)
+from pipegrid.core.mutable.directory_edits import (
     Edit,
     Link,
-    OpenDirectory,
     Rename,
     SetMetadata,
     Unlink,
     apply_edits,
-    content_if_applied,
     edited,
-    merge_directories,
     name_bytes,
-    pack_entries,
     pack_new,
 )
 from pipegrid.core.text import composed, printable
@@ -76,7 +78,7 @@ class NamesEdit(StepwiseEdit):
         return OpenDirectory.of(content)
 
     def step(self, opened: OpenDirectory) -> OpenDirectory:
-        """See ``StepwiseEdit``; raises as ``core.mutable.directory_content.apply_edits`` does."""
+        """See ``StepwiseEdit``; raises as ``core.mutable.directory_edits.apply_edits`` does."""
         return edited(opened, self._edits, self._writekey, self._now(), self._repeated)
 
     def close(self, opened: OpenDirectory) -> bytes:
@@ -144,7 +146,7 @@ class ChosenEdit(StepwiseEdit):
         return content
 
     def step(self, opened: bytes) -> bytes:
-        """See ``StepwiseEdit``; raises as ``core.mutable.directory_content.apply_edits`` does."""
+        """See ``StepwiseEdit``; raises as ``core.mutable.directory_edits.apply_edits`` does."""
         edits = self._choose(opened)
         made = apply_edits(opened, edits, self._writekey, self._now(), self._repeated)
         self.result = made
@@ -337,7 +339,7 @@ class Directory:
         replace: bool = False,
     ) -> WriteResult:
         """
-        Put a child into the directory; see ``core.mutable.directory_content.Link``.
+        Put a child into the directory; see ``core.mutable.directory_edits.Link``.
 
         Raises (through the Deferred):
             ChildExists: there is one of this name, and it is not to be replaced.

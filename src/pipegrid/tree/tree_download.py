@@ -18,7 +18,7 @@ from pipegrid.core.caps import Cap, ChkCap, LitCap
 from pipegrid.disk.atomic_write import is_part_name, part_path
 from pipegrid.disk.part_file import PartInUse, TargetExists
 from pipegrid.errors import CapError, PipegridError, SinkError, UsageError, naming
-from pipegrid.flow.concurrency import Budget
+from pipegrid.flow.concurrency_limits import Budget
 from pipegrid.reactor.deferreds import Waiters, start_cancellable
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.results import Progress

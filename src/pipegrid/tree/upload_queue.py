@@ -4,8 +4,8 @@ What of the upload of a tree is under way, and what waits to begin.
 Bounds: of what is under way, ``MAX_OBJECTS`` and ``MAX_BYTES`` of plaintext that is not acknowledged; a
 large file counts as half of the bytes at most, so that two of them leave room for nobody, and one for small
 ones. Where each share is a request of its own, fewer objects are stored at once, by how long they take
-(``flow.concurrency``). What coding takes is bounded by the grid. A batch of the walk comes when there is
-room for anything, and is taken whole; what the grid's ``Limits`` allow no more begins later.
+(``flow.concurrency_limits``). What coding takes is bounded by the grid. A batch of the walk comes when there
+is room for anything, and is taken whole; what the grid's ``Limits`` allow no more begins later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 from twisted.internet.defer import Deferred
 
-from pipegrid.flow.concurrency import MANY, ConcurrencyLimit, SmallFileCapacity
+from pipegrid.flow.concurrency_limits import MANY, ConcurrencyLimit, SmallFileCapacity
 from pipegrid.transfer.put.put_many import SMALL_BYTES
 from pipegrid.transfer.settings import Limits
 

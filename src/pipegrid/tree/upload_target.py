@@ -16,7 +16,7 @@ from pipegrid.core.caps import ChkCap, LitCap, is_literal_size
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.text import printable
 from pipegrid.errors import SourceError
-from pipegrid.flow.concurrency import SmallFileCapacity
+from pipegrid.flow.concurrency_limits import SmallFileCapacity
 from pipegrid.grid.file_grid import Grid
 from pipegrid.transfer.results import CheckResult, Progress
 from pipegrid.tree.local_walk import FileMet

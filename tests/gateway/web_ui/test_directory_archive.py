@@ -15,7 +15,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import DirectoryCap, LitCap, UnknownCap
-from pipegrid.core.mutable.directory_content import Link
+from pipegrid.core.mutable.directory_edits import Link
 from pipegrid.errors import DirectoryError, NotEnoughSharesError
 from pipegrid.gateway.body_spool import BodySpool, SpoolSpace
 from pipegrid.gateway.http_response import ResponseStream

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, UnknownCap, parse_cap
-from pipegrid.core.mutable.directory_content import Link
+from pipegrid.core.mutable.directory_edits import Link
 from pipegrid.core.packed_directory import directory_cap, pack_immutable
 from pipegrid.gateway.web_api.children_json import packed_children
 from pipegrid.gateway.web_ui.directory_page import PAGE_NAME_CHARACTERS, PAGE_ROWS

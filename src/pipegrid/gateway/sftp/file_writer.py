@@ -20,7 +20,7 @@ import attrs
 from twisted.internet.defer import Deferred, DeferredLock
 
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, MutableCap
-from pipegrid.core.mutable.directory_content import Link, SetMetadata
+from pipegrid.core.mutable.directory_edits import Link, SetMetadata
 from pipegrid.errors import ChildExists
 from pipegrid.gateway.sftp.directory_views import DirectoryViews, described, entry_of
 from pipegrid.gateway.sftp.sftp_attributes import metadata_changes

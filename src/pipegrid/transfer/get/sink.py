@@ -1,4 +1,4 @@
-"""Where plaintext is written, and which segments of it are present."""
+"""Where the plaintext of a get is written: a file, a part file, or a consumer with back-pressure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from twisted.internet.interfaces import IConsumer, IPushProducer
 from zope.interface import implementer
 
 from pipegrid.argument_checks import check_has
-from pipegrid.core.encoding_parameters import Geometry
-from pipegrid.core.hash_tree import GROUP_LEAVES
 from pipegrid.core.hashes import Buffer
-from pipegrid.core.spans import Spans
 from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import SinkError
 from pipegrid.reactor.workers import CpuWorkers
@@ -27,21 +24,6 @@ from pipegrid.transfer.get.blocking_sink import (
     unwritable,
     written_by_object,
 )
-
-# Which segments of a file are present in a part file, as far as is known, and which must be fetched.
-#
-# The bytes that an interrupted get has left are not trusted: a segment counts as present only until its
-# hash proves otherwise; then it is fetched. Segments are checked in order, mostly while missing ones are
-# fetched. If the first is bad, perhaps all are, because the part file belongs to another file. Then
-# probes, some segments spread over the part file, are checked next; if none is good, all segments are
-# fetched.
-#
-# A segment of which only a part is wanted cannot be checked, so it is always fetched: at most the first
-# and the last of a range.
-#
-# Pure: the caller reports the results of checks, by segment number.
-
-_PROBES = 8
 
 
 class PresentBytes(bytes):
@@ -60,94 +42,6 @@ class PresentBytes(bytes):
         piece = cls()
         piece.length = length
         return piece
-
-
-class PresentSegments:
-    """
-    The segments of one range that may be present.
-
-    Args:
-        start, end: of the range, in bytes of the file.
-        found_bytes: number of bytes of the range that may be present, from its start.
-
-    Attributes:
-        good, bad: number of segments that were found good, or bad.
-        good_bytes: bytes of the range in good segments.
-    """
-
-    def __init__(self, geometry: Geometry, start: int, end: int, found_bytes: int) -> None:
-        self._geometry = geometry
-        size = geometry.segment_bytes
-        until = min(start + found_bytes, end)
-        first = -(-start // size)
-        # The last segment may be shorter than the others: it ends with the file.
-        last = geometry.num_segments if until == geometry.size else until // size
-        self._here = Spans([(first, last)] if first < last else [])
-        self._unchecked = Spans(self._here)
-        self._probes = self._spread(first, last) if first < last else []
-        self.good = 0
-        self.bad = 0
-        self.good_bytes = 0
-
-    def _spread(self, first: int, last: int) -> list[int]:
-        # Probes lie within the segments whose hashes are read first; of a huge file not all hashes are.
-        count = min(last - first, GROUP_LEAVES)
-        return sorted({first + count * i // _PROBES for i in range(_PROBES)} - {first})
-
-    def __bool__(self) -> bool:
-        """Whether any segment may be present."""
-        return len(self._here) > 0
-
-    def has(self, segment: int) -> bool:
-        """Return whether a segment may be present, or is."""
-        return self._here.contains(segment, segment + 1)
-
-    def missing(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Return the runs [first, end) of segments that must be fetched."""
-        return self._here.gaps(first, end)
-
-    def to_check(self, segment: int) -> list[int]:
-        """
-        Return the segments to check now, when it is this segment's turn.
-
-        If so far the first was bad and none was good, these are the probes; the segment waits.
-        """
-        if self.bad and not self.good and self._probes:
-            return self._probes
-        return [segment]
-
-    def unchecked_bytes(self, first: int, end: int) -> int:
-        """Return approximately how many bytes of the segments [first, end) must still be checked."""
-        runs = self._unchecked.overlap(first, end)
-        return sum(b - a for a, b in runs) * self._geometry.segment_bytes
-
-    def is_unchecked(self, segment: int) -> bool:
-        """Return whether a segment may be present and was not checked yet."""
-        return self._unchecked.contains(segment, segment + 1)
-
-    def checked(self, segment: int, good: bool) -> bool:
-        """
-        Record the result of checking a segment.
-
-        Returns:
-            Whether all segments that were thought to be present have just been dropped.
-        """
-        was_unchecked = self.is_unchecked(segment)
-        self._unchecked.remove(segment, segment + 1)
-        if segment in self._probes:
-            self._probes.remove(segment)
-        if good:
-            if was_unchecked:
-                self.good += 1
-                self.good_bytes += self._geometry.segment_length(segment)
-            return False
-        self.bad += 1
-        self._here.remove(segment, segment + 1)
-        if self.good or self._probes:
-            return False
-        was_any = len(self._here) > 0
-        self._here, self._unchecked = Spans(), Spans()
-        return was_any
 
 
 # Where plaintext is written: a file object, a part file with segments that are present, or a Twisted

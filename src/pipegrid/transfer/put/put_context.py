@@ -8,7 +8,7 @@ import attrs
 
 from pipegrid.reactor.deferreds import Deadlines
 from pipegrid.transfer.peers import TransferContext
-from pipegrid.transfer.put.allocation import FullServers
+from pipegrid.transfer.put.full_servers import FullServers
 from pipegrid.transfer.put.placement_history import PlacementHistory
 from pipegrid.transfer.settings import UploadSettings
 

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import is_literal_size
-from pipegrid.flow.concurrency import ConcurrencyLimit, SmallFileCapacity
+from pipegrid.flow.concurrency_limits import ConcurrencyLimit, SmallFileCapacity
 from pipegrid.transfer.results import Progress
 
 T = TypeVar("T")

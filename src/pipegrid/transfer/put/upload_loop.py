@@ -15,9 +15,10 @@ from pipegrid.errors import NoSpace, NoSuchShare, ServerError, UnhappyError, Wro
 from pipegrid.reactor.deferreds import Wakeup
 from pipegrid.transfer.failure_messages import PlacementOutcome, not_spread, too_slow
 from pipegrid.transfer.peers import Peer, ring
-from pipegrid.transfer.put.allocation import ASK_S, Allocations, Refusals, RoomAnswer
+from pipegrid.transfer.put.allocation import Allocations, Refusals, RoomAnswer
 from pipegrid.transfer.put.encode_ahead import Segments
 from pipegrid.transfer.put.file_key import KeyedFile, ShareSet, ShareTarget
+from pipegrid.transfer.put.full_servers import ASK_S
 from pipegrid.transfer.put.placement_history import FinalByteHold, PlacementHistory
 from pipegrid.transfer.put.put_context import PutContext
 from pipegrid.transfer.put.share_assignment import UploadPlan

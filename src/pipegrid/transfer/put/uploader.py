@@ -12,13 +12,13 @@ from twisted.internet.task import deferLater
 from pipegrid.core.caps import LitCap, is_literal_size
 from pipegrid.core.encoding_parameters import Geometry, Params
 from pipegrid.errors import UnhappyError
-from pipegrid.flow.concurrency import Budget, PerTurnLimit
-from pipegrid.reactor.deferreds import Deadlines
+from pipegrid.flow.concurrency_limits import Budget
+from pipegrid.reactor.deferreds import Deadlines, PerTurnLimit
 from pipegrid.transfer.failure_messages import too_few_servers
 from pipegrid.transfer.peers import TransferContext
-from pipegrid.transfer.put.allocation import FullServers
 from pipegrid.transfer.put.encode_ahead import DEPTH
 from pipegrid.transfer.put.file_key import KeyedFile, KeyNote, KeyNotes, with_key
+from pipegrid.transfer.put.full_servers import FullServers
 from pipegrid.transfer.put.placement_history import PlacementHistory
 from pipegrid.transfer.put.put_context import PutContext
 from pipegrid.transfer.put.small_file_upload import Handover, put_whole

@@ -26,11 +26,12 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.errors import NoSuchShare, ServerError, ServerUnreachable, UsageError
-from pipegrid.flow.concurrency import SmallFileCapacity
+from pipegrid.flow.concurrency_limits import SmallFileCapacity
 from pipegrid.http11.dialer import Alternatives, Endpoints
-from pipegrid.http11.exchange import RawRequest, RawResponse, ResponseError
+from pipegrid.http11.exchange import RawRequest, RawResponse
 from pipegrid.http11.host_pool import HostPool
 from pipegrid.http11.pinned_key import pin_endpoint
+from pipegrid.http11.request_errors import ResponseError
 from pipegrid.reactor.client_tls import PreconnectedEndpoint
 from pipegrid.reactor.deferreds import gather
 from pipegrid.reactor.tls_settings import http_context

@@ -14,7 +14,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.errors import PipegridError, ServerError, ServerTimeout, ServerUnreachable
-from pipegrid.flow.concurrency import MANY, SmallFileCapacity
+from pipegrid.flow.concurrency_limits import MANY, SmallFileCapacity
 from pipegrid.reactor.deferreds import Timer, Waiters, as_deferred
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.storage_messages import Allocation, LeaseSecrets, Shares, Stored, UploadSecrets

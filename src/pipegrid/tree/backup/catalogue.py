@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.core import dates
 from pipegrid.core.caps import DirectoryCap
-from pipegrid.core.mutable.directory_content import Edit, Link, Unlink
+from pipegrid.core.mutable.directory_edits import Edit, Link, Unlink
 from pipegrid.core.text import composed
 from pipegrid.errors import DirectoryError, UsageError
 from pipegrid.grid.file_grid import Grid

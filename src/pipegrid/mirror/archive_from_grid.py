@@ -1,31 +1,21 @@
-"""Mirror stored in and restored from a grid."""
+"""A mirrored archive fetched from the grid that it was stored in."""
 
 from __future__ import annotations
 
 import os
-import re
 import unicodedata
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from hashlib import sha256
 from itertools import islice
-from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
 from typing import Any, BinaryIO, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
-from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, parse_cap
 from pipegrid.core.packed_directory import (
-    PackedChild,
-    directory_cap,
-    pack_immutable,
     unpack_immutable,
 )
-from pipegrid.disk.atomic_write import replace_file
-from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import CapError, PipegridError
 from pipegrid.mirror.archive_file import (
     HIDDEN,
@@ -36,235 +26,17 @@ from pipegrid.mirror.archive_file import (
     kept_first,
     quoted,
 )
+from pipegrid.mirror.archive_to_grid import is_index
 from pipegrid.mirror.destination import Destination, hash_file
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, Report
-from pipegrid.mirror.list_format import lines_of, list_line, read_list
-from pipegrid.mirror.manifest import begin_manifest, read_manifest
+from pipegrid.mirror.list_format import lines_of, read_list
+from pipegrid.mirror.manifest import begin_manifest
 from pipegrid.mirror.public_mirror import Mirror
-from pipegrid.mirror.suites import OWN, base_of, remove_in_order
+from pipegrid.mirror.suites import remove_in_order
 from pipegrid.mirror.twisted_driver import LOOKED_AT_ONCE
 from pipegrid.reactor.deferreds import gather
 
-# A mirror's files in a storage grid: one cap from which all of them can be restored.
-#
-# They are stored as a tree of immutable directories, like the mirror's own, which any client of the grid
-# can walk. The root also has ``HIDDEN``: the list of the mirror's files, with hashes, indexes last, so that
-# a restore can verify every file and publish them in this order.
-#
-# Caps of stored files are recorded in the mirror, by hash: the next run stores only new files. A record is
-# written when its group is stored. It is used only for the grid that it names, and only while that has the
-# root which was stored last: a client may use other servers, and servers may lose everything.
-
-STORED_AT_ONCE = 512
-"""Files that are stored and recorded together."""
-
-NOTES = f"{HIDDEN}/caps"
-GRID_CAP = f"{HIDDEN}/grid-cap"
-MAX_NOTE_BYTES = 4096
-_NOTE = re.compile(rb"([0-9a-f]{64,128}) (URI:[!-~]+)\n")
-
-
-class StoresArchives(Protocol):
-    """Stores files; ``Grid`` provides it."""
-
-    def put_many(self, sources: Sequence[Any]) -> Deferred[list[Any]]:
-        """Store paths or bytes; fires with an object with a ``cap`` for each, or a ``Failure``."""
-
-    def check(self, cap: Cap) -> Deferred[Any]:
-        """Count the shares of a file; fires with an object with an attribute ``recoverable``."""
-
-
-class GridStore:
-    """
-    Stores a mirror in a grid.
-
-    Args:
-        mirror: its last run must have been complete.
-        grid: where to store it.
-        grid_name: of the grid; caps recorded for another one are not used.
-        again: also store what was stored before, which renews its leases.
-    """
-
-    def __init__(
-        self, mirror: Mirror, grid: StoresArchives, grid_name: str, again: bool = False
-    ) -> None:
-        self._mirror = mirror
-        self._grid = grid
-        self._root = mirror.destination.path
-        self._notes = Notes(os.path.join(self._root, NOTES), grid_name)
-        self._again = again
-        self.stored_files = 0
-
-    async def store(self) -> DirectoryCap:
-        """
-        Store all files of the last complete run; fires with the root's cap, which is also in ``GRID_CAP``.
-
-        Raises:
-            MirrorError: a file cannot be stored, or records cannot be written; stored files are recorded.
-        """
-        run = self._mirror.run
-        await run(self._notes.open, self._again or not await self._is_kept())
-        try:
-            tree: dict[str, Any] = {}
-            lines: list[bytes] = []
-            entries = read_manifest(self._mirror.destination)
-            while chunk := await run(list, islice(entries, STORED_AT_ONCE)):
-                lines.extend(map(list_line, chunk))
-                for each, cap in zip(chunk, await self._files(chunk), strict=True):
-                    _hang(tree, each.path, cap)
-            (listed,) = await self._put([b"".join(lines)], ["its list"])
-            tree[HIDDEN] = listed
-            root = await self._directories(tree)
-            await run(replace_file, Path(self._root, GRID_CAP), f"{root}\n".encode("ascii"))
-        except OSError as error:
-            raise self._mirror.destination.error(error, "record the files in the grid") from error
-        finally:
-            await run(self._notes.close)
-        return root
-
-    async def _is_kept(self) -> bool:
-        """Return whether the grid has the root that was stored last; True if that is unknown."""
-        path = os.path.join(self._root, GRID_CAP)
-        try:
-            text = await self._mirror.run(read_file, path, MAX_NOTE_BYTES)
-            cap = parse_cap(text.decode("ascii").strip())
-        except (OSError, ValueError, CapError):
-            return True
-        if not isinstance(cap, DirectoryCap):
-            return True
-        found = await self._grid.check(cap)
-        return bool(found.recoverable)
-
-    async def _files(self, chunk: Sequence[ArchiveFile]) -> list[Cap]:
-        """Return the cap of each, stored now or before."""
-        digests = [each.digest.hex() for each in chunk]
-        missing: dict[str, ArchiveFile] = {
-            digest: each
-            for digest, each in zip(digests, chunk, strict=True)
-            if self._notes.find(digest) is None
-        }
-        paths = [os.path.join(self._root, each.path) for each in missing.values()]
-        caps = await self._put(paths, [each.path for each in missing.values()])
-        self.stored_files += len(caps)
-        await self._mirror.run(self._notes.add, zip(missing, caps, strict=True))
-        return [self._known(digest) for digest in digests]
-
-    def _known(self, digest: str) -> Cap:
-        cap = self._notes.find(digest)
-        assert cap is not None
-        return cap
-
-    async def _put(self, sources: Sequence[Any], names: Sequence[str]) -> list[Cap]:
-        if not sources:
-            return []
-        outcomes = await self._grid.put_many(sources)
-        for outcome, name in zip(outcomes, names, strict=True):
-            if isinstance(outcome, Failure):
-                raise MirrorError(
-                    f"{quoted(name)} could not be stored in the grid: {outcome.value}; run it again, and it "
-                    "resumes"
-                ) from outcome.value
-        return [outcome.cap for outcome in outcomes]
-
-    async def _directories(self, tree: dict[str, Any]) -> DirectoryCap:
-        """Store directories, the deepest first, all of one depth together; returns the root's cap."""
-        levels: list[list[tuple[dict[str, Any], str, dict[str, Any]]]] = []
-        level = [({"": tree}, "", tree)]
-        while level:
-            levels.append(level)
-            level = [
-                (directory, name, child)
-                for _, _, directory in level
-                for name, child in directory.items()
-                if isinstance(child, dict)
-            ]
-        holder = levels[0][0][0]
-        for level in reversed(levels):
-            for start in range(0, len(level), STORED_AT_ONCE):
-                part = level[start : start + STORED_AT_ONCE]
-                packed = [
-                    pack_immutable(PackedChild(name, cap) for name, cap in directory.items())
-                    for _, _, directory in part
-                ]
-                caps = await self._packed(packed)
-                for (parent, name, _), cap in zip(part, caps, strict=True):
-                    parent[name] = directory_cap(cap)
-        root: DirectoryCap = holder[""]
-        return root
-
-    async def _packed(self, packed: Sequence[bytes]) -> list[Cap]:
-        digests = [sha256(each).hexdigest() for each in packed]
-        missing = {
-            digest: data
-            for digest, data in zip(digests, packed, strict=True)
-            if self._notes.find(digest) is None
-        }
-        caps = await self._put(list(missing.values()), ["a directory"] * len(missing))
-        await self._mirror.run(self._notes.add, zip(missing, caps, strict=True))
-        return [self._known(digest) for digest in digests]
-
-
-class Notes:
-    """
-    The cap for each hash, one per line, appended as it is known. For the mirror's thread, except ``find``.
-
-    Args:
-        grid_name: records for another grid are dropped.
-    """
-
-    def __init__(self, path: str, grid_name: str) -> None:
-        self._path = path
-        self._first = b"# %s\n" % grid_name.encode("utf-8", "backslashreplace").replace(b"\n", b" ")
-        self._caps: dict[str, str] = {}
-        self._fd = -1
-
-    def open(self, from_scratch: bool = False) -> None:
-        """Read the existing records; a damaged line, as the last may be, is skipped."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._fd = os.open(self._path, flags, 0o600)
-        with open(os.dup(self._fd), "rb") as file:
-            file.seek(0)
-            if not from_scratch and file.readline(MAX_NOTE_BYTES) == self._first:
-                for line in iter(lambda: file.readline(MAX_NOTE_BYTES), b""):
-                    match = _NOTE.fullmatch(line)
-                    if match is not None:
-                        self._caps[match[1].decode("ascii")] = match[2].decode("ascii")
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    os.write(self._fd, b"\n")
-                return
-        os.ftruncate(self._fd, 0)
-        os.write(self._fd, self._first)
-
-    def find(self, digest: str) -> Cap | None:
-        """Return the cap of the file with this hash, None if unknown."""
-        text = self._caps.get(digest)
-        if text is not None:
-            with suppress(CapError):
-                return parse_cap(text)
-        return None
-
-    def add(self, caps: Iterable[tuple[str, Cap]]) -> None:
-        """Record the caps of some hashes, durably. Raises OSError."""
-        new = {digest: str(cap) for digest, cap in caps}
-        self._caps.update(new)
-        data = "".join(f"{digest} {cap}\n" for digest, cap in new.items()).encode("ascii")
-        while data:
-            data = data[os.write(self._fd, data) :]
-        os.fsync(self._fd)
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-
-def _hang(tree: dict[str, Any], path: str, cap: Cap) -> None:
-    *above, name = path.split("/")
-    for part in above:
-        tree = tree.setdefault(part, {})
-    tree[name] = cap
-
+T = TypeVar("T")
 
 # Restoring a mirror from a storage grid, by the one cap of ``GridStore``.
 #
@@ -273,19 +45,12 @@ def _hang(tree: dict[str, Any], path: str, cap: Cap) -> None:
 # tree is ignored. Indexes are published when all other files exist, in the order of the list.
 
 FETCHED_AT_ONCE = 16
+
+
 MAX_LIST_BYTES = 256 << 20
+
+
 MAX_DIRECTORY_BYTES = 64 << 20
-
-_INDEXES = ("dists/", "repodata/")
-
-
-def is_index(path: str) -> bool:
-    """Return whether clients may see this only after the files that it names."""
-    name = path.rpartition("/")[2]  # those of flat suites are in any directory
-    return path.startswith(_INDEXES) or name in OWN or base_of(name) in ("Packages", "Sources")
-
-
-T = TypeVar("T")
 
 
 def _stored_as(name: str) -> str:
@@ -293,6 +58,8 @@ def _stored_as(name: str) -> str:
 
 
 _LIST = "the list of the mirror"
+
+
 _CHECKED_AT_ONCE = 100_000
 
 

@@ -1,7 +1,4 @@
-"""
-Limits on concurrent work: how many small objects are stored at once, how much memory is used, and how much
-work runs in one turn of the reactor.
-"""
+"""Limits on concurrent work: how many small objects are stored at once, and how much memory is used."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from collections import deque
 from enum import IntEnum
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from pipegrid.argument_checks import check_whole
 
@@ -173,54 +169,3 @@ class Budget:
     def _cancelled(self, answer: Deferred[int]) -> None:
         self._waiting = deque(entry for entry in self._waiting if entry[1] is not answer)
         self._serve()
-
-
-# A hundred small files given at once would be coded in one turn: a quarter of a second in which nothing is
-# sent and no answer is read. With a limit per turn, servers work on the first files while the next ones are
-# coded.
-
-
-class PerTurnLimit:
-    """
-    Starts pieces of work in the order of asking.
-
-    Args:
-        per_turn: how many may start in one turn of the reactor.
-    """
-
-    def __init__(self, clock: IReactorTime, per_turn: int) -> None:
-        assert per_turn > 0
-        self._clock = clock
-        self._per_turn = per_turn
-        self._left = per_turn
-        self._waiting: deque[Deferred[None]] = deque()
-        self._next_turn: IDelayedCall | None = None
-
-    def begin(self) -> Deferred[None]:
-        """Return a Deferred that fires when the work may start: at once, or in a later turn."""
-        turn: Deferred[None] = Deferred(self._cancelled)
-        if self._left and not self._waiting:
-            self._left -= 1
-            turn.callback(None)
-        else:
-            self._waiting.append(turn)
-            if self._next_turn is None:
-                self._next_turn = self._clock.callLater(0, self._turn)
-        return turn
-
-    def _turn(self) -> None:
-        # Work that starts after an idle time may thus wait one turn without need: that is cheaper than a
-        # timer for each start.
-        self._next_turn = None
-        self._left = self._per_turn
-        if len(self._waiting) > self._left:
-            self._next_turn = self._clock.callLater(0, self._turn)
-        while self._waiting and self._left:
-            self._left -= 1
-            self._waiting.popleft().callback(None)
-
-    def _cancelled(self, turn: Deferred[None]) -> None:
-        self._waiting.remove(turn)
-        if not self._waiting and self._next_turn is not None:
-            self._next_turn.cancel()
-            self._next_turn = None

@@ -1,33 +1,18 @@
-"""The common output of commands: caps, files with their locations, amounts, and the health of a file."""
+"""How the health of files and damage to their shares are shown."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipegrid.cli.cap_file import as_line
-from pipegrid.cli.console import Console
-from pipegrid.cli.error_report import UnprintedCap, sentence
-from pipegrid.core.text import amount as amount
+from pipegrid.cli.console import Console, say_some
+from pipegrid.cli.error_report import sentence
 from pipegrid.core.text import counted, printable
-from pipegrid.disk.private_files import open_private
-from pipegrid.errors import CorruptionError, SinkError
+from pipegrid.errors import CorruptionError
 from pipegrid.transfer import results
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
-
-
-# Common output of several commands.
-
-UNPRINTED = "unprinted.caps"
-"""A cap file in the client's private directory."""
-
-MAX_LINES = 20
-"""Of one kind, on a screen; a file of ten shares has fewer problems, but ten thousand files may be given."""
 
 
 def corruption_fields(corrupt: Sequence[CorruptionError]) -> list[dict[str, Any]]:
@@ -50,105 +35,12 @@ def warn_of_corruption(
     say_some(console, [f"{lead}worked around damage: {located(error)}" for error in corrupt])
 
 
-def say_some(console: Console, lines: Sequence[str]) -> None:
-    """Print the first of many lines, and how many more there are, which ``-v`` prints as well."""
-    shown = len(lines) if console.verbosity > 0 or len(lines) <= MAX_LINES else MAX_LINES - 1
-    for line in lines[:shown]:
-        console.say(f"pipegrid: {line}")
-    if shown < len(lines):
-        console.say(f"pipegrid: and {len(lines) - shown} more like that; -v names them")
-
-
-def print_cap(
-    console: Console, directory: Path, text: str, fields: dict[str, Any], cap: str, name: str = ""
-) -> None:
-    """
-    Print the only copy of a cap; if that fails, keep it in a file.
-
-    Args:
-        directory: the client's.
-        text: for people; ``fields``: for ``--json``.
-        name: of its file, if it has one.
-
-    Raises:
-        UnprintedCap: it could not be printed; the sentence says where it is.
-    """
-    try:
-        console.result(text, fields)
-    except (BrokenPipeError, SinkError) as error:
-        raise keep_caps(directory, [as_line(cap, name) if name else cap], error) from error
-
-
-def keep_caps(directory: Path, lines: Sequence[str], error: Exception) -> UnprintedCap:
-    """
-    Append lines to the cap file for caps that could not be printed.
-
-    Args:
-        error: why they could not.
-
-    Returns:
-        The error with the reason, and with the file; with the caps themselves if they cannot be kept.
-    """
-    gone = isinstance(error, BrokenPipeError)
-    why = "no program reads standard output any more" if gone else sentence(error)
-    count = "the cap is" if len(lines) == 1 else f"{len(lines)} caps are"
-    path = directory / "private" / UNPRINTED
-    try:
-        fd = open_private(str(path), os.O_WRONLY | os.O_APPEND)
-        with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.writelines(f"{line}\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as second:
-        return UnprintedCap(
-            f"{why}; {count} not saved either, since {printable(str(path))} cannot be written "
-            f"({second.strerror}): {' '.join(lines)}"
-        )
-    return UnprintedCap(f"{why}; {count} saved in {printable(str(path))}")
-
-
-def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """
-    Return rows as lines with their columns aligned; the last of a row may have any length.
-
-    Args:
-        rows: may have different lengths.
-        right: numbers of the columns that are aligned at the right.
-    """
-    widths: dict[int, int] = {}
-    for row in rows:
-        for number, cell in enumerate(row[:-1]):
-            widths[number] = max(widths.get(number, 0), len(cell))
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(widths[number]) if number in right else cell.ljust(widths[number])
-            for number, cell in enumerate(row[:-1])
-        ]
-        lines.append("  ".join([*cells, *row[-1:]]).rstrip())
-    return lines
-
-
-def grouped(reasons: Sequence[str]) -> list[str]:
-    """Return each reason once, with all its servers, if their names are its first word."""
-    servers: dict[str, list[str]] = {}
-    for reason in reasons:
-        name, _, rest = reason.partition(" ")
-        servers.setdefault(rest, []).append(name)
-    return [
-        f"{names[0]} {rest}" if len(names) == 1 else f"{', '.join(names)}: {rest}"
-        for rest, names in servers.items()
-    ]
-
-
 def located(error: CorruptionError) -> str:
     """Return what is damaged, and the server if it is known and not in the text yet."""
     text = sentence(error)
     where = printable(error.server)
     return f"{where}: {text}" if where and where not in text else text
 
-
-# The health of a file, for ``check`` and ``repair``.
 
 MAX_DOWN = 5
 """Servers in a line about a file."""

@@ -1,20 +1,17 @@
-"""What a client caches on disk: the announcements of introducers, and where its recent files were placed."""
+"""The cache of each introducer's announcements, on disk."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pipegrid.disk.atomic_write import replace_file
-from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError
 from pipegrid.grid.servers_yaml import read_bounded
 from pipegrid.grid.strict_config import parse_yaml
-from pipegrid.transfer.put.placement_history import AskFirst, PlacementHistory
 from pipegrid.wire.announcements import MAX_ID_CHARACTERS, MAX_SERVERS, Announcement
 
 # The announcements of each introducer are cached in one file, so that the grid is usable while the introducer
@@ -32,16 +29,19 @@ def cache_name(introducer: str) -> str:
     if plain != introducer:
         # Replacing characters makes names collide (a Cyrillic name keeps only its length), so add a hash.
         plain += "-" + hashlib.sha256(introducer.encode("utf-8", "replace")).hexdigest()[:16]
-    return f"introducer_{plain}_cache.yaml"
+    return _file_name(plain)
 
 
 def cache_names(introducer: str) -> list[str]:
     """
     Return the possible names of an introducer's cache file: today's first, then those of earlier versions.
     """
-    return list(
-        dict.fromkeys([cache_name(introducer), f"introducer_{_plain(introducer)}_cache.yaml"])
-    )
+    names = [cache_name(introducer), _file_name(_plain(introducer))]
+    return list(dict.fromkeys(names))
+
+
+def _file_name(plain: str) -> str:
+    return f"introducer_{plain}_cache.yaml"
 
 
 def _plain(introducer: str) -> str:
@@ -101,39 +101,3 @@ def write_cache(path: Path, announcements: Iterable[Announcement]) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     document = "[" + ",\n".join(lines) + "]\n"
     replace_file(path, document.encode("ascii"), durable=False)
-
-
-# Where the client's recent files were placed, kept between processes in a small JSON file. It is only a hint:
-# if the file cannot be used, the client continues without it.
-
-FOUND_NAME = "found_elsewhere.json"
-_LEFT = "puts_to_ask_first"
-_MAX_BYTES = 1000
-
-
-def open_elsewhere(policy: AskFirst, directories: Sequence[Path]) -> PlacementHistory:
-    """
-    Return the placement history, which saves its own changes.
-
-    Args:
-        directories: where to look for the file; only the first is written. If empty, nothing is saved.
-    """
-    if not directories:
-        return PlacementHistory(policy)
-    path = directories[0] / FOUND_NAME
-    return PlacementHistory(policy, _read(path), lambda left: _write(path, left))
-
-
-def _read(path: Path) -> int:
-    try:
-        document = json.loads(read_file(path, _MAX_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return 0
-    left = document.get(_LEFT) if isinstance(document, dict) else None
-    return left if isinstance(left, int) else 0
-
-
-def _write(path: Path, left: int) -> None:
-    with suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_file(path, json.dumps({_LEFT: left}).encode("ascii"), durable=False)
