@@ -56,5 +56,5 @@ class ApiReferenceTests(SynchronousTestCase):
 
     def test_what_a_grid_exposes(self) -> None:
         """What applications need, and no more."""
-        for name in ("appetite", "expect", "look_after", "put_options"):
+        for name in ("small_file_capacity", "expect", "maintain", "put_options"):
             self.assertFalse(hasattr(Grid, name), name)

@@ -164,7 +164,7 @@ class Soak:
             if case.down_s is not None:
                 await self._fetch(files, outcomes)
         finally:
-            await deferToThread(make_room, victims)
+            await deferToThread(make_space, victims)
         await self._rerun(files, rng)
 
     async def _disturbed(
@@ -245,7 +245,7 @@ def set_room(node: StorageNode, room: str) -> None:
     path.write_text(path.read_text().replace(other, room))
 
 
-def make_room(nodes: Sequence[StorageNode]) -> None:
+def make_space(nodes: Sequence[StorageNode]) -> None:
     """Have servers run, and take whatever comes."""
     for node in nodes:
         node.signal(SIGNALS["stopped"])

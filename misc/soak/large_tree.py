@@ -82,7 +82,7 @@ class Forgetful(MemoryServer):
         data: Sequence[Buffer],
         upload_secret: bytes,
         *,
-        let_go: Callable[[], None] | None = None,
+        release: Callable[[], None] | None = None,
         again: bool = False,
     ) -> Deferred[WriteAnswer]:
         """Count it; all of it is new, since nothing is lost on the way."""

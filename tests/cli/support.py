@@ -149,7 +149,7 @@ class FakeGrid:
         self.seen.append((cap, {}))
         return self._do(str(cap), lambda: cast(RenewResult, self.renew_result))
 
-    def _look_after(
+    def _maintain(
         self, caps: Any, todo: Any, bounds: Any = None, ended: Any = None
     ) -> Deferred[list[Any]]:
         """End the last one first, each with what the test prepared; None stands for a failure."""

@@ -15,7 +15,7 @@ import click
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.error_report import ExitStatus, sentence
-from pipegrid.cli.options import byte_rate, byte_room, byte_size
+from pipegrid.cli.options import byte_rate, byte_size, byte_space
 from pipegrid.errors import (
     CapError,
     CorruptionError,
@@ -165,7 +165,7 @@ class UsageTests(SynchronousTestCase):
         for text, size in (("131072", 131072), ("1.5M", 3 << 19), ("0.5kB", 500), ("2 KiB", 2048)):
             self.assertEqual(byte_size(text), size)
             self.assertEqual(byte_rate(f"{text}/s"), size)
-        self.assertEqual((byte_room("0"), byte_room("1K")), (0, 1024))
+        self.assertEqual((byte_space("0"), byte_space("1K")), (0, 1024))
         for text in ("0", "0.0M", "1,5M", "1.M", "-1", "1e6", "1.2345M", "0.5", "1/s"):
             self.assertRaises(click.BadParameter, byte_size, text)
 

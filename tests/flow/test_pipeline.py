@@ -63,12 +63,12 @@ class FlowTests(SynchronousTestCase):
     def test_answers_at_once_while_there_is_room(self) -> None:
         """Below the limit nobody waits, and reaching it exactly fills the window."""
         self.successResultOf(self.pipeline.add(99, self.peer.call))
-        self.assertTrue(self.pipeline.has_room)
-        self.assertEqual(self.pipeline.room, 1)
+        self.assertTrue(self.pipeline.has_space)
+        self.assertEqual(self.pipeline.space, 1)
         waiting = self.pipeline.add(1, self.peer.call)
         self.assertNoResult(waiting)
-        self.assertFalse(self.pipeline.has_room)
-        self.assertEqual((self.pipeline.bytes_in_flight, self.pipeline.room), (100, 0))
+        self.assertFalse(self.pipeline.has_space)
+        self.assertEqual((self.pipeline.bytes_in_flight, self.pipeline.space), (100, 0))
         self.peer.acknowledge(1)
         self.successResultOf(waiting)
 
@@ -383,7 +383,7 @@ class ReentrancyTests(SynchronousTestCase):
         pipeline, peer = Pipeline(1), Peer()
         pipeline.add(1, peer.call)
         for _ in range(self.COUNT):
-            pipeline.when_room().addCallback(lambda _: pipeline.add(1, int))
+            pipeline.when_space().addCallback(lambda _: pipeline.add(1, int))
         flushed = pipeline.flush()
         peer.acknowledge()
         self.successResultOf(flushed)
@@ -497,11 +497,11 @@ class LettingGoTests(SynchronousTestCase):
         self.calls: list[tuple[Callable[[], None], Deferred[object]]] = []
 
     def call(
-        self, let_go: Callable[[], None], /, *args: object, **kwargs: object
+        self, release: Callable[[], None], /, *args: object, **kwargs: object
     ) -> Deferred[object]:
         self.arguments = args, kwargs
         answer: Deferred[object] = Deferred()
-        self.calls.append((let_go, answer))
+        self.calls.append((release, answer))
         return answer
 
     def tearDown(self) -> None:
@@ -511,14 +511,14 @@ class LettingGoTests(SynchronousTestCase):
         """A full memory makes callers wait until something is let go of, before anything is acknowledged."""
         self.successResultOf(self.pipeline.add_letting_go(30, self.call, 1, two=2))
         self.assertEqual(self.arguments, ((1,), {"two": 2}))
-        self.assertEqual((self.pipeline.room, self.pipeline.bytes_held), (10, 30))
+        self.assertEqual((self.pipeline.space, self.pipeline.bytes_held), (10, 30))
         full = self.pipeline.add_letting_go(30, self.call)
         self.assertNoResult(full)
-        self.assertEqual((self.pipeline.room, self.pipeline.has_room), (0, False))
+        self.assertEqual((self.pipeline.space, self.pipeline.has_space), (0, False))
         self.calls[0][0]()
         self.successResultOf(full)
         self.assertEqual((self.pipeline.bytes_held, self.pipeline.bytes_in_flight), (30, 60))
-        self.assertEqual(self.pipeline.room, 10)
+        self.assertEqual(self.pipeline.space, 10)
 
     def test_the_window_counts_all(self) -> None:
         """What was let go of is still unacknowledged."""
@@ -544,7 +544,7 @@ class LettingGoTests(SynchronousTestCase):
         self.calls[2][1].errback(Broken())
         self.calls[2][0]()
         self.assertEqual((self.pipeline.bytes_held, self.pipeline.bytes_in_flight), (0, 10))
-        self.failureResultOf(self.pipeline.when_room(), Broken)
+        self.failureResultOf(self.pipeline.when_space(), Broken)
         self.failureResultOf(self.pipeline.add_letting_go(1, self.call), PipelineStopped)
         self.assertEqual(len(self.calls), 3)
         self.calls[1][1].callback(None)

@@ -29,7 +29,7 @@ from pipegrid.grid.server_registry import WAIT_FOR_S, Readiness, ServerRegistry,
 from pipegrid.grid.servers_yaml import IntroducerAddress, load_introducers, parse_introducers
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.wire.announcements import (
-    AnnouncementBook,
+    AnnouncementRecords,
     KnownServer,
     describe,
     make_signing_key,
@@ -176,7 +176,9 @@ class IntroducerTests(DiscoveryTestCase):
 
     def test_one_introducer_keeps_out_nobody_of_another(self) -> None:
         """Each has its part of the servers that are kept, whatever one names, now or in the next run."""
-        self.patch(introducer_discovery, "AnnouncementBook", partial(AnnouncementBook, limit=6))
+        self.patch(
+            introducer_discovery, "AnnouncementRecords", partial(AnnouncementRecords, limit=6)
+        )
         honest = FakeIntroducer(announced(1), announced(2))
         liar = FakeIntroducer(*map(announced, range(10, 19)))
         world = self.world(liar, honest)
@@ -196,7 +198,9 @@ class IntroducerTests(DiscoveryTestCase):
 
     def test_other_services(self) -> None:
         """Are neither counted as servers, nor in the way of these."""
-        self.patch(introducer_discovery, "AnnouncementBook", partial(AnnouncementBook, limit=2))
+        self.patch(
+            introducer_discovery, "AnnouncementRecords", partial(AnnouncementRecords, limit=2)
+        )
         others = [announced(number, **{"service-name": "other"}) for number in range(10, 19)]
         world = self.world(FakeIntroducer(*others, announced(1), announced(2)))
         self.assertEqual(sorted(world.names), ["server-1", "server-2"])

@@ -115,7 +115,9 @@ class RecordTests(SynchronousTestCase):
         """A host's word counts, not its haste; one that goes on answering has no quota."""
         record = HostStats(Limits())
         for answered, quota in ((3, 1000), (100, 100), (5, 100)):
-            record.lost(Loss(reason="", announced=True, said_close=True, answered=answered), 0, 0.0)
+            record.lost(
+                Loss(reason="", announced=True, announced_close=True, answered=answered), 0, 0.0
+            )
             self.assertEqual(record.quota, quota)
         record.lost(Loss(reason="", announced=True, answered=50), 0, 0.0)  # we closed it
         record.outlasted(99)

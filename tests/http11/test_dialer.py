@@ -167,7 +167,7 @@ class SecondAttemptTests(DialerCase):
         clock: Any = self.clock
         endpoints: Any = lambda: self.network  # noqa: E731
         pool = HostPool(clock, endpoints, "alice", self.limits)
-        uploads = UploadConnection(clock, endpoints, "alice", self.limits, patience_s=20.0)
+        uploads = UploadConnection(clock, endpoints, "alice", self.limits, time_limit_s=20.0)
         for ask in (pool.request, uploads.request):
             d: Deferred[Any] = ask(get("/a"))
             self.network.connected(0)
@@ -187,7 +187,7 @@ class SecondAttemptTests(DialerCase):
         clock: Any = self.clock
         endpoints: Any = lambda: self.network  # noqa: E731
         pool = HostPool(clock, endpoints, "alice", self.limits)
-        uploads = UploadConnection(clock, endpoints, "alice", self.limits, patience_s=20.0)
+        uploads = UploadConnection(clock, endpoints, "alice", self.limits, time_limit_s=20.0)
         owners: tuple[HostPool | UploadConnection, ...] = pool, uploads
         for owner in owners:
             d: Deferred[Any] = owner.request(get("/a"))

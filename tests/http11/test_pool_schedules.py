@@ -50,7 +50,7 @@ class Schedule:
             HostPool(clock, endpoints, "h", limits)
             if kind == "pool"
             else UploadConnection(
-                clock, endpoints, "h", limits, patience_s=random.choice((20.0, 60.0))
+                clock, endpoints, "h", limits, time_limit_s=random.choice((20.0, 60.0))
             )
         )
         self.asked: list[Deferred[Any]] = []

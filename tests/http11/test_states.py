@@ -91,7 +91,7 @@ class RefusedTests(SynchronousTestCase):
 
     def test_a_reader_that_paused_before_its_request_was_written(self) -> None:
         """It holds up others, and is no silence of the server's."""
-        fixture = ConnectionFixture(Limits(held_up_after_s=1))
+        fixture = ConnectionFixture(Limits(blocked_after_s=1))
         exchange = _Asked(RawRequest(b"GET / HTTP/1.1\r\n\r\n"), "server")
         fixture.connection.submit(exchange)
         exchange.paused = True
@@ -99,7 +99,7 @@ class RefusedTests(SynchronousTestCase):
         fixture.turn()
         fixture.clock.advance(2)
         self.assertTrue(fixture.connection.open)
-        self.assertTrue(fixture.connection.held_up)
+        self.assertTrue(fixture.connection.blocked)
         fixture.connection._check_invariants()
 
     def test_ended_by_who_hears_that_a_body_is_broken_off(self) -> None:
@@ -158,7 +158,7 @@ class WalkTests(SynchronousTestCase):
     @given(_STEPS)
     def test_invariants(self, steps: list[tuple[str, int]]) -> None:
         """The connection is what the table says, and never meets what the table does not have."""
-        fixture = ConnectionFixture(Limits(held_up_after_s=1, slow_reader_after_s=2))
+        fixture = ConnectionFixture(Limits(blocked_after_s=1, slow_reader_after_s=2))
         connection, lane = fixture.connection, fixture.connection.lane
         asked: list[_Asked] = []
         gone = False

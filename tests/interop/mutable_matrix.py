@@ -175,7 +175,7 @@ class MatrixTestCase(TestCase):
         """Start a gateway, open a grid that encodes like it, and play cells with both."""
         gateway = await deferToThread(self.world.start_gateway, protocol, shares)
         await deferToThread(self.world.until_found, gateway)
-        gateway.patience_s = CELL_S
+        gateway.time_limit_s = CELL_S
         client = self.root / f"stranger-{gateway.directory.name}"
         make_stranger(client, self.world.introducer_furl, shares, protocol == "foolscap")
         grid = await Grid.open(reactor, client, wait_for=len(self.kinds))

@@ -279,10 +279,10 @@ class Gateway(Node):
     A Tahoe-LAFS client's web gateway.
 
     Attributes:
-        patience_s: how long it may take to answer.
+        time_limit_s: how long it may take to answer.
     """
 
-    patience_s = PATIENCE_S
+    time_limit_s = PATIENCE_S
 
     def wait(self, servers: int) -> None:
         """Return when it is connected to so many servers."""
@@ -294,7 +294,7 @@ class Gateway(Node):
         root = (self.directory / "node.url").read_text().strip()
         request = urllib.request.Request(root + path, data=data, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=self.patience_s) as answer:
+            with urllib.request.urlopen(request, timeout=self.time_limit_s) as answer:
                 body: bytes = answer.read()
                 return body
         except urllib.error.HTTPError as error:

@@ -45,11 +45,11 @@ class UpkeepTests(TestCase):
             (home / SERVERS_NAME).write_text(servers_file(servers.addresses(), HTTPS), "utf-8")
             grid = await Grid.open(cast(IReactorTime, reactor), home)
             try:
-                await self._look_after(grid, servers)
+                await self._maintain(grid, servers)
             finally:
                 await grid.close()
 
-    async def _look_after(self, grid: Grid, servers: StorageNodes) -> None:
+    async def _maintain(self, grid: Grid, servers: StorageNodes) -> None:
         random = Random(1)
         stored = await grid.put_many([random.randbytes(100 + 300 * n) for n in range(FILES)])
         caps = [one.cap for one in stored if not isinstance(one, Failure)]

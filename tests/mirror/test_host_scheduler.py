@@ -33,14 +33,14 @@ CONNECTIONS = 4
 class FakeConnection(ScheduledConnection):
     """A connection without a socket: it keeps what was requested."""
 
-    owed_bytes = 0
+    outstanding_bytes = 0
 
     def __init__(self, host: HostSchedule, now_s: float = 0.0) -> None:
         super().__init__(host, now_s)
         self.jobs: deque[FetchJob] = deque()
 
     @property
-    def is_owed(self) -> bool:
+    def is_outstanding(self) -> bool:
         return bool(self.jobs)
 
     @property
@@ -51,14 +51,14 @@ class FakeConnection(ScheduledConnection):
         """Request a file, as a driver does."""
         request = self.host.ask(self, job, now_s)
         self.jobs.append(job)
-        self.owed_bytes += job.size_bytes
+        self.outstanding_bytes += job.size_bytes
         self.count += 1
         return request
 
     def answer(self, now_s: float) -> FetchJob:
         """One response has come."""
         job = self.jobs.popleft()
-        self.owed_bytes -= job.size_bytes
+        self.outstanding_bytes -= job.size_bytes
         self.answered += 1
         self.host.has_answered = True
         self.host.received_bytes += job.size_bytes
@@ -386,12 +386,14 @@ class PropertyTests(SynchronousTestCase):
         in_flight: Counter[int] = Counter()
         for host in schedule.hosts:
             assert len(host.connections) <= 2 * CONNECTIONS, host
-            assert host.can_work or not any(c.count == 0 and c.is_owed for c in host.connections)
+            assert host.can_work or not any(
+                c.count == 0 and c.is_outstanding for c in host.connections
+            )
             for connection in host.connections:
                 jobs = connection.unanswered
                 in_flight.update(map(id, jobs))
                 assert len(jobs) <= 1 or connection.pipelined
-                assert all(job.under_way >> host.mirror.number & 1 for job in jobs)
+                assert all(job.in_flight >> host.mirror.number & 1 for job in jobs)
         assert all(count <= len(schedule.mirrors) for count in in_flight.values())
 
     @settings(max_examples=80, deadline=None)

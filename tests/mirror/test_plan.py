@@ -136,7 +136,7 @@ class PlanTests(SynchronousTestCase):
             mirrors = rng.randint(1, 4)
             count = rng.randint(0, 12)
             self.make(mirrors, (rng.randrange(5) for _ in range(count)))
-            under_way: list[tuple[FetchJob, int]] = []
+            in_flight: list[tuple[FetchJob, int]] = []
             gone: set[int] = set()
             for _ in range(5000):
                 self.plan._check_invariants()
@@ -146,16 +146,16 @@ class PlanTests(SynchronousTestCase):
                 if rng.random() < 0.5:
                     job = None if mirror in gone else self.plan.next(mirror)
                     if job is not None:
-                        under_way.append((job, mirror))
+                        in_flight.append((job, mirror))
                 elif rng.random() < 0.01:
-                    mine = [each for each in under_way if each[1] == mirror]
+                    mine = [each for each in in_flight if each[1] == mirror]
                     for each in mine:
-                        under_way.remove(each)
+                        in_flight.remove(each)
                         self.plan.put_back(*each)
                     self.plan.gave_up(mirror, "gone")
                     gone.add(mirror)
-                elif under_way:
-                    job, mirror = under_way.pop(rng.randrange(len(under_way)))
+                elif in_flight:
+                    job, mirror = in_flight.pop(rng.randrange(len(in_flight)))
                     fate = rng.random()
                     if fate < 0.4:
                         self.plan.done(job, mirror, job.size_bytes)

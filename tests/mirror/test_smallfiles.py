@@ -8,7 +8,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror import blocking_mirror
-from pipegrid.mirror.response_head import MAX_HEAD_BYTES, SmallAnswers, UnsupportedResponse
+from pipegrid.mirror.response_head import MAX_HEAD_BYTES, SmallResponses, UnsupportedResponse
 from tests.mirror.test_sprint import ok
 
 MOST_BYTES = 8 << 20
@@ -47,7 +47,7 @@ class WaitingTests(SynchronousTestCase):
         try:
             found = asking.answers([("a", MOST_BYTES)])
         except UnsupportedResponse:
-            found = SmallAnswers()
+            found = SmallResponses()
         return found, wire.now_s - 1000
 
     def test_slow(self) -> None:

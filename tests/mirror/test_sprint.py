@@ -24,7 +24,7 @@ from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.epoll_connection import Connection, Lost
 from pipegrid.mirror.epoll_driver import HostConnector
-from pipegrid.mirror.epoll_sockets import SocketCache, can_sprint
+from pipegrid.mirror.epoll_sockets import SocketCache, can_use_epoll
 from pipegrid.mirror.file_scheduler import Scheduler, Tally
 from pipegrid.mirror.host_scheduler import FetchSchedule
 from pipegrid.mirror.local_check import VerifyPolicy
@@ -250,7 +250,7 @@ class SprintTests(SprintCase):
 
         def fill_and_wait(running: epoll_driver.EpollDriver) -> None:
             fill(running)
-            owed = [each.sock for each in running._connections.values() if each.is_owed]
+            owed = [each.sock for each in running._connections.values() if each.is_outstanding]
             if owed:
                 select.select(owed, [], [], PATIENCE_S)
 
@@ -563,9 +563,9 @@ class SprintTests(SprintCase):
     def test_no_part_for_proxies(self) -> None:
         """They are asked otherwise."""
         plain = parse_url("http://a.example/")
-        self.assertTrue(can_sprint([plain]))
+        self.assertTrue(can_use_epoll([plain]))
         proxied = plain.replaced(proxy=object())
-        self.assertFalse(can_sprint([plain, proxied]))
+        self.assertFalse(can_use_epoll([plain, proxied]))
 
 
 class BusyTests(SprintTests):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror.host_scheduler import (
-    MirrorStanding,
+    MirrorRating,
     ReceiveRate,
     Theft,
     choose_steal,
@@ -50,41 +50,37 @@ class TheftTests(SynchronousTestCase):
 
     def test_times_are_evened_out(self) -> None:
         """An idle mirror takes as much as lets both finish at about the same time."""
-        move = choose_steal(
-            [MirrorStanding(0, 0, 9 * MB, True), MirrorStanding(1, 10 * MB, MB, True)]
-        )
+        move = choose_steal([MirrorRating(0, 0, 9 * MB, True), MirrorRating(1, 10 * MB, MB, True)])
         self.assertEqual(move, Theft(0, 1, 9 * MB))
 
     def test_nobody_is_idle(self) -> None:
         """Then everybody goes on."""
         self.assertIsNone(
-            choose_steal([MirrorStanding(0, 1, MB, True), MirrorStanding(1, 10 * MB, MB, True)])
+            choose_steal([MirrorRating(0, 1, MB, True), MirrorRating(1, 10 * MB, MB, True)])
         )
 
     def test_it_will_come_anyway(self) -> None:
         """What is about to come is left where it is."""
         self.assertIsNone(
-            choose_steal([MirrorStanding(0, 0, MB, True), MirrorStanding(1, MB // 4, MB, True)])
+            choose_steal([MirrorRating(0, 0, MB, True), MirrorRating(1, MB // 4, MB, True)])
         )
 
     def test_who_rests_takes_nothing_but_loses(self) -> None:
         """A mirror that gives nothing is relieved by one that can work."""
         self.assertIsNone(
-            choose_steal([MirrorStanding(0, 0, MB, False), MirrorStanding(1, 10 * MB, MB, True)])
+            choose_steal([MirrorRating(0, 0, MB, False), MirrorRating(1, 10 * MB, MB, True)])
         )
-        move = choose_steal(
-            [MirrorStanding(0, 0, 0.0, True), MirrorStanding(1, 10 * MB, 0.0, False)]
-        )
+        move = choose_steal([MirrorRating(0, 0, 0.0, True), MirrorRating(1, 10 * MB, 0.0, False)])
         self.assertEqual(move, Theft(0, 1, 5 * MB))
 
     def test_the_fastest_thief_and_the_latest_victim(self) -> None:
         """Of several."""
         move = choose_steal(
             [
-                MirrorStanding(0, 0, MB, True),
-                MirrorStanding(1, 0, 3 * MB, True),
-                MirrorStanding(2, 8 * MB, MB, True),
-                MirrorStanding(3, 8 * MB, 2 * MB, True),
+                MirrorRating(0, 0, MB, True),
+                MirrorRating(1, 0, 3 * MB, True),
+                MirrorRating(2, 8 * MB, MB, True),
+                MirrorRating(3, 8 * MB, 2 * MB, True),
             ]
         )
         self.assertEqual(move, Theft(1, 2, 6 * MB))

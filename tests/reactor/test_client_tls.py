@@ -358,10 +358,10 @@ class BytesTests(ClientTlsCase):
         self.server.dataReceived(socket.take())
         self.assertEqual(b"".join(self.served.pieces), b"x" * BATCH_BYTES)
 
-    def stand_on_socket(self, room_bytes: int) -> Socket:
+    def stand_on_socket(self, space_bytes: int) -> Socket:
         """Have a socket beneath the client, as if it had always been there."""
         socket = Socket()
-        socket.room_bytes = room_bytes
+        socket.space_bytes = space_bytes
         self.client.transport = socket
         self.client._outlet = Outlet(socket_of(socket))
         return socket
@@ -374,7 +374,7 @@ class BytesTests(ClientTlsCase):
         self.assertFalse(socket.producerPaused)
         self.client.write_pieces([bytes(3 * BATCH_BYTES)])
         self.assertTrue(socket.producerPaused)
-        socket.room_bytes = BATCH_BYTES
+        socket.space_bytes = BATCH_BYTES
         self.client.write_pieces([b"x" * RECORD_BYTES])
         socket.producer.pauseProducing.assert_called_once_with()
         self.server.dataReceived(socket.take())

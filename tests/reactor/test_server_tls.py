@@ -117,7 +117,7 @@ class Socket(Beneath):
         self.producer: Any = None
         self.streamingProducer = True
         self.producerPaused = False
-        self.room_bytes = 0
+        self.space_bytes = 0
         self.error: Exception | None = None
         self.sent = bytearray()
         self.calls = 0
@@ -126,8 +126,8 @@ class Socket(Beneath):
         self.calls += 1
         if self.error is not None:
             return self.error
-        size = min(len(data), self.room_bytes)
-        self.room_bytes -= size
+        size = min(len(data), self.space_bytes)
+        self.space_bytes -= size
         self.sent += data[:size]
         return size
 
@@ -327,12 +327,12 @@ class BatchingTests(SynchronousTestCase):
         self.assertEqual(server.wrappedProtocol.pieces, [])
         self.assertTrue(server.transport.aborted)
 
-    def connect_to_socket(self, room_bytes: int) -> Socket:
+    def connect_to_socket(self, space_bytes: int) -> Socket:
         """Have a socket beneath the client, with nothing waiting."""
         client = self.ends[0]
         socket = client.transport = Socket()
         client.find_socket(socket)
-        socket.room_bytes = room_bytes
+        socket.space_bytes = space_bytes
         return socket
 
     def assertArrives(self, data: bytes, socket: Socket) -> None:
@@ -368,17 +368,17 @@ class BatchingTests(SynchronousTestCase):
 
     def test_a_socket_that_takes_a_part(self) -> None:
         """The rest is kept by the transport, and all that follows is behind it."""
-        for room_bytes in (0, 1, BATCH_BYTES + 100):
-            with self.subTest(room_bytes=room_bytes):
+        for space_bytes in (0, 1, BATCH_BYTES + 100):
+            with self.subTest(space_bytes=space_bytes):
                 self.set_up_unconnected()
                 self.carry()
-                socket = self.connect_to_socket(room_bytes)
+                socket = self.connect_to_socket(space_bytes)
                 data = random.Random(6).randbytes(3 * BATCH_BYTES)
                 self.ends[0].write_pieces([data])
-                self.assertEqual(len(socket.sent), room_bytes)
-                socket.room_bytes = BATCH_BYTES  # too late: something waits
+                self.assertEqual(len(socket.sent), space_bytes)
+                socket.space_bytes = BATCH_BYTES  # too late: something waits
                 self.ends[0].write_pieces([data])
-                self.assertEqual(len(socket.sent), room_bytes)
+                self.assertEqual(len(socket.sent), space_bytes)
                 self.assertArrives(data + data, socket)
 
     def test_nothing_overtakes_what_waits(self) -> None:
@@ -391,7 +391,7 @@ class BatchingTests(SynchronousTestCase):
                 self.ends[0].write_pieces([bytes(RECORD_BYTES)])
                 if waiting == "dataBuffer":
                     [socket.dataBuffer], socket._tempDataBuffer = socket._tempDataBuffer, []
-                socket.room_bytes = BATCH_BYTES
+                socket.space_bytes = BATCH_BYTES
                 self.ends[0].write_pieces([b"x" * RECORD_BYTES])
                 self.assertEqual(socket.sent, b"")
                 self.assertArrives(bytes(RECORD_BYTES) + b"x" * RECORD_BYTES, socket)

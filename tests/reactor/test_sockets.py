@@ -58,21 +58,21 @@ class PromptTests(TestCase):
             watch = be_prompt(SimpleNamespace(socket=one), clock)
             other.settimeout(5)
 
-            def patience_s() -> float:
+            def time_limit_s() -> float:
                 clock.advance(LOOK_S)
                 return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) / 1000
 
-            self.assertEqual(patience_s(), GONE_S)
+            self.assertEqual(time_limit_s(), GONE_S)
             sent_bytes = 0
             with contextlib.suppress(BlockingIOError):
                 while True:
                     sent_bytes += one.send(bytes(1 << 20))
             _wait_until(lambda: is_stalled(one))
-            self.assertEqual(patience_s(), STALLED_S)
+            self.assertEqual(time_limit_s(), STALLED_S)
             while sent_bytes:
                 sent_bytes -= len(other.recv(1 << 20))
             _wait_until(lambda: not is_stalled(one))
-            self.assertEqual(patience_s(), GONE_S)
+            self.assertEqual(time_limit_s(), GONE_S)
             watch.stop()
             self.assertFalse(clock.getDelayedCalls())
 

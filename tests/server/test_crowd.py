@@ -41,7 +41,7 @@ class CrowdTests(SynchronousTestCase):
         """Up to the number nobody goes."""
         self.enter("a", 50)
         self.enter("b", 50)
-        self.assertEqual((len(self.crowd), self.crowd.strangers), (100, 100))
+        self.assertEqual((len(self.crowd), self.crowd.unauthenticated), (100, 100))
 
     def test_one_address(self) -> None:
         """Beyond half of all, an address's own oldest stranger goes."""
@@ -94,7 +94,7 @@ class CrowdTests(SynchronousTestCase):
         [quietest] = self.enter("a", 1, known=True, quiet=QUIET_S + 1)
         self.enter("b", 1, known=True, quiet=0)
         self.assertIs(self.crowd.enter(Guest(), "c"), quietest)
-        self.assertEqual(self.crowd.strangers, 1)
+        self.assertEqual(self.crowd.unauthenticated, 1)
 
     def test_strangers_keep_an_eighth(self) -> None:
         """A flood against a server full of quiet known ones leaves a newcomer more than a moment."""
@@ -104,7 +104,7 @@ class CrowdTests(SynchronousTestCase):
         self.crowd.enter(newcomer, "c")
         for _ in range(12):
             self.assertIsNot(self.crowd.enter(Guest(), "c"), newcomer)
-        self.assertGreaterEqual(self.crowd.strangers, 12)
+        self.assertGreaterEqual(self.crowd.unauthenticated, 12)
 
     def test_nobody_can_be_spared(self) -> None:
         """Where all know the secret and are at work, the newcomer goes."""
@@ -147,7 +147,7 @@ class CrowdTests(SynchronousTestCase):
             self.assertLessEqual(len(inside), 100)
         for guest in inside:
             self.crowd.leave(guest)
-        self.assertEqual((len(self.crowd), self.crowd.strangers), (0, 0))
+        self.assertEqual((len(self.crowd), self.crowd.unauthenticated), (0, 0))
         self.assertEqual((self.crowd._known, self.crowd._strangers), ({}, {}))
 
     def test_numbers(self) -> None:

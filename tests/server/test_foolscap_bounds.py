@@ -258,10 +258,10 @@ class MemoryTests(SynchronousTestCase):
         self.held = 950
         self.assertFalse(self.memory.hold(self.one, 60))
         self.assertTrue(self.memory.hold(self.one, 50))
-        self.memory.let_go(self.one, 20)
-        self.memory.let_go_all(self.one)
-        self.memory.let_go_all(self.one)
-        self.memory.let_go(self.one, 20)
+        self.memory.release(self.one, 20)
+        self.memory.release_all(self.one)
+        self.memory.release_all(self.one)
+        self.memory.release(self.one, 20)
         self.assertEqual((self.memory.total_bytes, self.held), (0, 950))
 
     def test_the_largest_message(self) -> None:

@@ -108,7 +108,7 @@ class CancelledWork:
 
     def check(self) -> None:
         """Do it, cancel it, look at what is left, and do it again."""
-        kinds = (self.put, self.get, self.backup, self.look_after, self.change, self.overwrite)
+        kinds = (self.put, self.get, self.backup, self.maintain, self.change, self.overwrite)
         kind = self.random.choice(kinds)
         begin, whole = kind()
         files = self._open_files()
@@ -250,7 +250,7 @@ class CancelledWork:
 
         return begin, whole
 
-    def look_after(self) -> tuple[Begin, Callable[[Any], None]]:
+    def maintain(self) -> tuple[Begin, Callable[[Any], None]]:
         """``check -r``, ``repair -r`` and ``renew -r``."""
         cap = self._stored()
         shutil.rmtree(self.world.servers[0].root / "shares")

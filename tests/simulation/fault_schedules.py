@@ -95,9 +95,9 @@ class DiskFull:
     def apply(self, world: GridWorld) -> None:
         """Let it be so from now on."""
         host = world[self.server]
-        host.room_bytes = self.after_bytes
+        host.space_bytes = self.after_bytes
         if self.for_s is not None:
-            world.network.later(self.for_s, setattr, host, "room_bytes", None)
+            world.network.later(self.for_s, setattr, host, "space_bytes", None)
 
 
 @attrs.frozen

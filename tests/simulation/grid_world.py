@@ -145,7 +145,7 @@ class LyingStore(ShareStore):
         return reader
 
     def _make_lease(self, *args: Any) -> bytes:
-        if self._host.room_bytes == 0:
+        if self._host.space_bytes == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return self._real_make_lease(*args)
 
@@ -171,28 +171,28 @@ def _limit(upload: IncomingShare, host: StorageHost) -> None:
     fill, lay_out, checkpoint = upload._fill, upload._lay_out, upload.checkpoint
 
     def limited_fill(fd: int, begin: int, views: list[memoryview], wanted: Any) -> None:
-        if host.room_bytes is None:
+        if host.space_bytes is None:
             fill(fd, begin, views, wanted)
             return
         fitting: list[memoryview] = []
         for view in views:
-            fitting.append(view[: host.room_bytes])
-            host.room_bytes -= len(fitting[-1])
+            fitting.append(view[: host.space_bytes])
+            host.space_bytes -= len(fitting[-1])
         short = sum(map(len, fitting)) < sum(map(len, views))
         fill(fd, begin, [view for view in fitting if view], wanted)
         if short:
             raise NoSpace(f"the disk of {host.name} is full")
 
     def limited_lay_out(lease: bytes, data: Sequence[Buffer], *wanted: Any) -> None:
-        if host.room_bytes is not None:
+        if host.space_bytes is not None:
             length = sum(map(len, data))
-            if length > host.room_bytes:
+            if length > host.space_bytes:
                 raise NoSpace(f"the disk of {host.name} is full")
-            host.room_bytes -= length
+            host.space_bytes -= length
         lay_out(lease, data, *wanted)
 
     def limited_checkpoint() -> None:
-        if host.room_bytes == 0:
+        if host.space_bytes == 0:
             raise NoSpace(f"the disk of {host.name} is full")
         checkpoint()
 
@@ -224,7 +224,7 @@ class StorageHost(SimulatedServer):
 
     Attributes:
         free_bytes: what it believes its disk to have.
-        room_bytes: what its disk really takes before it is full; None for no end.
+        space_bytes: what its disk really takes before it is full; None for no end.
         failing_syncs: how many of the next syncs fail.
         lies, claimed: what it lies about, and which shares it claims to have.
     """
@@ -233,7 +233,7 @@ class StorageHost(SimulatedServer):
         self, network: SimulatedNetwork, name: str, root: Path, policy: Policy, tls: bool
     ) -> None:
         self.free_bytes = 1 << 40
-        self.room_bytes: int | None = None
+        self.space_bytes: int | None = None
         self.failing_syncs = 0
         self.lies: frozenset[str] = frozenset()
         self.claimed: frozenset[int] = frozenset()

@@ -227,7 +227,10 @@ class _Performance:
         self.schedule = schedule
         self.root = root
         self.world = GbsWorld(
-            root, schedule.servers, latency_s=0.02, settings=GbsSettings(timeout_s=15, patience_s=8)
+            root,
+            schedule.servers,
+            latency_s=0.02,
+            settings=GbsSettings(timeout_s=15, time_limit_s=8),
         )
         self.random = Random(schedule.seed + 1)
         self.keys: Any = _RecordedKeys(schedule.seed)
@@ -264,7 +267,7 @@ class _Performance:
         files = MutableFiles(
             TransferContext(world.clock, workers, self.peers[host], secrets),
             usual=(k, n),
-            settings=MutableSettings(happy=happy, silence_s=SILENCE_S, patience_s=PATIENCE_S),
+            settings=MutableSettings(happy=happy, silence_s=SILENCE_S, time_limit_s=PATIENCE_S),
             known=VersionCache(self.root / f"known-{host}" if keeps else None),
             random=self.random.random,
         )

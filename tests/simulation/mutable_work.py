@@ -218,7 +218,7 @@ class Names(Work):
         self.fixed = frozenset(self.ever)
         self.removed: set[str] = set()
         self.unclear: set[int] = set()
-        self.under_way: list[list[_Asked]] = [[] for _ in range(writers)]
+        self.in_flight: list[list[_Asked]] = [[] for _ in range(writers)]
 
     async def prepare(self, files: MutableFiles, cap: MutableCap) -> None:
         """Put the children there that nobody changes."""
@@ -241,15 +241,15 @@ class Names(Work):
             elif isinstance(edit, Rename):
                 self.ever |= {(edit.new, cap) for name, cap in self.ever if name == edit.old}
 
-        asked, under_way = _Asked(edits), self.under_way[writer]
-        under_way.append(asked)
+        asked, in_flight = _Asked(edits), self.in_flight[writer]
+        in_flight.append(asked)
 
         def ended(error: BaseException | None, at_s: float) -> None:
             asked.ended, asked.error = True, error
             # They are made in the order in which they were asked for: one that was given up may be in what
             # another that was asked for before it is still writing.
-            while under_way and under_way[0].ended:
-                first = under_way.pop(0)
+            while in_flight and in_flight[0].ended:
+                first = in_flight.pop(0)
                 self._ended(writer, first.edits, first.error)
 
         return self._directory(files, cap, now_s).change(edits), ended

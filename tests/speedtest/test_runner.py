@@ -16,7 +16,7 @@ from pipegrid.speedtest.client_sessions import Comparing, Session
 from pipegrid.speedtest.run_results import DOWN, UP, RoundTrip, Run, parse_run
 from pipegrid.speedtest.runner import Settings
 from pipegrid.speedtest.scenarios import Scenario
-from pipegrid.speedtest.targets import FileTarget, check_room, fitting_params
+from pipegrid.speedtest.targets import FileTarget, check_space, fitting_params
 
 
 class MemorySession:
@@ -190,7 +190,7 @@ class RunnerTests(SynchronousTestCase):
         """As with gateways."""
 
         async def ask() -> None:
-            await check_room(MemoryTarget(), 10**15)
+            await check_space(MemoryTarget(), 10**15)
 
         from twisted.internet.defer import Deferred
 

@@ -393,14 +393,14 @@ class LostLeaseTests(StoreTestCase):
         self.put(0, whole)
         return whole
 
-    def lose(self, lost_bytes: int, leases: int = 3, room_bytes: int | None = None) -> None:
+    def lose(self, lost_bytes: int, leases: int = 3, space_bytes: int | None = None) -> None:
         """Have so many leases, and then so many bytes less."""
         for number in range(2, leases + 1):
             self.store.add_lease(SI, lease(number))
         file = self.final(0).read_bytes()
         file = file[: len(file) - lost_bytes]
-        if room_bytes is not None:
-            file = file[:4] + room_bytes.to_bytes(4, "big") + file[8:]
+        if space_bytes is not None:
+            file = file[:4] + space_bytes.to_bytes(4, "big") + file[8:]
         self.final(0).write_bytes(file)
 
     def counted(self) -> tuple[int, list[bytes]]:
@@ -417,16 +417,16 @@ class LostLeaseTests(StoreTestCase):
             (1, 2), (1, 72, 100, 216), (0, 580)
         ):
             whole = self.share(version)
-            self.lose(lost_bytes, room_bytes=len(whole) + more_bytes)
+            self.lose(lost_bytes, space_bytes=len(whole) + more_bytes)
             self.assertEqual(self.get(0), whole, (version, lost_bytes, more_bytes))
         whole = self.share(2)
-        self.lose(72, room_bytes=(1 << 32) - 1)
+        self.lose(72, space_bytes=(1 << 32) - 1)
         self.assertEqual(self.get(0), whole)
 
     def test_more_room_than_data(self) -> None:
         """As clients before 1.18 asked for, of shares with many leases: nothing is taken for data."""
         whole = self.share(1)
-        self.lose(0, leases=12, room_bytes=len(whole) + 580)
+        self.lose(0, leases=12, space_bytes=len(whole) + 580)
         self.assertEqual(self.get(0), whole)
 
     def test_data_that_are_not_there(self) -> None:

@@ -34,8 +34,8 @@ class BatchTests(SynchronousTestCase):
 
     def test_large_ones_are_let_go(self) -> None:
         """What is smaller is kept, so that it need not be coded again."""
-        self.assertFalse(Batch(0, length=LET_GO_BYTES - 1).may_be_let_go)
-        self.assertTrue(Batch(0, length=LET_GO_BYTES).may_be_let_go)
+        self.assertFalse(Batch(0, length=LET_GO_BYTES - 1).may_be_released)
+        self.assertTrue(Batch(0, length=LET_GO_BYTES).may_be_released)
 
     def test_its_last_byte(self) -> None:
         """Goes in a batch of its own, which completes the share."""

@@ -14,7 +14,7 @@ class ClientLineTests(SynchronousTestCase):
         """Then no line is narrow, nor while only one of rate and round trip is known."""
         line = LinkEstimate()
         self.assertFalse(line.is_narrow_for(10**9))
-        line.note_answer(0.01)
+        line.note_response(0.01)
         self.assertFalse(line.is_narrow_for(10**9))
         line = LinkEstimate()
         line.note_bytes(10**6, 1.0)
@@ -23,7 +23,7 @@ class ClientLineTests(SynchronousTestCase):
     def test_bytes_against_a_round_trip(self) -> None:
         """What takes longer than a round trip at the known rate is too much."""
         line = LinkEstimate()
-        line.note_answer(0.1)
+        line.note_response(0.1)
         line.note_bytes(10**6, 1.0)
         self.assertFalse(line.is_narrow_for(100_000))
         self.assertTrue(line.is_narrow_for(100_001))
@@ -32,7 +32,7 @@ class ClientLineTests(SynchronousTestCase):
         """Slow answers and slow downloads are servers' doing; a few bytes tell nothing."""
         line = LinkEstimate()
         for elapsed_s in (0.5, 0.1, 2.0):
-            line.note_answer(elapsed_s)
+            line.note_response(elapsed_s)
             line.note_bytes(10**5, elapsed_s)
         line.note_bytes(1000, 0.0001)
         line.note_bytes(10**6, 0.0)
@@ -41,7 +41,7 @@ class ClientLineTests(SynchronousTestCase):
     def test_old_news_are_forgotten(self) -> None:
         """A line that has become narrow is found to be so."""
         line = LinkEstimate()
-        line.note_answer(0.1)
+        line.note_response(0.1)
         line.note_bytes(10**8, 1.0)
         for _ in range(8):
             line.note_bytes(10**5, 1.0)

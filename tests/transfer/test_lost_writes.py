@@ -100,7 +100,7 @@ class LossTests(LostWritesTestCase):
         self.make()
         started = self.start()
         self.until(took_s - RTT / 2 - 0.01)
-        self.assertTrue(any(line.let_go for line in self.world.lines))
+        self.assertTrue(any(line.release for line in self.world.lines))
         for line in self.world.lines:
             line.lose()
         self.end(started)
@@ -112,7 +112,7 @@ class LossTests(LostWritesTestCase):
         started = self.start()
         self.until(0.5)
         victim = self.ring[2]
-        lost = len(victim.let_go)
+        lost = len(victim.release)
         self.assertGreater(lost, 2)
         victim.lose()
         self.end(started)
@@ -209,7 +209,7 @@ class LossTests(LostWritesTestCase):
         self.make(10_000)
         started = self.start()
         self.until(RTT / 4)
-        self.assertEqual([len(line.let_go) for line in self.world.lines], [0] * 10)
+        self.assertEqual([len(line.release) for line in self.world.lines], [0] * 10)
         self.end(started)
 
 

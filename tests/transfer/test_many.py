@@ -135,13 +135,13 @@ class ManyPutsTests(SynchronousTestCase):
     def test_servers_that_take_one_request_a_share(self) -> None:
         """Fewer small files are under way while each takes long; to others their number is no matter."""
         now = [0.0]
-        appetite = [SmallFileCapacity.COUNTED]
+        small_file_capacity = [SmallFileCapacity.COUNTED]
         puts = ManyPuts(
             [1000] * 1000,
             self.start,
             self.ended,
             seconds=lambda: now[0],
-            appetite=lambda: appetite[0],
+            small_file_capacity=lambda: small_file_capacity[0],
         )
         done = Deferred.fromCoroutine(puts.run())
         self.assertEqual(len(self.running), INITIAL_LIMIT)
@@ -149,7 +149,7 @@ class ManyPutsTests(SynchronousTestCase):
             now[0] += 0.5
             self.running[number].callback("")
         self.assertLess(len(self.running) - INITIAL_LIMIT, MAX_FILES // 4)
-        appetite[0] = SmallFileCapacity.ANY
+        small_file_capacity[0] = SmallFileCapacity.ANY
         now[0] += 0.1
         self.running[INITIAL_LIMIT].callback("")
         self.assertEqual(len(self.running) - INITIAL_LIMIT - 1, MAX_FILES)
@@ -158,11 +158,16 @@ class ManyPutsTests(SynchronousTestCase):
 
     def test_servers_that_are_about_to_be_quicker(self) -> None:
         """As few are under way as ever, until they are."""
-        appetite = [SmallFileCapacity.FEW]
-        puts = ManyPuts([1000] * 1000, self.start, self.ended, appetite=lambda: appetite[0])
+        small_file_capacity = [SmallFileCapacity.FEW]
+        puts = ManyPuts(
+            [1000] * 1000,
+            self.start,
+            self.ended,
+            small_file_capacity=lambda: small_file_capacity[0],
+        )
         done = Deferred.fromCoroutine(puts.run())
         self.assertEqual(len(self.running), FEW)
-        appetite[0] = SmallFileCapacity.COUNTED
+        small_file_capacity[0] = SmallFileCapacity.COUNTED
         self.running[0].callback("")
         self.assertEqual(len(self.running), INITIAL_LIMIT + 1)
         done.cancel()

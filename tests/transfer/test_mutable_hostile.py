@@ -265,7 +265,7 @@ class ServerTests(SynchronousTestCase):
         """Whatever is cancelled, whenever, leaves nothing behind."""
         for operation in ("create", "read", "overwrite", "modify", "update", "check", "repair"):
             for when_s in (0.0, 0.1, 0.2, 0.3):
-                world = MutableWorld(patience_s=5)
+                world = MutableWorld(time_limit_s=5)
                 cap = world.create(content(50_000), Format.MDMF)
                 files = world.client()
                 arguments: dict[str, tuple[Any, ...]] = {

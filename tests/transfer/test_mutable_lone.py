@@ -70,7 +70,7 @@ class LoneWriterTests(SynchronousTestCase):
 
     def test_silence_is_not_somebody_else(self) -> None:
         """What a silent server takes is not taken from the patience that is for other writers."""
-        world = self.world = MutableWorld(patience_s=30)
+        world = self.world = MutableWorld(time_limit_s=30)
         cap = world.create(b"first")
         mine = world.client()
         mine.known.of(cap.storage_index).contended_s = world.clock.seconds()  # so somebody leads

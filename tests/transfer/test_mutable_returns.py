@@ -126,7 +126,7 @@ class SilentLookTests(SynchronousTestCase):
 
     def test_what_it_has_is_newer(self) -> None:
         """It is not written over: somebody may have been told that it is there."""
-        world = MutableWorld(patience_s=30)
+        world = MutableWorld(time_limit_s=30)
         cap = world.create(b"zero")
         old = {n: dict(line.storage.slots[cap.storage_index]) for n, line in enumerate(world.lines)}
         world.run(world.client().overwrite(cap, b"newer"))

@@ -274,7 +274,7 @@ class HonestWritersTests(SynchronousTestCase):
         for seed in range(12):
             for format in (Format.SDMF, Format.MDMF):
                 random = Random(seed)
-                world = MutableWorld(patience_s=600)
+                world = MutableWorld(time_limit_s=600)
                 start = b" ".join(b"%09d" % number for number in range(4000))
                 cap = world.create(start, format)
                 lines: list[Line] = list(world.lines)

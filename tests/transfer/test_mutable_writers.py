@@ -37,7 +37,7 @@ class WriterTests(SynchronousTestCase):
     def contend(self, seed: int, writers: int, rounds: int, start: bytes = b"") -> None:
         """Let writers add words, each one behind the other; look that all are there."""
         random = Random(seed)
-        world = MutableWorld(patience_s=600)
+        world = MutableWorld(time_limit_s=600)
         cap = world.create(start)
         said: list[str] = []
         failed: list[Any] = []

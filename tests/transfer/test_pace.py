@@ -20,7 +20,7 @@ class Way:
     name: str = ""
     waiting: bool = True
     last_activity: float = 0.0
-    has_room: bool = True
+    has_space: bool = True
     blocked: bool = False
     pace_s: float = 0.1
     stalled_s: float = 0.0

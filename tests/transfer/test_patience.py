@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.get.hedge_policy import ReadPatience
+from pipegrid.transfer.get.hedge_policy import ReadTimeouts
 
 
 class PatienceTests(SynchronousTestCase):
@@ -12,7 +12,7 @@ class PatienceTests(SynchronousTestCase):
 
     def test_a_hedge_is_due_when_no_segment_was_finished(self) -> None:
         """Bytes that come do not put it off, finished segments do."""
-        patience = ReadPatience(2.0, 60.0, 100.0)
+        patience = ReadTimeouts(2.0, 60.0, 100.0)
         self.assertEqual(patience.wait_s(100.0), 2.0)
         patience.something_came(101.0)
         self.assertFalse(patience.is_hedge_due(101.5))
@@ -24,14 +24,14 @@ class PatienceTests(SynchronousTestCase):
 
     def test_each_hedge_doubles_the_period(self) -> None:
         """A slow line is not loaded more and more."""
-        patience = ReadPatience(2.0, 60.0, 0.0)
+        patience = ReadTimeouts(2.0, 60.0, 0.0)
         patience.hedged()
         self.assertFalse(patience.is_hedge_due(3.9))
         self.assertTrue(patience.is_hedge_due(4.0))
 
     def test_silence(self) -> None:
         """Any byte breaks it."""
-        patience = ReadPatience(1000.0, 60.0, 0.0)
+        patience = ReadTimeouts(1000.0, 60.0, 0.0)
         patience.something_came(50.0)
         self.assertFalse(patience.is_silence_over(109.0))
         self.assertTrue(patience.is_silence_over(110.0))
@@ -39,7 +39,7 @@ class PatienceTests(SynchronousTestCase):
 
     def test_own_fault(self) -> None:
         """While the reader holds us back nobody else is to blame."""
-        patience = ReadPatience(2.0, 60.0, 0.0)
+        patience = ReadTimeouts(2.0, 60.0, 0.0)
         patience.reader_paused(100.0)
         self.assertEqual(patience.wait_s(100.0), 2.0)
         self.assertFalse(patience.is_silence_over(159.0))
@@ -47,7 +47,7 @@ class PatienceTests(SynchronousTestCase):
     def test_waiting_reaches_what_it_waits_for(self) -> None:
         """Whatever the clock's rounding: after the wait something is due, or the wait gets shorter."""
         for start in (0.1, 1e9 + 1 / 3):
-            patience = ReadPatience(0.1, 60.0, start)
+            patience = ReadTimeouts(0.1, 60.0, start)
             now = start
             for _ in range(3):
                 now += patience.wait_s(now)

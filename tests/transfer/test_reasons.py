@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.failure_messages import each_once, no_room, said_once
+from pipegrid.transfer.failure_messages import each_once, said_once, servers_full
 
 
 class ReasonsTests(SynchronousTestCase):
@@ -64,5 +64,5 @@ class ReasonsTests(SynchronousTestCase):
 
     def test_room(self) -> None:
         """Full and read-only servers are told from those that have too little."""
-        self.assertEqual(no_room("s", 5, 70), "s has space for 5 bytes, but a share takes 70")
-        self.assertIn("read-only", no_room("s", 0, 70))
+        self.assertEqual(servers_full("s", 5, 70), "s has space for 5 bytes, but a share takes 70")
+        self.assertIn("read-only", servers_full("s", 0, 70))

@@ -54,7 +54,7 @@ class WavesTests(SynchronousTestCase):
                 waves.asked(server)
             self.assertFalse(waves.holding, "nobody has answered, so nobody is slow")
             for server in range(3):
-                waves.ended(server, in_vain=False)
+                waves.ended(server, without_effect=False)
                 self.assertTrue(waves.holding)
                 self.assertEqual(waves.next(), [])
             if hurried:
@@ -70,7 +70,7 @@ class WavesTests(SynchronousTestCase):
         for server in waves.next():
             waves.asked(server)
         for server in range(4):
-            waves.ended(server, in_vain=False)
+            waves.ended(server, without_effect=False)
         self.assertEqual(waves.next(), list(range(4, 36)))
 
 

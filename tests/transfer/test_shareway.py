@@ -50,16 +50,16 @@ class Server(MemoryServer):
         data: Sequence[Buffer],
         upload_secret: bytes,
         *,
-        let_go: Callable[[], None] | None = None,
+        release: Callable[[], None] | None = None,
         again: bool = False,
     ) -> Deferred[WriteAnswer]:
         self.writes.append((offset, sum(map(len, data))))
         self.again.append(again)
         self.answers.append(Deferred())
-        if let_go is not None and self.network is not None:
-            self.network.append(let_go)
-        elif let_go is not None:
-            let_go()
+        if release is not None and self.network is not None:
+            self.network.append(release)
+        elif release is not None:
+            release()
         return self.answers[-1]
 
 
@@ -130,10 +130,10 @@ class FullWindowTests(WayTestCase):
         """And nobody has to give anything to the way first: coding went on meanwhile."""
         self.send(self.way, 0, 14)
         self.assertEqual((len(self.server.writes), self.way.blocked), (2, False))
-        self.assertTrue(self.way.has_room)
+        self.assertTrue(self.way.has_space)
         self.send(self.way, 14, 15)
         self.assertEqual((len(self.server.writes), self.way.blocked), (2, True))
-        self.assertFalse(self.way.has_room)
+        self.assertFalse(self.way.has_space)
         self.server.answers[0].callback(WriteAnswer(False, ((0, SHARE_BYTES),)))
         self.assertEqual(self.server.writes[2:], [(MESSAGE, MESSAGE // 2)])
         self.assertFalse(self.way.blocked)
@@ -169,8 +169,8 @@ class FullWindowTests(WayTestCase):
     def test_what_was_full_while_others_were_held(self) -> None:
         """It grows when the network has these: small messages cost servers as much as large ones."""
         told = self.make_holding()
-        for let_go in self.server.network or []:
-            let_go()
+        for release in self.server.network or []:
+            release()
         self.assertTrue(told)
         self.assertFalse(self.way.blocked)
         self.send(self.way, 12, 15)

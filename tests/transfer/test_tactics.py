@@ -77,7 +77,7 @@ class TacticsTests(SynchronousTestCase):
     def test_a_narrow_line(self) -> None:
         """Known to take longer for a share than a round trip: even one segment gets probes, small ones."""
         earlier = GetHistory()
-        earlier.line.note_answer(0.1)
+        earlier.line.note_response(0.1)
         earlier.line.note_bytes(1 << 20, 100.0)
         tactics = self.make(SEGMENT, earlier)
         asks = self.asks(tactics, [Share(number) for number in range(5)])

@@ -101,7 +101,7 @@ class Line(StoresApart):
         required: what it says that it still needs, whatever that is; None: the truth.
         discards: writes are taken and thrown away; conflicts: they are said to meet other bytes.
         lets_go: writes whose sender allows it are let go of in the next turn.
-        let_go: those that were, and are not answered.
+        release: those that were, and are not answered.
         stream_limit: bytes after which a stream loses its connection.
         chunk_bytes: of a stream, at a time.
         calls: operations that arrived, in order, with the time.
@@ -128,7 +128,7 @@ class Line(StoresApart):
         self.required: tuple[tuple[int, int], ...] | None = None
         self.discards = self.conflicts = False
         self.lets_go = False
-        self.let_go: dict[Deferred[Any], None] = {}
+        self.release: dict[Deferred[Any], None] = {}
         self.vanished: set[Deferred[Any]] = set()
         self.stream_limit: int | None = None
         self.chunk_bytes = CHUNK_BYTES
@@ -186,7 +186,7 @@ class Line(StoresApart):
         data: Sequence[Buffer],
         upload_secret: bytes,
         *,
-        let_go: Callable[[], None] | None = None,
+        release: Callable[[], None] | None = None,
         again: bool = False,
     ) -> Deferred[WriteAnswer]:
         length = sum(map(len, data))
@@ -215,18 +215,18 @@ class Line(StoresApart):
             return WriteAnswer(True)
 
         answer: Deferred[WriteAnswer] = self._call("write", write, length)
-        if let_go is not None and self.lets_go:
-            self.clock.callLater(0, self._let_go, answer, let_go)
+        if release is not None and self.lets_go:
+            self.clock.callLater(0, self._release, answer, release)
         return answer
 
-    def _let_go(self, answer: Deferred[WriteAnswer], let_go: Callable[[], None]) -> None:
+    def _release(self, answer: Deferred[WriteAnswer], release: Callable[[], None]) -> None:
         if not answer.called:
-            self.let_go[answer] = None
-            let_go()
+            self.release[answer] = None
+            release()
 
     def lose(self) -> None:
         """The connection is lost, and what was let go of with it: half of it was carried out."""
-        gone, self.let_go = list(self.let_go), {}
+        gone, self.release = list(self.release), {}
         for number, answer in enumerate(gone):
             if not answer.called:
                 if number % 2:

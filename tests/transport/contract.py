@@ -312,7 +312,7 @@ class StorageServerContract(SlotContract):
         told: list[int] = []
         self.resolve(self.server.allocate(SI, {0}, len(data), SECRETS))
         write = self.server.write(
-            SI, 0, 0, [data[:-1]], SECRETS.upload, let_go=lambda: told.append(1)
+            SI, 0, 0, [data[:-1]], SECRETS.upload, release=lambda: told.append(1)
         )
         self.assertEqual(told, [], "not from within the call")
         self.resolve(write)

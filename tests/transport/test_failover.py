@@ -40,8 +40,8 @@ class FakeServer:
     def read(self, storage_index: bytes, number: int, offset: int, length: int) -> Deferred[Any]:
         return self._ask(f"read {number}")
 
-    def write(self, *call: Any, let_go: Any = None, again: bool = False) -> Deferred[Any]:
-        self.let_go = let_go
+    def write(self, *call: Any, release: Any = None, again: bool = False) -> Deferred[Any]:
+        self.release = release
         return self._ask("write")
 
     @property
@@ -200,9 +200,9 @@ class FailoverTests(SynchronousTestCase):
     def test_bytes_that_are_gone(self) -> None:
         """A write whose bytes were let go of is made again by the caller."""
         gone: list[int] = []
-        call = self.server.write(SI, 1, 0, [b"x"], b"u" * 32, let_go=lambda: gone.append(1))
+        call = self.server.write(SI, 1, 0, [b"x"], b"u" * 32, release=lambda: gone.append(1))
         self.route(0).told(True)
-        self.route(0).let_go()
+        self.route(0).release()
         self.route(0).fail(WrongSwissnum("wrong", "alice"))
         self.route(1).asked[0][1].callback(None)
         self.failureResultOf(call, WriteLost)

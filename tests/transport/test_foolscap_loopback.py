@@ -61,7 +61,7 @@ class LoopbackTests(TestCase):
         front = node._front
         assert front is not None
         # Both have shown the secret, so that no stranger takes their places.
-        self.assertEqual((len(front._crowd), front._crowd.strangers), (2, 0))
+        self.assertEqual((len(front._crowd), front._crowd.unauthenticated), (2, 0))
         data = os.urandom(700_000)
         ways: list[tuple[StorageServer, StorageServer]] = [(foolscap, https), (https, foolscap)]
         for number, (one, other) in enumerate(ways):

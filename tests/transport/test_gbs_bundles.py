@@ -1429,16 +1429,16 @@ class ServerTests(SynchronousTestCase):
 
     def test_disconnect(self) -> None:
         """What is held, under way, or asked for in another way by now: all of it ends, nothing is sent."""
-        refused, under_way = self.upload(self.server, 1), self.upload(self.server, 2, (0, 1))
+        refused, in_flight = self.upload(self.server, 1), self.upload(self.server, 2, (0, 1))
         self.clock.advance(0)
         self.calls.made[0].answer(404)
         self.server._uploads._bundles.heard(response(200, b"", OFFER))
-        under_way += self.upload(self.server, 3)
+        in_flight += self.upload(self.server, 3)
         self.clock.advance(0)
         held = self.upload(self.server, 4)
         made = len(self.calls.made)
         self.successResultOf(self.server.disconnect())
-        for each in refused + under_way + held:
+        for each in refused + in_flight + held:
             error = self.failureResultOf(each, ServerUnreachable).value
             self.assertIn("disconnected", str(error))
         self.clock.advance(10)

@@ -157,17 +157,19 @@ class BesideTests(SynchronousTestCase):
 
     def test_a_crowd_that_is_expected(self) -> None:
         """It is connected when the first answer shows that there are no bundles; until then few come."""
-        self.assertEqual(self.server.appetite, SmallFileCapacity.COUNTED)
+        self.assertEqual(self.server.small_file_capacity, SmallFileCapacity.COUNTED)
         self.server.expect(MANY)
-        self.assertEqual((self.opened, self.server.appetite), (0, SmallFileCapacity.FEW))
+        self.assertEqual((self.opened, self.server.small_file_capacity), (0, SmallFileCapacity.FEW))
         self.allocate(1)
         self.assertEqual(self.opened, 0)
         self.world.clock.advance(5)
-        self.assertEqual((self.opened, self.server.appetite), (1, SmallFileCapacity.COUNTED))
+        self.assertEqual(
+            (self.opened, self.server.small_file_capacity), (1, SmallFileCapacity.COUNTED)
+        )
         self.allocate(CROWD, 150)
         self.assertEqual(self.offload_bytes, 1000)
         self.server.expect(MANY)  # when it is up there is nothing to prepare
-        self.assertEqual(self.server.appetite, SmallFileCapacity.COUNTED)
+        self.assertEqual(self.server.small_file_capacity, SmallFileCapacity.COUNTED)
 
     def test_whole_shares_are_a_crowd(self) -> None:
         """What is stored whole over HTTPS is counted like other uploads, and has it connected."""
@@ -180,7 +182,7 @@ class BesideTests(SynchronousTestCase):
     def test_no_crowd_is_expected(self) -> None:
         """Of fewer objects it is not worth while."""
         self.server.expect(MANY - 1)
-        self.assertEqual(self.server.appetite, SmallFileCapacity.COUNTED)
+        self.assertEqual(self.server.small_file_capacity, SmallFileCapacity.COUNTED)
         self.allocate(CROWD)
         self.world.clock.advance(5)
         self.assertEqual(self.opened, 0)
@@ -189,7 +191,7 @@ class BesideTests(SynchronousTestCase):
         """Whoever expected a crowd and stored nothing has connected nothing, nor do others later."""
         self.server.expect(MANY)
         self.world.clock.advance(SOON_S)
-        self.assertEqual(self.server.appetite, SmallFileCapacity.COUNTED)
+        self.assertEqual(self.server.small_file_capacity, SmallFileCapacity.COUNTED)
         self.world.clock.advance(AGAIN_S)
         self.allocate(CROWD)
         self.world.clock.advance(5)
@@ -199,12 +201,12 @@ class BesideTests(SynchronousTestCase):
         """The first answer says so, and all come."""
         self.server = self.connect()
         self.server.expect(MANY)
-        self.assertEqual(self.server.appetite, SmallFileCapacity.FEW)
+        self.assertEqual(self.server.small_file_capacity, SmallFileCapacity.FEW)
         self.allocate(1)
         self.world.clock.advance(5)
-        self.assertEqual((self.opened, self.server.appetite), (0, SmallFileCapacity.ANY))
+        self.assertEqual((self.opened, self.server.small_file_capacity), (0, SmallFileCapacity.ANY))
         self.server.expect(MANY)
-        self.assertEqual(self.server.appetite, SmallFileCapacity.ANY)
+        self.assertEqual(self.server.small_file_capacity, SmallFileCapacity.ANY)
 
     def test_a_crowd_expected_after_a_failure(self) -> None:
         """What could not be connected is not tried at once, and nobody waits for it."""
@@ -213,7 +215,7 @@ class BesideTests(SynchronousTestCase):
             self.server.expect(MANY)
             self.allocate(1)
             self.world.clock.advance(5)
-            self.assertEqual(self.server.appetite, SmallFileCapacity.COUNTED)
+            self.assertEqual(self.server.small_file_capacity, SmallFileCapacity.COUNTED)
         self.assertEqual(self.other.connects, 1)
         self.world.clock.advance(AGAIN_S)
         self.server.expect(MANY)
@@ -232,14 +234,14 @@ class BesideTests(SynchronousTestCase):
         """What goes over HTTPS meanwhile is in the way; but that is not minded for long."""
         answer: Deferred[None] = Deferred()
         self.other.version = lambda: answer  # type: ignore[method-assign]
-        self.assertEqual(self.server.appetite, SmallFileCapacity.COUNTED)
+        self.assertEqual(self.server.small_file_capacity, SmallFileCapacity.COUNTED)
         self.allocate(MANY)
         self.world.clock.advance(0.5)
-        self.assertEqual((self.opened, self.server.appetite), (1, SmallFileCapacity.FEW))
+        self.assertEqual((self.opened, self.server.small_file_capacity), (1, SmallFileCapacity.FEW))
         self.world.clock.advance(SOON_S)
-        self.assertEqual(self.server.appetite, SmallFileCapacity.COUNTED)
+        self.assertEqual(self.server.small_file_capacity, SmallFileCapacity.COUNTED)
         answer.callback(None)
-        self.assertEqual(self.server.appetite, SmallFileCapacity.COUNTED)
+        self.assertEqual(self.server.small_file_capacity, SmallFileCapacity.COUNTED)
 
     def test_not_few_after_a_failure(self) -> None:
         """A connection that cannot be made is in nobody's way."""
@@ -247,9 +249,9 @@ class BesideTests(SynchronousTestCase):
         self.other.version = lambda: answer  # type: ignore[method-assign]
         self.allocate(MANY)
         self.world.clock.advance(0.5)
-        self.assertEqual(self.server.appetite, SmallFileCapacity.FEW)
+        self.assertEqual(self.server.small_file_capacity, SmallFileCapacity.FEW)
         answer.errback(ServerUnreachable("it is not there", "s0"))
-        self.assertEqual(self.server.appetite, SmallFileCapacity.COUNTED)
+        self.assertEqual(self.server.small_file_capacity, SmallFileCapacity.COUNTED)
 
     def test_many_do_not(self) -> None:
         """Once the connection is up, as long as they are many."""
@@ -275,7 +277,7 @@ class BesideTests(SynchronousTestCase):
         self.crowd()
         self.assertEqual(self.opened, 0)
         self.assertTrue(self.server.takes_bundles)
-        self.assertEqual(self.server.appetite, SmallFileCapacity.ANY)
+        self.assertEqual(self.server.small_file_capacity, SmallFileCapacity.ANY)
 
     def test_not_reached(self) -> None:
         """All goes on over HTTPS, and it is tried again after a minute."""

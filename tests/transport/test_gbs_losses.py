@@ -217,7 +217,7 @@ class LettingGoTests(LossTestCase):
         buffer = self.Buffer(self.big[offset : offset + length])
         gone = weakref.ref(buffer)
         result = self.server.write(
-            SI, 0, offset, [buffer], SECRETS.upload, let_go=self.let_go, again=again
+            SI, 0, offset, [buffer], SECRETS.upload, release=self.release, again=again
         )
         return result, gone
 
@@ -228,7 +228,7 @@ class LettingGoTests(LossTestCase):
     def allocate(self) -> Deferred[Any]:
         return self.server.allocate(SI, {0}, len(self.big), SECRETS)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """The network has them."""
         self.times.append(self.world.clock.seconds())
 

@@ -773,7 +773,7 @@ class HostileTreeTests(TreeTestCase):
         for name, data, other, owner, step in (
             ("small", b"s", b"another size", local_files, "standing"),
             ("small", b"s", b"x", local_files, "holds"),
-            ("large", b"l" * 100, b"x" * 100, local_files.FileThere, "__init__"),
+            ("large", b"l" * 100, b"x" * 100, local_files.ExistingFile, "__init__"),
         ):
             cap = self.directory({"d": {name: data}})
             self.get(cap)
@@ -896,18 +896,18 @@ class HostileTreeTests(TreeTestCase):
         random = Random(5)
         cap = self.directory({f"f{n:03}": random.randbytes(3000) for n in range(100)})
         grid: Any = self.client.grid
-        under_way = 0
+        in_flight = 0
         most = 0
         read = grid.read
 
         def counted(cap: Any, *more: Any) -> Any:
-            nonlocal under_way, most
-            under_way += 1
-            most = max(most, under_way)
+            nonlocal in_flight, most
+            in_flight += 1
+            most = max(most, in_flight)
 
             def ended(result: Any) -> Any:
-                nonlocal under_way
-                under_way -= 1
+                nonlocal in_flight
+                in_flight -= 1
                 return result
 
             return read(cap, *more).addBoth(ended)

@@ -163,14 +163,14 @@ class TreePlanTests(SynchronousTestCase):
     def test_room(self) -> None:
         """No directory becomes larger than readers take."""
         entries = 0
-        while self.plan.has_room(self.root):
+        while self.plan.has_space(self.root):
             self.plan.expect(self.root, f"{entries:0250}", {})
             entries += 1
         self.assertEqual(entries, MAX_DIRECTORY_BYTES // (250 + 400 + 150) + 1)
         many = self.plan.enter(None, "", {})
         for number in range(MAX_ENTRIES):
             many.entries[str(number)] = self.root.entries[f"{0:0250}"]
-        self.assertFalse(self.plan.has_room(many))
+        self.assertFalse(self.plan.has_space(many))
 
     def test_any_order(self) -> None:
         """Whatever comes first, and whoever fails, the tree holds what is stored and nothing else."""

@@ -106,7 +106,7 @@ class SecondTriesTests(SynchronousTestCase):
 
     def test_patience_ends(self) -> None:
         """Then all is given up, and nothing is kept before something comes through again."""
-        for good, patience_s in ((False, FIRST_WAIT_S), (True, WAIT_S)):
+        for good, time_limit_s in ((False, FIRST_WAIT_S), (True, WAIT_S)):
             tries: RetryPolicy[str] = RetryPolicy()
             if good:
                 tries.succeeded("other", 1.0)
@@ -118,7 +118,7 @@ class SecondTriesTests(SynchronousTestCase):
                 if probe is not None:
                     self.assertTrue(tries.failed(probe, now_s, now_s))
                 now_s += 1
-            self.assertLessEqual(abs(now_s - 10 - patience_s), 2)
+            self.assertLessEqual(abs(now_s - 10 - time_limit_s), 2)
             self.assertEqual(sorted(tries.take_lost()), ["a", "b"])
             self.assertTrue(tries.given_up)
             self.assertFalse(tries.failed("c", now_s, now_s + 1))

@@ -68,7 +68,7 @@ class SpreadTests(BudgetTestCase):
 
         self.root = self.world.run(Deferred.fromCoroutine(work()))
 
-    def look_after(self, **todo: bool) -> TreeSummary:
+    def maintain(self, **todo: bool) -> TreeSummary:
         self.ended: dict[str, UpkeepOutcome] = {}
 
         def ended(place: FirstMet, outcome: UpkeepOutcome) -> None:
@@ -80,7 +80,7 @@ class SpreadTests(BudgetTestCase):
 
     def states(self) -> set[str]:
         """Check everything; returns the states that were found."""
-        self.look_after()
+        self.maintain()
         found: set[str] = set()
         for outcome in self.ended.values():
             assert isinstance(outcome, CheckResult), outcome
@@ -88,7 +88,7 @@ class SpreadTests(BudgetTestCase):
         return found
 
     def nightly(self) -> TreeSummary:
-        return self.look_after(repair=True, add_lease=True)
+        return self.maintain(repair=True, add_lease=True)
 
     def assert_readable(self) -> None:
         """By another client, which knows nothing yet."""
@@ -124,7 +124,7 @@ class SpreadTests(BudgetTestCase):
                     server.host.restart()
                 self.world.clock.advance(120)
                 self.assertEqual(self.states(), {"unspread"})
-                self.assertEqual(self.look_after().unspread, OBJECTS)
+                self.assertEqual(self.maintain().unspread, OBJECTS)
                 night = self.nightly()
                 self.assertEqual((night.objects, night.repaired), (OBJECTS, OBJECTS))
                 self.assert_well_from_now_on(params, servers)

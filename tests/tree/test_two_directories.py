@@ -211,25 +211,25 @@ def cap_bytes(cap: str) -> bytes:
 CAPS: dict[str, bytes] = {}
 
 
-def is_possible(state: State, under_way: Sequence[Steps], after: State) -> bool:
+def is_possible(state: State, in_flight: Sequence[Steps], after: State) -> bool:
     """Say whether steps, in some order, lead from one state to another."""
     seen = set()
 
-    def search(state: State, under_way: tuple[Steps, ...]) -> bool:
-        if not any(under_way):
+    def search(state: State, in_flight: tuple[Steps, ...]) -> bool:
+        if not any(in_flight):
             return state == after
-        mark = (state, tuple(map(_mark, under_way)))
+        mark = (state, tuple(map(_mark, in_flight)))
         if mark in seen:
             return False
         seen.add(mark)
-        for number, steps in enumerate(under_way):
+        for number, steps in enumerate(in_flight):
             for step in steps:
                 for following, left in step(state):
-                    if search(following, (*under_way[:number], left, *under_way[number + 1 :])):
+                    if search(following, (*in_flight[:number], left, *in_flight[number + 1 :])):
                         return True
         return False
 
-    return search(state, tuple(under_way))
+    return search(state, tuple(in_flight))
 
 
 def _mark(steps: Steps) -> Any:

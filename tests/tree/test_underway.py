@@ -19,21 +19,21 @@ class UndecidedTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.clock = Clock()
-        self.appetite = SmallFileCapacity.COUNTED
+        self.small_file_capacity = SmallFileCapacity.COUNTED
         self.expected: list[int] = []
         self.ended = 0
         self.waiting: list[Deferred[None]] = []
         self.numbers = 0
-        self.under_way: UploadQueue[int] = UploadQueue(
+        self.in_flight: UploadQueue[int] = UploadQueue(
             self.has_ended,
             Limits(),
             self.clock.seconds,
-            lambda: self.appetite,
+            lambda: self.small_file_capacity,
             self.expected.append,
         )
 
     def tearDown(self) -> None:
-        self.under_way.forget_waiting()
+        self.in_flight.forget_waiting()
 
     def has_ended(self, outcome: Any) -> None:
         """Count it."""
@@ -49,13 +49,13 @@ class UndecidedTests(SynchronousTestCase):
 
         for _ in range(count):
             self.numbers += 1
-            self.under_way.begin(size, store(), self.numbers, stores)
+            self.in_flight.begin(size, store(), self.numbers, stores)
 
     def test_few_are_all(self) -> None:
         """They begin as soon as nothing more is to come, and nobody prepares for anything."""
         self.meet(SOME + 10)
         self.assertEqual(len(self.waiting), SOME)
-        self.under_way.all_met()
+        self.in_flight.all_met()
         self.assertEqual(len(self.waiting), SOME + 10)
         self.assertEqual(self.expected, [])
 
@@ -64,7 +64,7 @@ class UndecidedTests(SynchronousTestCase):
         self.meet(30, SMALL_BYTES + 1)
         self.meet(MANY - 1)
         self.assertEqual((len(self.waiting), self.expected), (SOME, []))
-        self.appetite = SmallFileCapacity.FEW  # as servers say who prepare
+        self.small_file_capacity = SmallFileCapacity.FEW  # as servers say who prepare
         self.meet(1)
         self.assertEqual((len(self.waiting), self.expected), (SOME, [MANY]))
         for waiting in self.waiting[: SOME - FEW]:
@@ -72,7 +72,7 @@ class UndecidedTests(SynchronousTestCase):
         self.assertEqual(len(self.waiting), SOME)
         self.waiting[SOME - FEW].callback(None)
         self.assertEqual(len(self.waiting), SOME + 1)
-        self.appetite = SmallFileCapacity.COUNTED
+        self.small_file_capacity = SmallFileCapacity.COUNTED
         self.waiting[SOME].callback(None)
         ended = SOME - FEW + 2
         self.assertEqual(len(self.waiting), INITIAL_LIMIT + ended)
@@ -93,6 +93,6 @@ class UndecidedTests(SynchronousTestCase):
 
     def test_servers_that_take_many_to_a_message(self) -> None:
         """They are given all at once."""
-        self.appetite = SmallFileCapacity.ANY
+        self.small_file_capacity = SmallFileCapacity.ANY
         self.meet(100)
         self.assertEqual(len(self.waiting), 100)

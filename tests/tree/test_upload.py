@@ -179,10 +179,10 @@ class TreeUploadTests(SynchronousTestCase):
         most = [0, 0]
         begin = upload_queue.UploadQueue.begin
 
-        def counting(under_way: upload_queue.UploadQueue[Any], *args: Any) -> None:
-            begin(under_way, *args)
-            most[0] = max(most[0], len(under_way.running))
-            most[1] = max(most[1], under_way.weight_bytes)
+        def counting(in_flight: upload_queue.UploadQueue[Any], *args: Any) -> None:
+            begin(in_flight, *args)
+            most[0] = max(most[0], len(in_flight.running))
+            most[1] = max(most[1], in_flight.weight_bytes)
 
         self.patch(upload_queue.UploadQueue, "begin", counting)
         self.put()
@@ -196,10 +196,10 @@ class TreeUploadTests(SynchronousTestCase):
         most = [0, 0]
         begin = upload_queue.UploadQueue._begin_more
 
-        def counting(under_way: upload_queue.UploadQueue[Any]) -> None:
-            begin(under_way)
-            most[0] = max(most[0], len(under_way.running))
-            most[1] = max(most[1], under_way.weight_bytes)
+        def counting(in_flight: upload_queue.UploadQueue[Any]) -> None:
+            begin(in_flight)
+            most[0] = max(most[0], len(in_flight.running))
+            most[1] = max(most[1], in_flight.weight_bytes)
 
         self.patch(upload_queue.UploadQueue, "_begin_more", counting)
         return most
@@ -308,7 +308,7 @@ class TreeUploadTests(SynchronousTestCase):
     def test_a_grid_that_takes_nothing(self) -> None:
         """Ends it, and not with a sentence for each of many files."""
         for server in self.world.servers:
-            server.room_bytes = 0
+            server.space_bytes = 0
         for n in range(50):
             self.write(f"{n}", b"x" * 100 + b"%d" % n)
         self.failureResultOf(self.settle(self.start()), GridError)

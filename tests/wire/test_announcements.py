@@ -16,8 +16,8 @@ from pipegrid.wire.announcements import (
     MAX_MESSAGE_BYTES,
     NURLS,
     Announcement,
-    AnnouncementBook,
     AnnouncementKey,
+    AnnouncementRecords,
     describe,
     make_signing_key,
     parse_signing_key,
@@ -117,7 +117,7 @@ class BookTests(SynchronousTestCase):
 
     def test_only_greater_sequence_numbers_are_news(self) -> None:
         """Equal and older announcements change nothing; without a number the last one wins."""
-        book = AnnouncementBook()
+        book = AnnouncementRecords()
         self.assertTrue(book.hear(announcement(seqnum=5)))
         for stale in (5, 4, -1, None, "6", True, 5.5):
             self.assertFalse(book.hear(announcement(seqnum=stale, nickname="x")), stale)
@@ -125,14 +125,14 @@ class BookTests(SynchronousTestCase):
         self.assertTrue(book.hear(announcement(seqnum=6, nickname="y")))
         (known,) = book.announcements
         self.assertEqual(known.fields["nickname"], "y")
-        book = AnnouncementBook()
+        book = AnnouncementRecords()
         self.assertTrue(book.hear(announcement(seqnum=None)))
         self.assertFalse(book.hear(announcement(seqnum=None)))
         self.assertTrue(book.hear(announcement(seqnum=None, nickname="z")))
 
     def test_what_was_remembered_gives_way(self) -> None:
         """A server that was set back to an older number is believed when it speaks for itself."""
-        book = AnnouncementBook()
+        book = AnnouncementRecords()
         self.assertTrue(book.remember(announcement(seqnum=9)))
         self.assertFalse(book.remember(announcement(seqnum=10)))
         self.assertTrue(book.hear(announcement(seqnum=2)))
@@ -140,14 +140,14 @@ class BookTests(SynchronousTestCase):
 
     def test_other_services_are_passed_over(self) -> None:
         """Only storage servers count."""
-        book = AnnouncementBook()
+        book = AnnouncementRecords()
         for service in ("stub_client", None, 7):
             self.assertFalse(book.hear(verify(sign({**FIELDS, "service-name": service}, KEY))))
         self.assertEqual(len(book), 0)
 
     def test_only_what_is_looked_at_is_kept(self) -> None:
         """Thousands of servers may be known, so nobody's other fields, names and addresses take much."""
-        book = AnnouncementBook()
+        book = AnnouncementRecords()
         deep: list[Any] = []
         for _ in range(500):
             deep = [deep]
@@ -176,7 +176,7 @@ class BookTests(SynchronousTestCase):
         for fields in much:
             with self.assertRaisesRegex(ValueError, "its addresses take [0-9]+ bytes"):
                 book.hear(announcement(KEY, **fields))
-            self.assertFalse(AnnouncementBook().remember(announcement(KEY, **fields)))
+            self.assertFalse(AnnouncementRecords().remember(announcement(KEY, **fields)))
         # What is of the wrong kind stays so, and is refused as before.
         book.hear(announcement(KEY, **dict[str, Any]({"seqnum": 3, FURL: [[]], "nickname": {}})))
         with self.assertRaisesRegex(ValueError, f"its {FURL} is not text"):
@@ -184,7 +184,7 @@ class BookTests(SynchronousTestCase):
 
     def test_the_number_is_bounded(self) -> None:
         """Strangers cannot fill the memory; those who are known still have news."""
-        book = AnnouncementBook(limit=2)
+        book = AnnouncementRecords(limit=2)
         keys = [make_signing_key() for _ in range(3)]
         for key in keys[:2]:
             self.assertTrue(book.hear(announcement(key)))

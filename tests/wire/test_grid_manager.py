@@ -14,7 +14,7 @@ from pipegrid.errors import UsageError
 from pipegrid.wire.announcements import (
     SERVICE,
     Announcement,
-    AnnouncementBook,
+    AnnouncementRecords,
     describe,
     make_signing_key,
 )
@@ -154,14 +154,14 @@ class AnnouncedTests(SynchronousTestCase):
         other = certificate("2029-01-01T00:00:00+00:00", key=OTHER)
         old = certificate("2026-01-01T00:00:00+00:00")
         announced = self.announcement(other, old, certificate())
-        book = AnnouncementBook(managers=[manager()])
+        book = AnnouncementRecords(managers=[manager()])
         self.assertTrue(book.hear(announced))
         (known,) = book.announcements
         self.assertEqual(known.fields[CERTIFICATES], [certificate()])
         self.assertFalse(book.hear(announced))
         self.assertEqual(len(describe(known.server_id, known.fields).certificates), 1)
         for managers in ((), [manager(make_signing_key())]):
-            book = AnnouncementBook(managers=managers)
+            book = AnnouncementRecords(managers=managers)
             self.assertTrue(book.hear(announced))
             self.assertNotIn(CERTIFICATES, book.announcements[0].fields)
         self.assertEqual(len(describe(SERVER.server_id, announced.fields).certificates), 3)

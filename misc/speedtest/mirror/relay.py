@@ -107,8 +107,8 @@ class Direction:
     @property
     def reads(self) -> bool:
         """Whether there is room for more."""
-        under_way = self._unacknowledged_bytes if self._link.slow_start else self._held_bytes
-        return not self._ended and under_way < self._window and self._held_bytes < LINE_BYTES
+        in_flight = self._unacknowledged_bytes if self._link.slow_start else self._held_bytes
+        return not self._ended and in_flight < self._window and self._held_bytes < LINE_BYTES
 
     @property
     def writes(self) -> bool:

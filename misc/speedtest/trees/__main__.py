@@ -129,7 +129,7 @@ class Bench:
         if self._wants(PUT, GET):
             self._move(side, files)
         if self._wants(CHECK, LEASE, MEND, REPAIR):
-            self._look_after(side, files)
+            self._maintain(side, files)
         if not isinstance(side, Tahoe):
             if self._wants(DEEP_PUT, DEEP_GET):
                 self._deep()
@@ -179,7 +179,7 @@ class Bench:
             contents.compare(tree, copy)
         self._clear(tree, copy)
 
-    def _look_after(self, side: Side, files: int) -> None:
+    def _maintain(self, side: Side, files: int) -> None:
         world = self._world
         tree = self._path("tree")
         contents.make_tree(tree, files, self._rng)

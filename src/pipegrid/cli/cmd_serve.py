@@ -12,7 +12,7 @@ from pipegrid.cli import log_file
 from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, failure
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
-from pipegrid.cli.options import byte_room, common_options, gathered, kept_duration
+from pipegrid.cli.options import byte_space, common_options, gathered, kept_duration
 from pipegrid.cli.startup import lazy_modules
 from pipegrid.disk import running_process
 from pipegrid.errors import UsageError
@@ -146,7 +146,7 @@ def settings_of(
 @click.option(
     "--reserved-space",
     "reserved_bytes",
-    type=byte_room,
+    type=byte_space,
     metavar="SIZE",
     help="Disk space to leave free, such as 1G.",
 )

@@ -101,7 +101,7 @@ def upkeep_job(
         options = UpkeepOptions(
             verb, recursive, upkeep.UpkeepRequest(**todo), upkeep_bounds(invocation)
         )
-        return await look_after(grid, console, files, options, shown)
+        return await maintain(grid, console, files, options, shown)
 
     return GridJob(work, *cap_lookup.starts_of(files))
 
@@ -179,7 +179,7 @@ class ObjectsReport:
         return worst_status(self.statuses)
 
 
-async def look_after(
+async def maintain(
     grid: Grid,
     console: Console,
     files: Sequence[NamedFile[Any]],
@@ -238,7 +238,7 @@ async def _many(
         count(summary.objects, len(files))
         report.note(files[number], outcome)
 
-    await grid._look_after([file.cap for file in files], todo, bounds, ended)
+    await grid._maintain([file.cap for file in files], todo, bounds, ended)
     return summary
 
 

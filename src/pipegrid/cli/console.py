@@ -18,7 +18,7 @@ from math import isfinite
 from pipegrid.cli.error_report import ExitStatus, sentence, status_of
 from pipegrid.cli.startup.fast_json import plain_json
 from pipegrid.core.text import harmless, printable
-from pipegrid.disk.private_files import interruptible, wait_for_room
+from pipegrid.disk.private_files import interruptible, wait_for_space
 from pipegrid.errors import SinkError, SourceError
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
@@ -136,7 +136,7 @@ class ResultStream(io.BufferedIOBase):
             with interruptible(self._stream.fileno):
                 done = act(self._stream)
                 if not done:
-                    wait_for_room(self._stream.fileno())
+                    wait_for_space(self._stream.fileno())
                 return done
         except BrokenPipeError:
             self.abandoned = self.reader_left = True

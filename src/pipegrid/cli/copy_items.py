@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.tree_copy import Copier, Item
 
 
-class CopiesTold:
+class CopyPrinter:
     """Reports the copies from one source or ``several``; ``statuses`` has those of failures."""
 
     def __init__(self, console: Console, several: bool) -> None:
@@ -73,7 +73,7 @@ async def store_copies(
         UsageError, CapError, NoSuchChild, ChildExists: the copy is not possible.
         PipegridError: the grid failed.
     """
-    told = CopiesTold(console, several=len(sources) > 1)
+    told = CopyPrinter(console, several=len(sources) > 1)
     with progress_bar.ProgressBar(console, "cp") as progress:
 
         def put_tree(path: str) -> Deferred[DirectoryCap]:
@@ -235,7 +235,7 @@ async def fetch_copies(
         PipegridError: as ``get``, if there is only one file.
     """
     alone = len(sources) == 1
-    told = CopiesTold(console, several=not alone)
+    told = CopyPrinter(console, several=not alone)
     found = await _found_among(grid, sources, recursive, told.failed)
     if not found:
         return one_status(told.statuses)

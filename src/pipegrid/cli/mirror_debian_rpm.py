@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipegrid.cli.command_job import GridJob, ReactorJob
 from pipegrid.cli.error_report import Interrupted
-from pipegrid.cli.mirror_options import Display, MirrorOptions, RunOutcome, store, tell_skipped
+from pipegrid.cli.mirror_options import Display, MirrorOptions, RunOutcome, report_skipped, store
 from pipegrid.core.text import counted, printable
 from pipegrid.mirror import (
     blocking_mirror,
@@ -243,7 +243,7 @@ class ArchiveRun:
         fetching = self._fetching
         outcome, further = await self._update(mirror, console)
         report, entries = outcome.report, outcome.entries
-        tell_skipped(console, entries)
+        report_skipped(console, entries)
         unmatched = _tell_unmatched(console, outcome)
         if report.failed_files and not outcome.is_published and not fetching.dry_run:
             console.say(

@@ -222,7 +222,7 @@ class MirrorOptions:
         """Return the addresses of the mirrors, if they can be asked without a reactor."""
         access = self.host_access(console)
         addresses = [access.address(url) for url in self.urls]
-        return addresses if epoll_sockets.can_sprint(addresses) else None
+        return addresses if epoll_sockets.can_use_epoll(addresses) else None
 
     def dial(self, addresses: Sequence[Address], each: int = 1) -> epoll_sockets.SocketCache:
         """Connect to mirrors, ``each`` times to each, unless that was begun already."""
@@ -342,7 +342,7 @@ async def store(
     return {"cap": str(cap), "stored": stored.stored_files}
 
 
-def tell_skipped(console: Console, entries: Entries) -> None:
+def report_skipped(console: Console, entries: Entries) -> None:
     """Report the unusable entries of indexes."""
     for why in entries.skipped:
         console.fault(f"pipegrid: skipped: {printable(why)}")
@@ -482,7 +482,7 @@ def _ranked(tally: Tally) -> str:
     return text
 
 
-def tell_verified(console: Console, report: Report, dest: str) -> int:
+def report_verified(console: Console, report: Report, dest: str) -> int:
     """Print the result of ``verify``; returns the exit status."""
     for path, why in report.failed:
         console.fault(f"pipegrid: {printable(path)}: {printable(why)}")

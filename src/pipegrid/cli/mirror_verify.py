@@ -7,7 +7,7 @@ import os
 
 from pipegrid.cli.command_job import OfflineJob
 from pipegrid.cli.console import Console
-from pipegrid.cli.mirror_options import Display, tell_verified
+from pipegrid.cli.mirror_options import Display, report_verified
 from pipegrid.mirror import (
     archive_file,
     destination,
@@ -49,7 +49,7 @@ def verify_job(
                 )
             finally:
                 destination.close()
-        return tell_verified(console, report, dest)
+        return report_verified(console, report, dest)
 
     return OfflineJob(work)
 

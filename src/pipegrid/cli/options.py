@@ -74,7 +74,7 @@ def byte_size(text: str) -> int:
     return found
 
 
-def byte_room(text: str) -> int:
+def byte_space(text: str) -> int:
     """
     Return a number of bytes that may be zero: a size, or ``0``; see ``byte_size``.
 

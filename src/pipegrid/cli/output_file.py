@@ -83,4 +83,4 @@ def _part(path: str, force: bool, resume: bool, home: DirectoryFd | None) -> Par
     if home is None:
         return PartFile(path, force, resume)
 
-    return directory_descriptor.HomePart(home, path, force, keeps_mode=True)
+    return directory_descriptor.DirectoryPartFile(home, path, force, keeps_mode=True)

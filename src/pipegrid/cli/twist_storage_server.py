@@ -27,7 +27,7 @@ from twisted.python import usage
 from pipegrid.cli import tell_time
 from pipegrid.cli.cmd_serve import ServeOptions, settings_of
 from pipegrid.cli.error_report import ExitStatus, sentence, status_of
-from pipegrid.cli.options import byte_room
+from pipegrid.cli.options import byte_space
 from pipegrid.disk.file_system_calls import few_files
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_config import parse_kept
@@ -42,7 +42,7 @@ tell_time()  # for clocks beyond 2262, in all modules that twist has loaded
 
 def _room(text: str) -> int:
     try:
-        return byte_room(text)
+        return byte_space(text)
     except click.BadParameter as error:
         raise ValueError(error.message) from None
 

@@ -63,7 +63,7 @@ def end_waiting(error: BaseException) -> None:
         raise error
 
 
-def wait_for_room(fd: int) -> None:
+def wait_for_space(fd: int) -> None:
     """Wait until a non-blocking pipe can be written."""
     poll = select.poll()
     poll.register(fd, select.POLLOUT)

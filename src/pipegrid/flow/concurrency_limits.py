@@ -98,7 +98,7 @@ class ConcurrencyLimit:
         Record that an object has been stored.
 
         Args:
-            under_way: how many were in flight, including this one; a limit that is not reached cannot be
+            in_flight: how many were in flight, including this one; a limit that is not reached cannot be
                 judged.
         """
         if self._cut_s is not None and began_s < self._cut_s:

@@ -72,7 +72,7 @@ class Pipeline:
       and one message in flight. Several callers are resumed in order, one at a time, each only when its
       message fits.
     * The first failure of a call stops the pipeline: nothing more is started. It is reported once, to the
-      oldest waiting ``add``, else to the next ``add``, ``when_room`` or ``flush``. All later ones fail with
+      oldest waiting ``add``, else to the next ``add``, ``when_space`` or ``flush``. All later ones fail with
       ``PipelineStopped``, whose cause is the first failure.
     * Failures after the first are counted in ``failure_count``; the first few stay in ``failures``. A first
       failure that was never reported is logged when the pipeline is garbage, as an unhandled error.
@@ -179,7 +179,7 @@ class Pipeline:
         return len(self._calls)
 
     @property
-    def room(self) -> int:
+    def space(self) -> int:
         """
         Bytes that can be added before a limit is reached; 0 if one is reached or the pipeline has stopped.
         """
@@ -191,7 +191,7 @@ class Pipeline:
         return max(0, space)
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Whether an ``add`` now would start its call without exceeding a limit by more than it."""
         return (
             not self._stopped
@@ -238,7 +238,7 @@ class Pipeline:
         token = self._begin(size, call)
         if token is not None:
             self._start(token, call, *args, **kwargs)
-        return self.when_room()
+        return self.when_space()
 
     def add_letting_go(
         self,
@@ -256,13 +256,13 @@ class Pipeline:
         token = self._begin(size, call)
         if token is not None:
             self._start(token, call, partial(self._release, token), *args, **kwargs)
-        return self.when_room()
+        return self.when_space()
 
-    def when_room(self) -> Deferred[None]:
+    def when_space(self) -> Deferred[None]:
         """Fire when the window is not full, or fail, as ``add`` does, without a call."""
         if self._stopped:
             return defer.fail(self._take_failure())
-        if self.has_room:
+        if self.has_space:
             return defer.succeed(None)
         return self._wait_in(self._room_waits)
 
@@ -416,7 +416,7 @@ class Pipeline:
         self._firing = True
         try:
             while True:
-                if self._room_waits and (self._stopped or self.has_room):
+                if self._room_waits and (self._stopped or self.has_space):
                     waiting = self._room_waits.popleft()
                 elif self._flush_waits and not self._calls:
                     waiting = self._flush_waits.popleft()
@@ -437,7 +437,7 @@ class Pipeline:
         assert len(self._failures) == min(self._failure_count, KEPT_FAILURES)
         assert self._unreported is None or self._failure_count > 0
         if not self._firing:
-            assert not self._room_waits or not (self.has_room or self._stopped)
+            assert not self._room_waits or not (self.has_space or self._stopped)
             assert not self._flush_waits or self._calls
 
 

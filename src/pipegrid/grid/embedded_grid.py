@@ -47,9 +47,9 @@ class OpenLocalGrid:
 
     def close(self) -> Deferred[None]:
         """Stop the threads, close all files, and delete expired unfinished uploads."""
-        return self.disk_workers.stop().addCallback(lambda _: self._let_go())
+        return self.disk_workers.stop().addCallback(lambda _: self._release())
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         for store in self.stores:
             store.expire_uploads()  # no server process runs that would do it regularly
             store.close()

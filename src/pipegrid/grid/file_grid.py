@@ -41,8 +41,8 @@ from pipegrid.reactor.deferreds import (
     as_deferred,
     check_own_thread,
     gather,
+    notify_deferred,
     start_cancellable,
-    tell_deferred,
 )
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers
@@ -117,7 +117,7 @@ def started(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], Deferred[T]]:
     """Decorate a method so that calling it starts its operation, through its object's ``_start``."""
-    tell_deferred(method)
+    notify_deferred(method)
 
     @wraps(method)
     def begin(self: Any, /, *arguments: P.args, **options: P.kwargs) -> Deferred[T]:
@@ -285,9 +285,11 @@ class FileGrid:
         return self._mutables
 
     @property
-    def _appetite(self) -> SmallFileCapacity:
+    def _small_file_capacity(self) -> SmallFileCapacity:
         """How many small files the servers can take at the same time, as far as is known."""
-        return min((peer.server.appetite for peer in self._peers), default=SmallFileCapacity.ANY)
+        return min(
+            (peer.server.small_file_capacity for peer in self._peers), default=SmallFileCapacity.ANY
+        )
 
     def _expect(self, objects: int) -> None:
         """
@@ -588,7 +590,7 @@ class StoringGrid(FileGrid):
                 ended(number, outcome)
 
         async def work() -> list[PutResult | Failure]:
-            bounds = self._limits.jobs, self._reactor.seconds, lambda: self._appetite
+            bounds = self._limits.jobs, self._reactor.seconds, lambda: self._small_file_capacity
             await ManyPuts(sizes, start, note, *bounds, self._expect).run()
             return [outcomes[number] for number in range(len(sources))]
 
@@ -856,7 +858,7 @@ class KeepingGrid(FileGrid):
 
         if isinstance(cap, LitCap):
             return literal(cap)
-        await self._readiness.wait(cap.required_shares, all_told=True)
+        await self._readiness.wait(cap.required_shares, all_reported=True)
         return await self._keeper().check(cap, verify, add_lease, progress)
 
     def check_many(
@@ -887,7 +889,7 @@ class KeepingGrid(FileGrid):
         from pipegrid.transfer.upkeep import UpkeepRequest
 
         todo = UpkeepRequest(verify=verify, add_lease=add_lease, repair=repair)
-        return self._look_after(caps, todo, bounds, ended)
+        return self._maintain(caps, todo, bounds, ended)
 
     def renew_many(
         self,
@@ -899,9 +901,9 @@ class KeepingGrid(FileGrid):
         """Add or renew leases on every share of many objects; see ``check_many`` and ``renew``."""
         from pipegrid.transfer.upkeep import UpkeepRequest
 
-        return self._look_after(caps, UpkeepRequest(renew=True), bounds, ended)
+        return self._maintain(caps, UpkeepRequest(renew=True), bounds, ended)
 
-    def _look_after(
+    def _maintain(
         self,
         caps: Sequence[str | Cap],
         todo: UpkeepRequest,
@@ -909,9 +911,9 @@ class KeepingGrid(FileGrid):
         ended: Callable[[int, Any], None] | None = None,
     ) -> Deferred[list[Any]]:
         """Process a request for many objects; see ``check_many`` and ``renew_many``."""
-        from pipegrid.transfer.upkeep import look_after
+        from pipegrid.transfer.upkeep import maintain
 
-        return self._start(look_after(self._open_upkeep(todo, bounds), caps, ended))
+        return self._start(maintain(self._open_upkeep(todo, bounds), caps, ended))
 
     def upkeep(self, todo: UpkeepRequest, bounds: UpkeepSettings | None = None) -> Deferred[Upkeep]:
         """
@@ -931,7 +933,7 @@ class KeepingGrid(FileGrid):
 
         kinds = UpkeepSettings, type(None)
         check_kind(bounds, kinds, "how much is maintained at once", "an UpkeepSettings")
-        await self._readiness.wait(1, all_told=True)
+        await self._readiness.wait(1, all_reported=True)
         bounds = bounds or UpkeepSettings()
         return Upkeep(self._keeper(), self._download_settings, bounds, todo)
 
@@ -957,7 +959,7 @@ class KeepingGrid(FileGrid):
         cap = checkable(cap)
         if isinstance(cap, LitCap):
             return RenewResult(cap, {}, 0, 0, [], [])
-        await self._readiness.wait(cap.required_shares, all_told=True)
+        await self._readiness.wait(cap.required_shares, all_reported=True)
         return await self._keeper().renewal(cap).everywhere(self._peers)
 
     @started
@@ -994,7 +996,7 @@ class KeepingGrid(FileGrid):
             return RepairResult(cap, healthy, healthy, {}, [], [], 0.0)
         from pipegrid.transfer.repair import Repair
 
-        await self._readiness.wait(cap.required_shares, all_told=True)
+        await self._readiness.wait(cap.required_shares, all_reported=True)
         return await Repair(self._means, cap, self._download_settings, progress).run()
 
 

@@ -22,7 +22,7 @@ from pipegrid.version import __version__
 from pipegrid.wire.announcements import (
     MAX_SERVERS,
     Announcement,
-    AnnouncementBook,
+    AnnouncementRecords,
     signer,
     verify,
 )
@@ -82,8 +82,8 @@ class IntroducerClient:
     Receives the announcements of one introducer.
 
     Args:
-        book: decides which announcements are new; several introducers may share it.
-        most_servers: the introducer's part of the book, so that it cannot displace other introducers'
+        records: decides which announcements are new; several introducers may share it.
+        most_servers: the introducer's part of the records, so that it cannot displace other introducers'
             servers.
     """
 
@@ -92,7 +92,7 @@ class IntroducerClient:
         address: IntroducerAddress,
         connect: Connect,
         clock: IReactorTime,
-        book: AnnouncementBook,
+        records: AnnouncementRecords,
         callbacks: IntroducerCallbacks,
         *,
         nickname: str = "",
@@ -101,7 +101,7 @@ class IntroducerClient:
         self.address = address
         self._connect = connect
         self._clock = clock
-        self._book = book
+        self._records = records
         self._news = callbacks.news
         self._warn = callbacks.warn
         self._verdict = callbacks.verdict
@@ -112,7 +112,7 @@ class IntroducerClient:
         """Ids of the servers that the introducer has announced."""
         self._most_servers = most_servers
         self._counted: set[str] = set()
-        """Ids of the servers, announced now or cached from an earlier run, that are in the book."""
+        """Ids of the servers, announced now or cached from an earlier run, that are in the records."""
         self._skipped: set[object] = set()
         self._subscriber = _Subscriber(self._heard)
         self._reconnecting = Reconnecting(
@@ -144,7 +144,7 @@ class IntroducerClient:
         if self.is_full and announcement.server_id not in self._counted:
             return False
         self._counted.add(announcement.server_id)
-        return self._book.remember(announcement)
+        return self._records.remember(announcement)
 
     def start(self) -> None:
         """Connect and receive announcements until stopped."""
@@ -200,7 +200,7 @@ class IntroducerClient:
             raise ValueError(
                 f"{self._most_servers} servers of this introducer are known already, and no more are kept"
             )
-        news = self._book.hear(announcement)
+        news = self._records.hear(announcement)
         if is_storage:
             self._counted.add(server_id)
             self.announced.add(server_id)

@@ -24,7 +24,7 @@ from pipegrid.grid.announcement_cache import cache_name, cache_names, read_cache
 from pipegrid.grid.introducer_client import IntroducerCallbacks, IntroducerClient, IntroducerStatus
 from pipegrid.grid.servers_yaml import IntroducerAddress
 from pipegrid.reactor.deferreds import timeout_or
-from pipegrid.wire.announcements import Announcement, AnnouncementBook, KnownServer, describe
+from pipegrid.wire.announcements import Announcement, AnnouncementRecords, KnownServer, describe
 from pipegrid.wire.grid_manager import ManagerKey
 from pipegrid.wire.introducer_protocol import Connect
 
@@ -87,7 +87,7 @@ class Discovery:
         self._caches = settings.caches
         self._found = found
         self._warn = warn
-        self._book = AnnouncementBook(managers=settings.managers)
+        self._records = AnnouncementRecords(managers=settings.managers)
         self._waiting: list[Deferred[None]] = []
         self._writing: IDelayedCall | None = None
         self._write_after_s = _WRITE_AFTER_S
@@ -100,10 +100,10 @@ class Discovery:
                 address,
                 connect,
                 clock,
-                self._book,
+                self._records,
                 callbacks,
                 nickname=settings.nickname,
-                most_servers=self._book.limit // len(settings.addresses),
+                most_servers=self._records.limit // len(settings.addresses),
             )
             for address in settings.addresses
         ]
@@ -239,9 +239,9 @@ class Discovery:
         again.
         """
         now_s = self._now()
-        known = self._book.announcements
+        known = self._records.announcements
         earlier = self._remembered.get(client.address.name, {})
-        if client.is_full or len(known) >= self._book.limit:
+        if client.is_full or len(known) >= self._records.limit:
             earlier = {}  # stale servers would displace new ones
         found = []
         for each in known:

@@ -239,15 +239,15 @@ class Mutables:
 
     async def check(self, cap: MutableCap, verify: bool, add_lease: bool) -> CheckResult:
         """Check a file; see ``Grid.check``. The result also has the versions."""
-        await self._readiness.wait(self._usual[0], all_told=True)
+        await self._readiness.wait(self._usual[0], all_reported=True)
         return await self.files.check(cap, verify, add_lease)
 
     async def repair(self, cap: MutableCap, force: bool) -> RepairResult:
-        await self._readiness.wait(self._usual[0], all_told=True)
+        await self._readiness.wait(self._usual[0], all_reported=True)
         return await self.files.repair(cap, force)
 
     async def renew(self, cap: MutableCap) -> RenewResult:
-        await self._readiness.wait(self._usual[0], all_told=True)
+        await self._readiness.wait(self._usual[0], all_reported=True)
         return await self.files.renew(cap)
 
 

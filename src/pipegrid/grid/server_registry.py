@@ -189,12 +189,12 @@ class Readiness:
         self._clock = clock
         self._wait_for = wait_for
 
-    async def wait(self, needed: int, *, all_told: bool = False, storing: bool = False) -> None:
+    async def wait(self, needed: int, *, all_reported: bool = False, storing: bool = False) -> None:
         """
         Return when an operation that needs this number of servers may start.
 
         Args:
-            all_told: the operation needs all servers, so wait until all introducers have responded or failed.
+            all_reported: all servers are needed, so wait until all introducers have responded or failed.
             storing: count only servers that accept shares.
 
         Raises:
@@ -203,7 +203,7 @@ class Readiness:
         await self._asked_for()
         if self._discovery is None:
             return
-        if all_told:
+        if all_reported:
             await self._discovery.wait_settled()
         await self._discovery.wait(
             lambda: sum(peer.takes_uploads or not storing for peer in self._peers) >= needed

@@ -49,10 +49,10 @@ from pipegrid.reactor.sockets import be_prompt, set_bulk_buffers
 _log = Logger()
 
 
-class AnswerReceiver(TypingProtocol):
+class ResponseReceiver(TypingProtocol):
     """The connection, as far as the dispatch of responses calls it."""
 
-    def answer_is_complete(self, exchange: Exchange) -> None:
+    def response_is_complete(self, exchange: Exchange) -> None:
         """The response to the first written request is complete."""
 
     def may_send_body(self) -> None:
@@ -82,7 +82,7 @@ class ResponseDispatch:
         clock: IReactorTime,
         lane: RequestQueue,
         discard_limit_bytes: int,
-        receiver: AnswerReceiver,
+        receiver: ResponseReceiver,
     ) -> None:
         self._clock = clock
         self._lane = lane
@@ -106,7 +106,7 @@ class ResponseDispatch:
                     else:
                         self.discard(exchange)
                 elif event is END:
-                    self._receiver.answer_is_complete(exchange)
+                    self._receiver.response_is_complete(exchange)
                 elif type(event) is ResponseHead:
                     self._note_round_trip(exchange)
                     exchange.response = event
@@ -142,7 +142,7 @@ class ResponseDispatch:
 # Closing a transport: orderly if that is quick, else by aborting; and reporting when it is closed.
 #
 # An orderly close delivers what was written and sends TLS's close_notify. If the server does not close its
-# side within ``patience_s``, the connection is aborted.
+# side within ``time_limit_s``, the connection is aborted.
 
 
 class Shutdown:
@@ -150,9 +150,9 @@ class Shutdown:
     The closing of one connection's transport: ``begin`` starts it, ``gone`` is called when it is closed.
     """
 
-    def __init__(self, clock: IReactorTime, patience_s: float) -> None:
+    def __init__(self, clock: IReactorTime, time_limit_s: float) -> None:
         self._clock = clock
-        self._patience_s = patience_s
+        self._time_limit_s = time_limit_s
         self._call: IDelayedCall | None = None
         self._waiting: Waiters[None] = Waiters()
         self._gone = False
@@ -164,7 +164,7 @@ class Shutdown:
     def begin(self, transport: Any, politely: bool) -> None:
         """Close or abort the transport; ``gone`` follows."""
         if politely:
-            self._call = self._clock.callLater(self._patience_s, self._abort, transport)
+            self._call = self._clock.callLater(self._time_limit_s, self._abort, transport)
             transport.loseConnection()
         else:
             self._abort(transport)
@@ -218,7 +218,7 @@ class PipelinedConnection(Protocol):
         ready: whether it is connected and the TLS handshake (if any) is complete.
         open: whether it accepts requests. False once it is closing, closed or lost.
         answered: how many responses it has received.
-        answered_behind: how many of them came while other responses were outstanding: working pipelining.
+        answered_after: how many of them came while other responses were outstanding: working pipelining.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class PipelinedConnection(Protocol):
             self._read_pause,
             lambda: self._writer.is_scheduled,
             self._end,
-            lambda: self.owner.held_up(self),
+            lambda: self.owner.blocked(self),
         )
         self._progress = progress = timer.progress
         wait_s = limits.continue_timeout_s
@@ -251,10 +251,10 @@ class PipelinedConnection(Protocol):
         self._phase = Phase.CONNECTING
         self.ready = False
         self.open = True
-        self.answered_behind = 0
+        self.answered_after = 0
         self.answered = 0
         self._corked = False  # while a read is processed; writes that it causes wait for its end
-        self._said_close = False  # the server's last response had Connection: close
+        self._announced_close = False  # the server's last response had Connection: close
         self._loss: Loss | None = None  # set when LEAVING begins
         self._farewell = Shutdown(clock, limits.close_timeout_s)
 
@@ -328,9 +328,9 @@ class PipelinedConnection(Protocol):
                 self._progress()
 
     @property
-    def held_up(self) -> bool:
+    def blocked(self) -> bool:
         """Whether a reader has paused the connection long enough that new requests should use another one."""
-        return self._read_pause.held_up
+        return self._read_pause.blocked
 
     @property
     def round_trip_s(self) -> float | None:
@@ -410,7 +410,7 @@ class PipelinedConnection(Protocol):
         self._move(LifeEvent.USABLE)
         self._wait_timer.usable = self._writer.enabled = True
         self._progress()
-        self.owner.has_room(self)
+        self.owner.has_space(self)
         if self.lane.queued:
             self._writer.schedule()
 
@@ -424,7 +424,7 @@ class PipelinedConnection(Protocol):
             if self.lane.written:
                 self.lane.received()
             if self.open and parser.error is None and not parser.closed:
-                self.owner.has_room(self)
+                self.owner.has_space(self)
         finally:
             self._corked = False
         if parser.error is not None:
@@ -458,7 +458,7 @@ class PipelinedConnection(Protocol):
 
     # Responses.
 
-    def answer_is_complete(self, exchange: Exchange) -> None:
+    def response_is_complete(self, exchange: Exchange) -> None:
         head = exchange.response
         assert head is not None
         if not exchange.sent:
@@ -467,12 +467,12 @@ class PipelinedConnection(Protocol):
             self._refuse_more(
                 LifeEvent.REFUSES, "the server responded before it had the whole request"
             )
-        self._said_close = head.says_close
+        self._announced_close = head.says_close
         self.lane.answered(self._clock.seconds())
         exchange.connection = None
         self.answered += 1
         if self.lane.written:
-            self.answered_behind += 1
+            self.answered_after += 1
             if self._phase is Phase.BROKEN and len(self.lane.written) == 1:
                 self._end(closed("the body of the next request was interrupted"))
         self.owner.answered(self, exchange)
@@ -525,7 +525,7 @@ class PipelinedConnection(Protocol):
         written, queued = self.lane.take_all()
         self._loss = loss = attrs.evolve(
             how,
-            said_close=self._said_close,
+            announced_close=self._announced_close,
             answered=self.answered,
             in_flight=len(written),
         )

@@ -41,7 +41,7 @@ class Loss:
         error: the error of the transport or of TLS, if its message is enough by itself.
         cut: whether the server or the network ended it; False for a TLS error that would occur again.
         announced: whether this side closed it, or the last response announced the close.
-        said_close: whether the last response had ``Connection: close``.
+        announced_close: whether the last response had ``Connection: close``.
         answered: how many responses it had received.
         in_flight: how many requests were sent and not answered.
         garbage: whether the server sent something that is not a response.
@@ -52,7 +52,7 @@ class Loss:
     error: PipegridError | None = None
     cut: bool = False
     announced: bool = False
-    said_close: bool = False
+    announced_close: bool = False
     answered: int = 0
     in_flight: int = 0
     garbage: bool = False
@@ -67,13 +67,13 @@ def closed(reason: str) -> Loss:
 class Owner(Protocol[C_contra]):
     """Is notified about a connection and its requests."""
 
-    def has_room(self, connection: C_contra) -> None:
+    def has_space(self, connection: C_contra) -> None:
         """A response is complete, or the connection became ready: more requests may be submitted."""
 
     def answered(self, connection: C_contra, exchange: Exchange) -> None:
         """One response is complete; ``exchange.response`` and ``.received_bytes`` describe it."""
 
-    def held_up(self, connection: C_contra) -> None:
+    def blocked(self, connection: C_contra) -> None:
         """The reader of a response delays the following ones; ``move_followers`` would free them."""
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
@@ -86,13 +86,13 @@ class Owner(Protocol[C_contra]):
 class NoOwner:
     """The owner of a connection that is used directly: the caller decides what to repeat."""
 
-    def has_room(self, connection: Any) -> None:
+    def has_space(self, connection: Any) -> None:
         """Do nothing: only the connection's own queue has requests."""
 
     def answered(self, connection: Any, exchange: Exchange) -> None:
         """Do nothing: no statistics are kept."""
 
-    def held_up(self, connection: Any) -> None:
+    def blocked(self, connection: Any) -> None:
         """Do nothing: the order is the caller's, so the requests wait."""
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
@@ -118,7 +118,10 @@ def given_back(
         each.connection = None
     unanswered = [
         Unanswered(
-            each, not_answered(each, server, loss, was_due=not place, said_close=loss.said_close)
+            each,
+            not_answered(
+                each, server, loss, was_due=not place, announced_close=loss.announced_close
+            ),
         )
         for place, each in enumerate(written)
         if not each.abandoned
@@ -133,14 +136,14 @@ def not_sent(exchange: Exchange, server: str, reason: str) -> RequestNotSent:
 
 
 def not_answered(
-    exchange: Exchange, server: str, loss: Loss, *, was_due: bool, said_close: bool
+    exchange: Exchange, server: str, loss: Loss, *, was_due: bool, announced_close: bool
 ) -> PipegridError:
     """
     Return the error of a request that was written, at least in part.
 
     Args:
         was_due: its response was the next one.
-        said_close: the last response excludes that later requests are processed.
+        announced_close: the last response excludes that later requests are processed.
     """
     method, reason = _method(exchange), loss.reason
     if exchange.response is not None:
@@ -149,7 +152,7 @@ def not_answered(
             f" {exchange.received_bytes} bytes ({reason}); ask again.",
             server,
         )
-    if said_close:
+    if announced_close:
         return RequestNotSent(f"The {method} was not processed by {server} ({reason}).", server)
     if loss.timed_out and was_due:
         return RequestTimedOut(

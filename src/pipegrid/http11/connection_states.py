@@ -119,7 +119,7 @@ TAKES_REQUESTS = frozenset({Phase.CONNECTING, Phase.READY})
 """Phases in which requests are accepted."""
 TAKES_NO_MORE = frozenset({Phase.CLOSING, Phase.BROKEN})
 """Phases in which only outstanding responses are waited for."""
-HELD_UP = frozenset({ReaderState.SLOW, ReaderState.OVERTAKEN})
+BLOCKED = frozenset({ReaderState.SLOW, ReaderState.OVERTAKEN})
 """States in which requests should use another connection."""
 
 
@@ -132,15 +132,15 @@ class ReadPause:
 
     Attributes:
         reader: the state of the current response's reader.
-        held_up: whether its pause is so long that requests should use another connection.
+        blocked: whether its pause is so long that requests should use another connection.
     """
 
-    __slots__ = ("_transport", "held_up", "reader")
+    __slots__ = ("_transport", "blocked", "reader")
 
     def __init__(self) -> None:
         self._transport: Any = None
         self.reader = ReaderState.READS
-        self.held_up = False
+        self.blocked = False
 
     def attach(self, transport: Any) -> None:
         """Keep the transport, to pause and resume it; called when the connection is made."""
@@ -148,7 +148,7 @@ class ReadPause:
 
     def _move(self, reading: Reading) -> None:
         self.reader = READER.after(self.reader, reading)
-        self.held_up = self.reader in HELD_UP
+        self.blocked = self.reader in BLOCKED
 
     def update(self, written: Sequence[Exchange]) -> None:
         """Pause or resume the transport, after the first unanswered request or its reader has changed."""
@@ -178,5 +178,5 @@ class ReadPause:
 
     def _check_invariants(self, written: Sequence[Exchange]) -> None:
         """For tests, when all events were processed."""
-        assert self.held_up == (self.reader in HELD_UP), self.reader
+        assert self.blocked == (self.reader in BLOCKED), self.reader
         assert self.is_right(written) or written[0].response is None, "it reads for a reader"

@@ -143,7 +143,7 @@ def how_long_s(wait: Wait, lane: RequestQueue, limits: Limits, scheduled: bool) 
     if wait is Wait.UNWANTED:
         return limits.abandoned_timeout_s
     if wait is Wait.READER:
-        return limits.held_up_after_s
+        return limits.blocked_after_s
     if wait is Wait.SLOW_READER:
         return limits.slow_reader_after_s
     return FOREVER if lane.written[0].claimed else limits.unclaimed_timeout_s

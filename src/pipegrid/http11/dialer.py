@@ -269,7 +269,7 @@ class _Attempt(NoOwner):
         for connection in self._made:
             self._dialer.drop(connection, why)
 
-    def has_room(self, connection: PipelinedConnection) -> None:
+    def has_space(self, connection: PipelinedConnection) -> None:
         """The connection is usable, TLS included; the endpoint may not have fired yet."""
         if self._over:
             self._dialer.drop(connection, "it was given up")
@@ -302,7 +302,7 @@ class _Attempt(NoOwner):
         if not connection.open:
             self._failed(Failure(ConnectionError("it was closed at once")), again=True)
         elif connection.ready:
-            self.has_room(connection)
+            self.has_space(connection)
 
     def _failed(self, failure: Failure, again: bool = False) -> None:
         if not self._over:

@@ -261,7 +261,7 @@ class RawRequest:
         max_body_bytes: the limit of a collected body; a longer one is a ``ResponseError``.
         consumer_for: called with the head; the consumer that it returns gets the body, with the connection
             as push producer, and the Deferred fires after the last byte.
-        let_go: called when the transport has all of a long body. The request then releases the body and
+        release: called when the transport has all of a long body. The request then releases the body and
             cannot be repeated. None: the body is kept until the response has arrived.
         is_gone: whether the body was released.
         again_after_silence: False: if the connection is silent for too long, fail at once, even if an
@@ -275,7 +275,7 @@ class RawRequest:
     timeout_s: float | None = None
     max_body_bytes: int = 2**20
     consumer_for: ConsumerChoice | None = None
-    let_go: Callable[[], None] | None = None
+    release: Callable[[], None] | None = None
     is_gone: bool = False
     again_after_silence: bool = True
 
@@ -321,11 +321,11 @@ class RawExchange(Exchange):
 
     def handed_over(self) -> None:
         request = self._request
-        let_go, request.let_go = request.let_go, None
-        if let_go is not None:
+        release, request.release = request.release, None
+        if release is not None:
             request.body = self.body = ()
             request.is_gone = True
-            let_go()
+            release()
 
     def head_received(self, head: ResponseHead) -> None:
         answer = self._answer = RawResponse(head)

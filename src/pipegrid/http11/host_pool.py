@@ -85,7 +85,7 @@ class HostStats:
             repeated may be pipelined.
         takes_larger_budget: whether more than ``response_budget_bytes`` may be outstanding.
         quota: how many requests one connection accepts, as far as known.
-        quota_is_told: whether the host has stated it.
+        quota_is_reported: whether the host has stated it.
 
     Args:
         serial: always one request at a time.
@@ -97,7 +97,7 @@ class HostStats:
         self.proven = False
         self.takes_larger_budget = False
         self.quota = FIRST_QUOTA
-        self.quota_is_told = False
+        self.quota_is_reported = False
         self._strikes = 0
         self._behind = 0
         self._product: bytes | None = None
@@ -161,22 +161,22 @@ class HostStats:
         elif self.proven:
             self.takes_larger_budget = product.startswith(BEAR_MORE) or self._behind >= PROOF
 
-    def lost(self, loss: Loss, answered_behind: int, now: float) -> bool:
+    def lost(self, loss: Loss, answered_after: int, now: float) -> bool:
         """
         Record the end of a connection.
 
         Args:
-            answered_behind: how many of its responses came while later requests were outstanding.
+            answered_after: how many of its responses came while later requests were outstanding.
 
         Returns:
             Whether pipelining may be the cause, so that a request may succeed if it is repeated alone.
         """
-        if loss.said_close and loss.answered >= LEAST_QUOTA:
+        if loss.announced_close and loss.answered >= LEAST_QUOTA:
             self.quota = loss.answered
-            self.quota_is_told = True
+            self.quota_is_reported = True
         if self.takes_larger_budget and loss.in_flight > 1 and not loss.announced:
             self.takes_larger_budget, self._burned = False, True
-        if answered_behind >= PROOF:
+        if answered_after >= PROOF:
             self._strikes = 0
             if not loss.garbage:
                 return False
@@ -381,13 +381,13 @@ class HostPool:
         needs_proof = self._unknown or (not exchange.idempotent and not record.proven)
         best, best_load = None, 0
         for connection in self._connections:
-            if not connection.open or connection.held_up:
+            if not connection.open or connection.blocked:
                 continue
             lane = connection.lane
             lane.serial = serial
             lane.assumed_response_bytes = record.assumed_response_bytes
             load = len(lane)
-            if load and (needs_proof or not lane.has_room(exchange)):
+            if load and (needs_proof or not lane.has_space(exchange)):
                 continue
             if best is None or load < best_load:
                 best, best_load = connection, load
@@ -452,11 +452,11 @@ class HostPool:
     def _has_no_hope(self) -> bool:
         """Return whether no connection will answer anything, now or soon."""
         # A connection that a reader delays may stay so for as long as the reader likes.
-        return not self._connecting and all(each.held_up for each in self._connections)
+        return not self._connecting and all(each.blocked for each in self._connections)
 
     # Notifications of connections.
 
-    def has_room(self, connection: PipelinedConnection) -> None:
+    def has_space(self, connection: PipelinedConnection) -> None:
         if connection in self._connections:  # else it is being made, and has sent nothing
             self._heard, self._silent_since_s = True, None
         if self._waiting:
@@ -470,7 +470,7 @@ class HostPool:
         if record.takes_larger_budget:
             lane.measure()
 
-    def held_up(self, connection: PipelinedConnection) -> None:
+    def blocked(self, connection: PipelinedConnection) -> None:
         self._waiting.extendleft(reversed(connection.move_followers()))
         self._may_grow = True  # this connection may be blocked for long: look for another one
         self._assign()
@@ -486,7 +486,7 @@ class HostPool:
         if self._has_no_hope():
             self._may_grow = True  # else no connection would be made for the waiting requests
         now = self._clock.seconds()
-        pipelining_failed = self.record.lost(loss, connection.answered_behind, now)
+        pipelining_failed = self.record.lost(loss, connection.answered_after, now)
         if not loss.announced:
             for each in unanswered if not loss.answered else unanswered[:1]:
                 each.exchange.attempts += 1

@@ -43,7 +43,7 @@ class Limits:
             has responded before, after twice the time.
         abandoned_timeout_s: the same while the response that is due is not wanted any more.
         unclaimed_timeout_s: how long a response whose body was not requested may delay the following ones.
-        held_up_after_s: how long a response may have no reader, or its reader pause the connection, before
+        blocked_after_s: how long a response may have no reader, or its reader pause the connection, before
             new requests use another connection. The requests after a response without a reader are then
             also sent again on another connection: a program may wait for a later response before it reads
             an earlier one.
@@ -77,7 +77,7 @@ class Limits:
     timeout_s: float = 60.0
     abandoned_timeout_s: float = 5.0
     unclaimed_timeout_s: float = 60.0
-    held_up_after_s: float = 0.5
+    blocked_after_s: float = 0.5
     slow_reader_after_s: float = 30.0
     connect_timeout_s: float = 30.0
     idle_timeout_s: float = 45.0

@@ -114,7 +114,7 @@ class RequestQueue:
         return len(self.queued) + len(self.written)
 
     @property
-    def owed_bytes(self) -> int:
+    def outstanding_bytes(self) -> int:
         """The bytes that are outstanding of all responses, as far as known."""
         return self._charged_written + self._charged_queued
 
@@ -139,7 +139,7 @@ class RequestQueue:
             < limits.max_request_bytes_in_flight
         )
 
-    def has_room(self, exchange: Exchange) -> bool:
+    def has_space(self, exchange: Exchange) -> bool:
         """Return whether the request, added last, could be written at once."""
         return self._may_follow(
             exchange,

@@ -86,7 +86,7 @@ class UploadConnection:
     "no such upload"), so each response comes with whether the request may have been processed before.
 
     **Limits.** It reconnects while the server makes progress: it may be lost ``max_losses`` times in a row
-    without a response in between, and be unreachable for ``patience_s`` from the first loss on, with pauses
+    without a response in between, and be unreachable for ``time_limit_s`` from the first loss on, with pauses
     that double from ``FIRST_WAIT_S``. A server that cannot be reached before anything was sent fails at
     once, since others can take its place. So does one that is silent for too long, or sends garbage.
 
@@ -102,7 +102,7 @@ class UploadConnection:
     Args:
         connect: makes the endpoint for one more connection.
         server: the server's name for messages.
-        patience_s, max_losses: see above.
+        time_limit_s, max_losses: see above.
         crowd_bytes: the bytes of many small requests that may wait at the server; see ``RequestQueue``.
     """
 
@@ -112,7 +112,7 @@ class UploadConnection:
         connect: Endpoints,
         server: str,
         limits: Limits,
-        patience_s: float,
+        time_limit_s: float,
         max_losses: int = 4,
         crowd_bytes: Callable[[], float] | None = None,
     ) -> None:
@@ -121,7 +121,7 @@ class UploadConnection:
         self._dialer = Dialer(clock, limits, server, connect)
         self._server = server
         self._limits = limits
-        self._patience_s = patience_s
+        self._time_limit_s = time_limit_s
         self._max_losses = max_losses
         # The requests on no connection, in order; they follow all that are on one.
         self._waiting: dict[_Upload, None] = {}
@@ -237,7 +237,7 @@ class UploadConnection:
         if self._lost_at_s is None:
             return False
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, MAX_WAIT_S)
-        if self._clock.seconds() + wait_s - self._lost_at_s > self._patience_s:
+        if self._clock.seconds() + wait_s - self._lost_at_s > self._time_limit_s:
             return False
         self._retry.set(wait_s)
         return True
@@ -314,13 +314,13 @@ class UploadConnection:
 
     # Owner of the connection; see ``http11.connection_loss``.
 
-    def has_room(self, connection: PipelinedConnection) -> None:
+    def has_space(self, connection: PipelinedConnection) -> None:
         """Do nothing: only the connection's own queue has requests."""
 
     def answered(self, connection: PipelinedConnection, exchange: Exchange) -> None:
         self._reset()
 
-    def held_up(self, connection: PipelinedConnection) -> None:
+    def blocked(self, connection: PipelinedConnection) -> None:
         """Do nothing: these responses are not read slowly."""
 
     def gave_back(self, unsent: list[Unanswered]) -> None:

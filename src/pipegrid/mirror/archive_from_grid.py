@@ -370,7 +370,7 @@ class GridFetch:
             else:
                 report.fail(each.path, f"its {each.algorithm} is another one")
         finally:
-            await self._mirror.run(self._let_go, file, name)
+            await self._mirror.run(self._release, file, name)
         if progress is not None:
             progress(report)
 
@@ -387,7 +387,7 @@ class GridFetch:
             raise self._destination.error(error, "hold the files") from error
         return True
 
-    def _let_go(self, file: BinaryIO, name: str) -> None:
+    def _release(self, file: BinaryIO, name: str) -> None:
         """Remove a file without a name. In the thread."""
         file.close()
         self._destination.discard(name)

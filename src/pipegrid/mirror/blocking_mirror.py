@@ -25,7 +25,7 @@ from pipegrid.mirror.response_head import (
     MAX_HEAD_BYTES,
     REDIRECTS,
     Head,
-    SmallAnswers,
+    SmallResponses,
     UnsupportedResponse,
     may_be,
     parse_head,
@@ -69,7 +69,7 @@ def fetch_small(
     asked: Sequence[tuple[str, int]],
     ahead: SocketCache,
     stopped: Callable[[], bool],
-) -> SmallAnswers:
+) -> SmallResponses:
     """
     Return those of some files that the mirror has; each with its limit in bytes.
 
@@ -79,7 +79,7 @@ def fetch_small(
     Raises:
         OSError, UnsupportedResponse: the mirror does anything else or takes too long, or the run must end.
     """
-    found = SmallAnswers()
+    found = SmallResponses()
     most_bytes = dict(asked)
     routes = SmallRoutes(address)
     left = {path: routes.first(path) for path in most_bytes}
@@ -115,7 +115,7 @@ def _fetch_at(
     asked: Sequence[tuple[str, bytes, int]],
     ahead: SocketCache,
     stopped: Callable[[], bool],
-) -> SmallAnswers:
+) -> SmallResponses:
     """Return the responses of one host, for a file path, target and limit in bytes each."""
     sock, count = ahead.take(address) or (begin(place_of(*address.place)), 0)
     asking = _Asking(sock, stopped)
@@ -178,8 +178,8 @@ class _Asking:
         if self._wait(lambda: self.sock.send(data)) < len(data):
             raise UnsupportedResponse("it does not take requests")
 
-    def answers(self, asked: Sequence[tuple[str, int]]) -> SmallAnswers:
-        found = SmallAnswers()
+    def answers(self, asked: Sequence[tuple[str, int]]) -> SmallResponses:
+        found = SmallResponses()
         for path, most_bytes in asked:
             if self.closes:
                 raise UnsupportedResponse("it closes after a response")
@@ -321,7 +321,7 @@ class BlockingMirror:
     def small_files(self, number: int) -> _EarlySmallFiles:
         return _EarlySmallFiles(lambda asked: self._small(number, asked))
 
-    async def _small(self, number: int, asked: Sequence[tuple[str, int]]) -> SmallAnswers:
+    async def _small(self, number: int, asked: Sequence[tuple[str, int]]) -> SmallResponses:
         if self._mirror is None:
             self._check()
             try:
@@ -365,7 +365,7 @@ class _EarlySmallFiles:
     """Replaces ``public_mirror.SmallFiles``, of which archives use only ``fetch_all``."""
 
     def __init__(
-        self, fetch_all: Callable[[Sequence[tuple[str, int]]], Awaitable[SmallAnswers]]
+        self, fetch_all: Callable[[Sequence[tuple[str, int]]], Awaitable[SmallResponses]]
     ) -> None:
         self.fetch_all = fetch_all
 

@@ -20,7 +20,7 @@ from pipegrid.mirror.pdiff import MAX_PATCHES, apply_patches
 
 if TYPE_CHECKING:
     from pipegrid.mirror.local_check import MirrorEntry
-    from pipegrid.mirror.response_head import SmallAnswers
+    from pipegrid.mirror.response_head import SmallResponses
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Obtained:
 class SmallFileFetcher(Protocol):
     """The part of a fetcher of small files that an archive uses."""
 
-    def fetch_all(self, asked: Sequence[tuple[str, int]], /) -> Awaitable[SmallAnswers]:
+    def fetch_all(self, asked: Sequence[tuple[str, int]], /) -> Awaitable[SmallResponses]:
         """Fetch files by path, each with its limit in bytes."""
 
 

@@ -267,7 +267,7 @@ def is_same(name: str, directory: int, other: str, other_directory: int) -> bool
         return False
 
 
-def link_as(name: str, directory: int, other: str, other_directory: int, by_way_of: int) -> None:
+def link_as(name: str, directory: int, other: str, other_directory: int, through: int) -> None:
     """
     Add another name to a file, with a temporary name in a third directory; does nothing without hard links.
 
@@ -277,14 +277,14 @@ def link_as(name: str, directory: int, other: str, other_directory: int, by_way_
     if is_same(name, directory, other, other_directory):
         return
     with suppress(FileNotFoundError):
-        os.unlink(_LINKED, dir_fd=by_way_of)
+        os.unlink(_LINKED, dir_fd=through)
     try:
-        os.link(name, _LINKED, src_dir_fd=directory, dst_dir_fd=by_way_of)
+        os.link(name, _LINKED, src_dir_fd=directory, dst_dir_fd=through)
     except OSError as error:
         if error.errno in _NO_LINKS:
             return
         raise
-    os.rename(_LINKED, other, src_dir_fd=by_way_of, dst_dir_fd=other_directory)
+    os.rename(_LINKED, other, src_dir_fd=through, dst_dir_fd=other_directory)
 
 
 def read_at(name: str, directory: int, most_bytes: int) -> bytes | None:

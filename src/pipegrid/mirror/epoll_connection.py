@@ -102,10 +102,10 @@ class Connection(ScheduledConnection):
 
     Attributes:
         asked: the unanswered requests, in order.
-        owed_bytes: of their files, and of the one that is being received.
+        outstanding_bytes: of their files, and of the one that is being received.
     """
 
-    owed_bytes = 0
+    outstanding_bytes = 0
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Connection(ScheduledConnection):
         self._closes = False
 
     @property
-    def is_owed(self) -> bool:
+    def is_outstanding(self) -> bool:
         """Whether a response is outstanding or incomplete."""
         return self._job is not None or bool(self.asked)
 
@@ -146,7 +146,7 @@ class Connection(ScheduledConnection):
     @property
     def can_go_on(self) -> bool:
         """Whether another driver can use it: nothing is outstanding, and no handshake is incomplete."""
-        return not (self.is_owed or self._closes or self._head) and (
+        return not (self.is_outstanding or self._closes or self._head) and (
             self._connected or not self._tls
         )
 
@@ -160,7 +160,7 @@ class Connection(ScheduledConnection):
         """Queue the request for one more file; ``write`` sends it."""
         self._requests.append(self.host.ask(self, job, now_s))
         self.asked.append(job)
-        self.owed_bytes += job.size_bytes
+        self.outstanding_bytes += job.size_bytes
         self.count += 1
 
     def write(self) -> None:
@@ -293,7 +293,7 @@ class Connection(ScheduledConnection):
 
     def _begin(self, head: Head) -> None:
         job = self.asked.popleft()
-        self.owed_bytes -= job.size_bytes
+        self.outstanding_bytes -= job.size_bytes
         self._closes = head.closes
         self.answered += 1
         self.host.has_answered = True
@@ -315,7 +315,7 @@ class Connection(ScheduledConnection):
             runner.refused(self, job, reason, True)
         elif not job.is_over:
             self._job, self._left = job, head.length
-            self.owed_bytes += head.length
+            self.outstanding_bytes += head.length
             if not head.length:
                 self._store_whole(memoryview(b""))
             return
@@ -338,7 +338,7 @@ class Connection(ScheduledConnection):
             if not self._left:
                 self._done()
             return end
-        self.owed_bytes -= length
+        self.outstanding_bytes -= length
         self.host.received_bytes += length
         if self._part is not None:
             self._part.add(page, at, end)
@@ -379,7 +379,7 @@ class Connection(ScheduledConnection):
         left = self.unanswered
         self.asked.clear()
         self._job = None
-        self.owed_bytes = 0
+        self.outstanding_bytes = 0
         part, self._part = self._part, None
         if part is not None:
             part.drop()

@@ -190,12 +190,12 @@ class EpollDriver:
         return (
             self._all_read
             and not self.store.is_busy
-            and not self._schedule.is_owed
+            and not self._schedule.is_outstanding
             and not any(host.may_open for host in self._schedule.hosts)
         )
 
     def _owed_nothing(self) -> bool:
-        return self._all_read and not self._schedule.waits and not self._schedule.is_owed
+        return self._all_read and not self._schedule.waits and not self._schedule.is_outstanding
 
     def _read(self, entries: Iterator[ArchiveFile]) -> None:
         """Take some more wanted files."""
@@ -332,7 +332,7 @@ class EpollDriver:
         if error.announced and answered:
             host.spent = min(host.spent, max(1, answered))
         # A host that redirects gets no requests any more, so its idle connection may end.
-        left_alone = not connection.is_owed and bool(answered) and host.is_redirected
+        left_alone = not connection.is_outstanding and bool(answered) and host.is_redirected
         forgiven = error.announced or error.ours or left_alone
         self._drop(connection, str(error), forgiven)
         if not forgiven or not answered:

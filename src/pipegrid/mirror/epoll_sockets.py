@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # it, which reports the error.
 
 
-def can_sprint(addresses: Sequence[Address]) -> bool:
+def can_use_epoll(addresses: Sequence[Address]) -> bool:
     """Return whether the epoll driver can be tried: no proxies, and a system that supports it."""
     return (
         hasattr(select, "epoll")

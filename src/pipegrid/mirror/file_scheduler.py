@@ -52,7 +52,7 @@ class FetchJob:
     """
     One file and the state of its requests. There may be hundreds of thousands, so it is small.
 
-    Attributes: refused_by, under_way: bits, one per mirror: those that lack it or have it wrong, those that
+    Attributes: refused_by, in_flight: bits, one per mirror: those that lack it or have it wrong, those that
         are being asked. company: bits of those with further requests on the connection. unproven: bits of
         those that refused it in company. in_doubt: bits of those to ask again, alone. breaks: how often it
         broke from each mirror; None: never. reasons: the last reason of each mirror, for messages. is_over:
@@ -63,10 +63,10 @@ class FetchJob:
         "breaks",
         "company",
         "in_doubt",
+        "in_flight",
         "is_over",
         "reasons",
         "refused_by",
-        "under_way",
         "unproven",
         "wanted",
     )
@@ -74,7 +74,7 @@ class FetchJob:
     def __init__(self, wanted: ArchiveFile) -> None:
         self.wanted = wanted
         self.refused_by = 0
-        self.under_way = 0
+        self.in_flight = 0
         self.company = 0
         self.unproven = 0
         self.in_doubt = 0
@@ -83,7 +83,7 @@ class FetchJob:
         self.reasons: dict[int, str] | None = None
 
     def __repr__(self) -> str:
-        state = "over" if self.is_over else "in flight" if self.under_way else "waiting"
+        state = "over" if self.is_over else "in flight" if self.in_flight else "waiting"
         return f"<FetchJob {self.wanted.path!r} {state}>"
 
     @property
@@ -204,14 +204,14 @@ class Scheduler:
                 job = job or self._take_doubted(other, mirror)
         if job is None:
             return None
-        job.under_way |= 1 << mirror
+        job.in_flight |= 1 << mirror
         return job
 
     def copy(self, job: FetchJob, mirror: int) -> bool:
         """Request a file from another mirror as well, since one is slow; returns whether it may be asked."""
-        if job.is_over or job.under_way >> mirror & 1 or not self._may_ask(job, mirror):
+        if job.is_over or job.in_flight >> mirror & 1 or not self._may_ask(job, mirror):
             return False
-        job.under_way |= 1 << mirror
+        job.in_flight |= 1 << mirror
         return True
 
     def done(self, job: FetchJob, mirror: int, size_bytes: int) -> bool:
@@ -313,7 +313,7 @@ class Scheduler:
         heapq.heappush(self._waiting, (self._count - (size_bytes << 32), each))
 
     def _put_back(self, job: FetchJob) -> None:
-        if job.is_over or job.under_way:
+        if job.is_over or job.in_flight:
             return
         if job.in_doubt:
             able = self._able(job)
@@ -334,8 +334,8 @@ class Scheduler:
             self._put(job, job.size_bytes)
 
     def _arrived(self, job: FetchJob, mirror: int) -> None:
-        assert job.under_way >> mirror & 1, job
-        job.under_way &= ~(1 << mirror)
+        assert job.in_flight >> mirror & 1, job
+        job.in_flight &= ~(1 << mirror)
         job.company &= ~(1 << mirror)
 
     def _able(self, job: FetchJob) -> int:
@@ -382,7 +382,7 @@ class Scheduler:
     def _check_invariants(self) -> None:
         for job in self.waiting():
             assert not job.is_over, job
-            assert not job.under_way, job
+            assert not job.in_flight, job
         assert self._open >= 0, self
         assert all(count >= 0 for count in self._doubts), self._doubts
 

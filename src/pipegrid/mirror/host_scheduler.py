@@ -112,31 +112,33 @@ class ReceiveRate:
         self._at_s, self._received_bytes = now_s, received_bytes
 
 
-class MirrorStanding(Value):
+class MirrorRating(Value):
     """
     The state of one mirror.
 
     Attributes:
         mirror: its number.
-        owed_bytes: requested and outstanding.
+        outstanding_bytes: requested and outstanding.
         bytes_per_s: recent speed; 0.0 if unknown.
         can_work: neither resting nor given up.
     """
 
-    __slots__ = ("bytes_per_s", "can_work", "mirror", "owed_bytes")
+    __slots__ = ("bytes_per_s", "can_work", "mirror", "outstanding_bytes")
 
-    def __init__(self, mirror: int, owed_bytes: int, bytes_per_s: float, can_work: bool) -> None:
+    def __init__(
+        self, mirror: int, outstanding_bytes: int, bytes_per_s: float, can_work: bool
+    ) -> None:
         self.mirror = mirror
-        self.owed_bytes = owed_bytes
+        self.outstanding_bytes = outstanding_bytes
         self.bytes_per_s = bytes_per_s
         self.can_work = can_work
 
     @property
     def left_s(self) -> float:
         """The time until it would finish."""
-        if not self.owed_bytes:
+        if not self.outstanding_bytes:
             return 0.0
-        return self.owed_bytes / self.bytes_per_s if self.bytes_per_s else float("inf")
+        return self.outstanding_bytes / self.bytes_per_s if self.bytes_per_s else float("inf")
 
 
 class Theft(Value):
@@ -150,9 +152,7 @@ class Theft(Value):
         self.size_bytes = size_bytes
 
 
-def choose_steal(
-    standings: Sequence[MirrorStanding], reserve_bytes: int = 64 << 10
-) -> Theft | None:
+def choose_steal(standings: Sequence[MirrorRating], reserve_bytes: int = 64 << 10) -> Theft | None:
     """
     Return which mirror should take over from which, once nothing waits; None if no one should.
 
@@ -160,14 +160,14 @@ def choose_steal(
         reserve_bytes: the least to take over, so that a mirror that sends nothing is relieved.
     """
     able = [one for one in standings if one.can_work]
-    idle = [one for one in able if not one.owed_bytes]
+    idle = [one for one in able if not one.outstanding_bytes]
     late = max(standings, key=lambda one: one.left_s, default=None)
     if not idle or late is None or late.left_s < WORTH_STEALING_S:
         return None
     thief = max(idle, key=lambda one: one.bytes_per_s)
     rates = thief.bytes_per_s + late.bytes_per_s
     share = thief.bytes_per_s / rates if rates else 0.5
-    return Theft(thief.mirror, late.mirror, max(reserve_bytes, int(late.owed_bytes * share)))
+    return Theft(thief.mirror, late.mirror, max(reserve_bytes, int(late.outstanding_bytes * share)))
 
 
 class ScheduledConnection:
@@ -182,7 +182,7 @@ class ScheduledConnection:
         count: how many files were requested on it; ``answered``: how many responses arrived.
         pipelined: whether it has had two requests at a time.
         excused: whether it ends for a reason that is not the mirror's fault.
-        is_owed: whether a response is outstanding; ``owed_bytes``: the bytes outstanding.
+        is_outstanding: whether a response is outstanding; ``outstanding_bytes``: the bytes outstanding.
         is_ready: whether it can be written to, or soon; ``is_open``: whether it has not ended.
         is_spent: whether no more can be requested on it.
     """
@@ -197,11 +197,11 @@ class ScheduledConnection:
         host.has_answered |= count > 0
 
     @property
-    def is_owed(self) -> bool:
+    def is_outstanding(self) -> bool:
         raise NotImplementedError
 
     @property
-    def owed_bytes(self) -> int:
+    def outstanding_bytes(self) -> int:
         raise NotImplementedError
 
     @property
@@ -282,9 +282,9 @@ class FetchSchedule:
         return self.plan.waits or any(mirror.queued for mirror in self.mirrors)
 
     @property
-    def is_owed(self) -> bool:
+    def is_outstanding(self) -> bool:
         """Whether any response is outstanding."""
-        return any(connection.is_owed for connection in self.connections)
+        return any(connection.is_outstanding for connection in self.connections)
 
     @property
     def connections(self) -> Iterator[ScheduledConnection]:
@@ -319,7 +319,7 @@ class FetchSchedule:
             for connection in mirror.connections if not self.is_paused else ():
                 idle_s = now_s - connection.last_s
                 pipelined = connection.pipelined
-                if not connection.is_owed or not has_stalled(
+                if not connection.is_outstanding or not has_stalled(
                     idle_s, others, pipelined, self._lone_stall_s
                 ):
                     continue
@@ -338,7 +338,7 @@ class FetchSchedule:
             return []
         thief, left_bytes = self.mirrors[steal.thief].own, steal.size_bytes
         loads = {
-            each: each.owed_bytes
+            each: each.outstanding_bytes
             for each in thief.connections
             if each.is_ready and each.is_open and not each.is_spent and thief.may_ask(each)
         }
@@ -413,10 +413,12 @@ class MirrorSchedule:
         return jobs + [job for host in self.hosts for job in host.waiting]
 
     @property
-    def standing(self) -> MirrorStanding:
+    def standing(self) -> MirrorRating:
         """Its state, which decides which mirror takes over from which."""
-        owed_bytes = sum(connection.owed_bytes for connection in self.connections)
-        return MirrorStanding(self.number, owed_bytes, self._rate.bytes_per_s, self.own.can_work)
+        outstanding_bytes = sum(connection.outstanding_bytes for connection in self.connections)
+        return MirrorRating(
+            self.number, outstanding_bytes, self._rate.bytes_per_s, self.own.can_work
+        )
 
     @property
     def refuses_too_much(self) -> bool:
@@ -425,7 +427,7 @@ class MirrorSchedule:
 
     def note(self, now_s: float) -> None:
         """Measure its speed, and count the time with outstanding responses."""
-        owes = any(connection.is_owed for connection in self.connections)
+        owes = any(connection.is_outstanding for connection in self.connections)
         received_bytes = sum(host.received_bytes for host in self.hosts)
         self._rate.note(now_s, received_bytes, owes and not self.schedule.is_paused)
         if self._busy_since_s is not None:
@@ -656,11 +658,11 @@ class HostSchedule:
 
     def may_ask(self, connection: ScheduledConnection) -> bool:
         """Return whether pipelining allows one more request on a connection."""
-        return not (connection.pipelined or connection.is_owed) or not self.is_serial
+        return not (connection.pipelined or connection.is_outstanding) or not self.is_serial
 
     def is_useless(self, connection: ScheduledConnection) -> bool:
         """Return whether nothing more is requested on a connection, and nothing outstanding."""
-        return connection.pipelined and not connection.is_owed and self.is_serial
+        return connection.pipelined and not connection.is_outstanding and self.is_serial
 
     @property
     def has_space(self) -> bool:
@@ -684,11 +686,11 @@ class HostSchedule:
         most = self.spent if self.has_answered else min(self.spent, FIRST_REQUESTS)
         serial = self._plan.is_serial(self.mirror.number)
         for connection in self.connections:
-            owed_bytes = connection.owed_bytes
-            if owed_bytes < least_bytes and connection.count < most:
-                if serial and (connection.pipelined or connection.is_owed):
+            outstanding_bytes = connection.outstanding_bytes
+            if outstanding_bytes < least_bytes and connection.count < most:
+                if serial and (connection.pipelined or connection.is_outstanding):
                     continue
-                best, least_bytes = connection, owed_bytes
+                best, least_bytes = connection, outstanding_bytes
         return best
 
     def widen(self) -> None:
@@ -705,7 +707,7 @@ class HostSchedule:
         """Return the request for a file, to be sent on a connection."""
         mirror = self.mirror
         # For most connections this is the whole check, at the cost of one attribute.
-        if not connection.owed_bytes and not connection.is_owed:
+        if not connection.outstanding_bytes and not connection.is_outstanding:
             connection.last_s = max(connection.last_s, now_s)
             mirror.begins(now_s)
         elif not connection.pipelined:

@@ -31,7 +31,7 @@ from pipegrid.http11.endpoints import tunnelled
 from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.credentials import TlsFiles
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.epoll_sockets import can_sprint
+from pipegrid.mirror.epoll_sockets import can_use_epoll
 from pipegrid.mirror.file_scheduler import Report
 from pipegrid.mirror.host_scheduler import SmallRoutes
 from pipegrid.mirror.local_check import MirrorEntry, VerifyPolicy
@@ -45,7 +45,7 @@ from pipegrid.mirror.mirror_urls import (
     small_request,
 )
 from pipegrid.mirror.readonly_destination import ReadOnlyDestination
-from pipegrid.mirror.response_head import BUSY, REDIRECTS, SmallAnswers, may_be
+from pipegrid.mirror.response_head import BUSY, REDIRECTS, SmallResponses, may_be
 from pipegrid.mirror.twisted_driver import CONNECTIONS, SyncOptions, TwistedDriver
 from pipegrid.mirror.twisted_file_store import retry_after_s
 from pipegrid.mirror.verify import verify
@@ -141,7 +141,7 @@ class SmallFiles:
         except ServerError as error:
             raise MirrorError(f"{route.address.url}: {error}") from error
 
-    async def fetch_all(self, asked: Sequence[tuple[str, int]]) -> SmallAnswers:
+    async def fetch_all(self, asked: Sequence[tuple[str, int]]) -> SmallResponses:
         """
         Return those of some files that the mirror gives; each with its limit in bytes.
 
@@ -162,7 +162,7 @@ class SmallFiles:
             ) from None
         finally:
             await self.close()
-        found = SmallAnswers()
+        found = SmallResponses()
         for (path, _), data in zip(asked, answers, strict=True):
             if isinstance(data, str):
                 found.refused[path] = data
@@ -284,9 +284,9 @@ class Mirror:
         self._progress = progress
         self._dry_run = dry_run
         # Options that only the reactor supports.
-        self._sprints = endpoints is None and self._limit is None and can_sprint(self._addresses)
+        self._sprints = endpoints is None and self._limit is None and can_use_epoll(self._addresses)
         self._running: TwistedDriver | None = None
-        self._under_way: set[Deferred[Report]] = set()
+        self._in_flight: set[Deferred[Report]] = set()
         self._closed = False
 
     def is_stopped(self) -> bool:
@@ -348,10 +348,10 @@ class Mirror:
 
     def _start(self, work: Coroutine[Any, Any, Report]) -> Deferred[Report]:
         running = start_cancellable(work, self._reactor)
-        self._under_way.add(running)
+        self._in_flight.add(running)
 
         def ended(result: Any) -> Any:
-            self._under_way.discard(running)
+            self._in_flight.discard(running)
             return result
 
         return running.addBoth(ended)
@@ -444,7 +444,7 @@ class Mirror:
     def close(self) -> Deferred[None]:
         """Cancel the current run, and close the destination; fires when nothing is written any more."""
         self._closed = True
-        for running in list(self._under_way):
+        for running in list(self._in_flight):
             running.cancel()
         if self._running is not None:
             self._running.close()

@@ -8,7 +8,7 @@ MAX_HEAD_BYTES = 64 << 10
 LF_ALONE = "it ends lines with LF alone"
 
 
-class SmallAnswers(dict[str, bytes]):
+class SmallResponses(dict[str, bytes]):
     """
     Files by path, as far as a mirror gives them.
 

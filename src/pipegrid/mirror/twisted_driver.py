@@ -87,12 +87,12 @@ class SourceConnection(ScheduledConnection):
         return [exchange.job for exchange in self.exchanges]
 
     @property
-    def is_owed(self) -> bool:
+    def is_outstanding(self) -> bool:
         return len(self.carrier.lane) > 0
 
     @property
-    def owed_bytes(self) -> int:
-        return self.carrier.lane.owed_bytes
+    def outstanding_bytes(self) -> int:
+        return self.carrier.lane.outstanding_bytes
 
     @property
     def is_ready(self) -> bool:  # type: ignore[override]
@@ -104,7 +104,7 @@ class SourceConnection(ScheduledConnection):
 
     @property
     def is_spent(self) -> bool:
-        return self._stats.quota_is_told and self.carrier.lane.is_spent
+        return self._stats.quota_is_reported and self.carrier.lane.is_spent
 
 
 class MirrorSource:
@@ -268,7 +268,7 @@ class MirrorSource:
         self._events.changed()
 
     def _take_back(self, exchange: FileExchange) -> None:
-        exchange.let_go()
+        exchange.release()
         exchange.withdraw()
 
     def refused(self, job: FetchJob, reason: str, kind: FailureKind = "refused") -> bool:
@@ -342,7 +342,7 @@ class MirrorSource:
 
     # ``http11.Owner``.
 
-    def has_room(self, carrier: PipelinedConnection) -> None:
+    def has_space(self, carrier: PipelinedConnection) -> None:
         connection = self._connections.get(carrier)
         if connection is None:  # it is being made
             return
@@ -359,7 +359,7 @@ class MirrorSource:
         if lane.is_spent and exchange.response is not None and exchange.response.keep_alive:
             self._stats.outlasted(carrier.answered)
 
-    def held_up(self, carrier: PipelinedConnection) -> None:
+    def blocked(self, carrier: PipelinedConnection) -> None:
         """Do nothing: only the disk delays a reader."""
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
@@ -370,7 +370,7 @@ class MirrorSource:
 
     def lost(self, carrier: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]) -> None:
         now_s = self._clock.seconds()
-        failed = self._stats.lost(loss, carrier.answered_behind, now_s)
+        failed = self._stats.lost(loss, carrier.answered_after, now_s)
         connection = self._connections.pop(carrier, None)
         if connection is None:
             connection = SourceConnection(self.host, carrier, self._stats, now_s)
@@ -396,7 +396,7 @@ class MirrorSource:
     def _job_of(self, unanswered: Unanswered) -> FetchJob:
         exchange = unanswered.exchange
         assert isinstance(exchange, FileExchange)
-        exchange.let_go()
+        exchange.release()
         return exchange.job
 
 
@@ -558,7 +558,7 @@ class TwistedDriver:
 
     def arrived(self, job: FetchJob) -> None:
         for host, source in list(self._sources.items()):
-            if job.under_way >> host.mirror.number & 1:
+            if job.in_flight >> host.mirror.number & 1:
                 source.forget(job)
         self._look_finished()
 

@@ -442,10 +442,10 @@ class FileExchange(Exchange):
             self._source.received(self.job, receiver)
 
     def failed(self, error: PipegridError) -> None:
-        self.let_go()
+        self.release()
         self._source.failed(self.job, error)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         if self._receiver is not None:
             self._receiver.discard()
 
@@ -482,7 +482,7 @@ LIMITS = Limits(
     max_attempts=1,
     timeout_s=60.0,
     idle_timeout_s=300.0,
-    held_up_after_s=float("inf"),
+    blocked_after_s=float("inf"),
 )
 """
 Requests are limited by bytes, not by number. Without a time limit here: the schedule detects stalls, and

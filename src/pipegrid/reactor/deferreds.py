@@ -30,7 +30,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def tell_deferred(function: Callable[..., Any]) -> None:
+def notify_deferred(function: Callable[..., Any]) -> None:
     """Make ``help`` show that a coroutine function returns a Deferred."""
     result = function.__annotations__["return"]
     function.__annotations__["return"] = f"Deferred[{result}]"
@@ -38,7 +38,7 @@ def tell_deferred(function: Callable[..., Any]) -> None:
 
 def as_deferred(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Deferred[T]]:
     """Make a coroutine function start when it is called, and return a Deferred that can be cancelled."""
-    tell_deferred(function)
+    notify_deferred(function)
 
     @wraps(function)
     def begin(*arguments: P.args, **options: P.kwargs) -> Deferred[T]:

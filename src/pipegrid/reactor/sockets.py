@@ -118,7 +118,7 @@ class StallWatch:
     def __init__(self, clock: IReactorTime) -> None:
         self._timer = Timer(clock, self._look)
         self._socket: Any = None
-        self._patience_s = GONE_S
+        self._time_limit_s = GONE_S
 
     def start(self, socket: Any) -> None:
         """Start to check this socket periodically."""
@@ -132,11 +132,11 @@ class StallWatch:
 
     def _look(self) -> None:
         with suppress(AttributeError, OSError):
-            patience_s = STALLED_S if is_stalled(self._socket) else GONE_S
-            if patience_s != self._patience_s:
+            time_limit_s = STALLED_S if is_stalled(self._socket) else GONE_S
+            if time_limit_s != self._time_limit_s:
                 option = sockets.TCP_USER_TIMEOUT
-                self._socket.setsockopt(sockets.IPPROTO_TCP, option, patience_s * 1000)
-                self._patience_s = patience_s
+                self._socket.setsockopt(sockets.IPPROTO_TCP, option, time_limit_s * 1000)
+                self._time_limit_s = time_limit_s
             self._timer.set(LOOK_S)
 
 

@@ -94,13 +94,13 @@ class ConnectionLimits(Generic[G]):
         self._places: dict[G, str] = {}
         self._strangers: dict[str, dict[G, None]] = {}  # by address, oldest first
         self._known: dict[str, dict[G, None]] = {}
-        self.strangers = 0  # how many have not shown the secret
+        self.unauthenticated = 0  # how many have not shown the secret
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __repr__(self) -> str:
-        return f"<ConnectionLimits of {len(self)}, {self.strangers} of them unauthenticated>"
+        return f"<ConnectionLimits of {len(self)}, {self.unauthenticated} of them unauthenticated>"
 
     def enter(self, guest: G, host: str) -> G | None:
         """
@@ -132,7 +132,7 @@ class ConnectionLimits(Generic[G]):
         place = self._places.get(guest)
         if place is not None and guest in self._strangers.get(place, ()):
             _take(self._strangers, place, guest)
-            self.strangers -= 1
+            self.unauthenticated -= 1
             self._known.setdefault(place, {})[guest] = None
 
     def leave(self, guest: G) -> None:
@@ -143,7 +143,7 @@ class ConnectionLimits(Generic[G]):
             return
         if guest in self._strangers.get(place, ()):
             _take(self._strangers, place, guest)
-            self.strangers -= 1
+            self.unauthenticated -= 1
         else:
             _take(self._known, place, guest)
 
@@ -153,7 +153,7 @@ class ConnectionLimits(Generic[G]):
     def _add(self, guest: G, place: str) -> None:
         self._places[guest] = place
         self._strangers.setdefault(place, {})[guest] = None
-        self.strangers += 1
+        self.unauthenticated += 1
 
     def _count(self, place: str) -> int:
         return len(self._strangers.get(place, ())) + len(self._known.get(place, ()))
@@ -166,7 +166,7 @@ class ConnectionLimits(Generic[G]):
             else {place: self._strangers.get(place, {}) for place in places}
         )
         most = max(strangers.values(), key=len, default={})
-        count = self.strangers if places is None else len(most)
+        count = self.unauthenticated if places is None else len(most)
         if count <= limit // _RESERVE:
             known = self._known.keys() if places is None else places
             quiet = _quietest(each for place in known for each in self._known.get(place, ()))

@@ -40,7 +40,7 @@ from pipegrid.speedtest.run_results import (
     versions,
 )
 from pipegrid.speedtest.scenarios import AUTO, Scenario
-from pipegrid.speedtest.targets import FileTarget, check_room
+from pipegrid.speedtest.targets import FileTarget, check_space
 from pipegrid.speedtest.timeline import Recorder, RecordingReactor, from_spans
 
 Say = Callable[[str], object]
@@ -97,7 +97,7 @@ async def run(
         await target.start()
         say(f"measuring {target}")
         scenarios = choose(target)
-        await check_room(
+        await check_space(
             target, sum(each.stored_bytes(target.params, settings.rounds) for each in scenarios)
         )
         before = await _baselines(reactor, target, settings.effort, say)

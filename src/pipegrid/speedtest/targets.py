@@ -113,7 +113,7 @@ class FileTarget:
         """Stop all that was started."""
 
 
-async def check_room(target: FileTarget, needed_bytes: int) -> None:
+async def check_space(target: FileTarget, needed_bytes: int) -> None:
     """
     Raises:
         UsageError: there is less space than all shares need.

@@ -128,21 +128,21 @@ class ContainerHeader:
     The first 12 bytes of an immutable share file.
 
     Attributes:
-        room_bytes: the length that its client asked for, which may be more than the data; saturated.
+        space_bytes: the length that its client asked for, which may be more than the data; saturated.
     """
 
     version: int
     lease_count: int
-    room_bytes: int = _MAX_UINT32
+    space_bytes: int = _MAX_UINT32
 
     @property
     def is_saturated(self) -> bool:
         """Whether the length is too large for its field."""
-        return self.room_bytes == _MAX_UINT32
+        return self.space_bytes == _MAX_UINT32
 
-    def has_room(self, share_bytes: int) -> bool:
+    def has_space(self, share_bytes: int) -> bool:
         """Return whether the data may have this length."""
-        return self.is_saturated or share_bytes <= self.room_bytes
+        return self.is_saturated or share_bytes <= self.space_bytes
 
 
 @attrs.frozen
@@ -180,10 +180,10 @@ def parse_header(data: bytes) -> ContainerHeader:
     """
     if len(data) < HEADER_BYTES:
         raise ValueError("a share file that ends within its header")
-    version, room_bytes, lease_count = _HEADER.unpack_from(data)
+    version, space_bytes, lease_count = _HEADER.unpack_from(data)
     if version not in (1, 2):
         raise ValueError("a share file that is not an immutable container of version 1 or 2")
-    return ContainerHeader(version, lease_count, room_bytes)
+    return ContainerHeader(version, lease_count, space_bytes)
 
 
 def container_bytes(share_bytes: int, lease_count: int = 1) -> int:
@@ -269,16 +269,16 @@ def data_bytes(fd: int, header: ContainerHeader, file_bytes: int) -> int:
         ValueError: the file is too short for its leases, and its share does not say more.
     """
     by_leases = file_bytes - container_bytes(0, header.lease_count)
-    if header.is_saturated or by_leases < header.room_bytes:
+    if header.is_saturated or by_leases < header.space_bytes:
         end = _last_section_end(fd)
         if (
             end is not None
             and by_leases < end <= file_bytes - HEADER_BYTES
-            and header.has_room(end)
+            and header.has_space(end)
         ):
             return end
-    elif 0 < by_leases - header.room_bytes <= LEASE_BYTES:
-        return header.room_bytes
+    elif 0 < by_leases - header.space_bytes <= LEASE_BYTES:
+        return header.space_bytes
     return share_bytes(header, file_bytes)
 
 
@@ -310,7 +310,7 @@ MOST_READ = 1 << 16
 
 
 def renew_lease(
-    path: str, owner: int, secrets: LeaseSecrets, now: float, has_room: HasRoom
+    path: str, owner: int, secrets: LeaseSecrets, now: float, has_space: HasRoom
 ) -> bool:
     """
     Renew the lease of these secrets on one share, or add it.
@@ -318,7 +318,7 @@ def renew_lease(
     Args:
         owner: the number to store in a lease that is added.
         now: seconds since 1970. An expiry is only ever moved to a later time.
-        has_room: see ``leaserecords``; renewing needs none.
+        has_space: see ``leaserecords``; renewing needs none.
 
     Returns:
         whether there is such a share.
@@ -348,7 +348,7 @@ def renew_lease(
                     f"the share {MAX_LEASES} has {path!r} leases of other clients, which keep it"
                 )
             disk.write_all(fd, fresh.pack(), begin + index * LEASE_BYTES)
-        elif not has_room(LEASE_BYTES):
+        elif not has_space(LEASE_BYTES):
             raise NoSpace(f"there is no space for one more lease on {path!r}; use another server")
         else:
             _append(fd, fresh.pack(), begin + len(records), header.lease_count + 1)

@@ -306,7 +306,7 @@ class ShareStore:
         Return whether more bytes of mutable shares and leases fit, after evicting uploads if necessary.
         """
         missing = self._missing_bytes(more_bytes, fresh=True)
-        return not missing or self._unfinished.make_room(NOBODY, UploadDemand(0, 0, 0, missing))
+        return not missing or self._unfinished.make_space(NOBODY, UploadDemand(0, 0, 0, missing))
 
     def version(self) -> ServerVersion:
         """Return what the server reports about itself."""

@@ -77,7 +77,7 @@ class Program(Protocol):
         """Something can be read: bytes, the end, or a reset."""
 
     def writable(self) -> None:
-        """Bytes can be sent again, after ``room_bytes`` was 0."""
+        """Bytes can be sent again, after ``space_bytes`` was 0."""
 
     def crashed(self) -> None:
         """The host has crashed, and the program with it: call nothing."""
@@ -178,7 +178,7 @@ class Socket:
 
     # Sending
 
-    def room_bytes(self) -> int:
+    def space_bytes(self) -> int:
         """
         Return how much ``send`` accepts now; when it was 0 and is not any more, ``writable`` is called.
         """
@@ -197,7 +197,7 @@ class Socket:
         return room
 
     def send(self, data: bytes) -> None:
-        """Accept bytes, at most ``room_bytes``."""
+        """Accept bytes, at most ``space_bytes``."""
         if self._gone:
             return
         self._in_flight_bytes += len(data)

@@ -232,8 +232,8 @@ class SimulatedTransport:
         if self.socket.broken:
             self._lose(Failure(ConnectionLost()))
             return
-        while self._buffer.size_bytes and (room_bytes := self.socket.room_bytes()):
-            self.socket.send(self._buffer.take(min(room_bytes, self._buffer.size_bytes)))
+        while self._buffer.size_bytes and (space_bytes := self.socket.space_bytes()):
+            self.socket.send(self._buffer.take(min(space_bytes, self._buffer.size_bytes)))
         if not self._buffer.size_bytes:
             self._guarded(self._flushed)
 

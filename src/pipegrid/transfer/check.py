@@ -364,8 +364,8 @@ class Check:
             left_s: float | None = None
             if self._batches.holding:
                 took_s = self._answered_s - began_s
-                patience_s = took_s + max(took_s, _PATIENCE_S)
-                left_s = began_s + patience_s - self._clock.seconds()
+                time_limit_s = took_s + max(took_s, _PATIENCE_S)
+                left_s = began_s + time_limit_s - self._clock.seconds()
                 if left_s <= 0:
                     self._batches.hurry()
                     left_s = None
@@ -384,7 +384,7 @@ class Check:
             self._note_unreachable(peer, error)
             return
         finally:
-            self._batches.ended(peer, in_vain=not numbers)
+            self._batches.ended(peer, without_effect=not numbers)
             self._answered_s = self._clock.seconds()
         self.found.answered.append(peer)
         for number in numbers:

@@ -129,11 +129,11 @@ by this constant.
 """
 
 
-def no_room(server: str, room_bytes: int, needed_bytes: int) -> str:
+def servers_full(server: str, space_bytes: int, needed_bytes: int) -> str:
     """Return the reason of a server that is full or read-only, which a client cannot distinguish."""
-    if not room_bytes:
+    if not space_bytes:
         return f"{server} has no space for a share of {needed_bytes} bytes, or is read-only"
-    return f"{server} has space for {room_bytes} bytes, but a share takes {needed_bytes}"
+    return f"{server} has space for {space_bytes} bytes, but a share takes {needed_bytes}"
 
 
 def too_slow(server: str) -> str:
@@ -141,7 +141,7 @@ def too_slow(server: str) -> str:
     return f"{server} was much slower than the others"
 
 
-def not_told(server: str) -> str:
+def not_reported(server: str) -> str:
     """Return the reason of a server that refuses shares although it seems to have space."""
     return f"{server} accepts no share of this file at present, and does not say why"
 

@@ -24,7 +24,7 @@ from pipegrid.transfer.get.download import Download
 from pipegrid.transfer.get.share_readers import DownloadRequest
 from pipegrid.transfer.get.share_search import MAX_QUESTIONS
 from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext, ring
-from pipegrid.transfer.put.allocation import Allocations, RoomAnswer
+from pipegrid.transfer.put.allocation import AllocationResponse, Allocations
 from pipegrid.transfer.put.file_key import ShareSet, ShareTarget
 from pipegrid.transfer.put.share_assignment import UploadPlan
 from pipegrid.transfer.put.share_tracker import ActiveShares
@@ -443,7 +443,7 @@ class Repair:
         async with self._recoding.ciphertext(encoder, self._check.found) as feed:
             for index in range(encoder.geometry.num_segments):
                 ciphertext = await feed.take()
-                await self._wait_for_room()
+                await self._wait_for_space()
                 if not self._uploads.open:
                     return
                 numbers = {upload.share_number for upload in self._uploads.open}
@@ -464,7 +464,7 @@ class Repair:
             if write.share_number in uploads:
                 uploads[write.share_number].sender.send(write)
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_space(self) -> None:
         self._process_events()
         while any(upload.blocked for upload in self._uploads.open):
             await self._wait()
@@ -487,7 +487,7 @@ class Repair:
 
     def _process_events(self) -> None:
         """Update the plan with what has happened."""
-        for answer in self._allocations.take_answers():
+        for answer in self._allocations.take_responses():
             self._allocated(answer)
         for upload in self._uploads.take_ended(self._clock.seconds()):
             self._upload_ended(upload)
@@ -496,7 +496,7 @@ class Repair:
         )
         self._report.report(min(done, self._wanted_bytes))
 
-    def _allocated(self, answer: RoomAnswer) -> None:
+    def _allocated(self, answer: AllocationResponse) -> None:
         peer, result = answer.peer, answer.result
         if isinstance(result, Failure):
             if not result.check(ServerError, CancelledError):

@@ -110,7 +110,7 @@ class MutableSettings:
         grace_s, grace_share: how long to wait for servers that lag; see
         ``UploadSettings``.
         silence_s: a server without activity for this long has failed.
-        patience_s: how long an operation with conflicts is retried.
+        time_limit_s: how long an operation with conflicts is retried.
         first_wait_s, max_wait_s: bounds of the random waits between retries; they double.
         unfinished_looks: a version that is newer than all that can be read is another client's write,
             unfinished or interrupted; after this many queries it is overwritten.
@@ -125,7 +125,7 @@ class MutableSettings:
     grace_s: float = 2.0
     grace_share: float = 0.25
     silence_s: float = 60.0
-    patience_s: float = 120.0
+    time_limit_s: float = 120.0
     first_wait_s: float = 0.05
     max_wait_s: float = 8.0
     unfinished_looks: int = 5

@@ -167,7 +167,7 @@ class ShareQuery:
             self._look_at(peer, ueb_in(data, self._place.length_bytes))
         if not self.sampling_copies:
             numbers = [number for number in answer.numbers if number < self.cap.total_shares]
-            self._batches.ended(peer, in_vain=not numbers)
+            self._batches.ended(peer, without_effect=not numbers)
             self._note(peer, answer, numbers)
         elif not self._open:
             self.needs_a_closer_look = not self._fit.fits

@@ -225,7 +225,7 @@ def literal(cap: LitCap) -> CheckResult:
 # the results, without further queries. An object that needs all of its bytes read, or a ``Check``, is
 # handled by itself; this takes memory, and starts when there is enough.
 #
-# The caller waits for ``room`` and begins the next object: objects may come from a walk that is still
+# The caller awaits ``wait_for_space`` and begins the next object: objects may come from a walk that is still
 # running, or from an endless list. Each outcome is reported when it is known; an object that fails does
 # not stop the others.
 
@@ -312,7 +312,7 @@ class Upkeep:
 
     # For the caller that has objects.
 
-    async def room(self) -> None:
+    async def wait_for_space(self) -> None:
         """
         Return when one more object may begin.
 
@@ -321,7 +321,7 @@ class Upkeep:
         Raises:
             BaseException: any exception of ``told``.
         """
-        while not self._has_room():
+        while not self._has_space():
             await self._changed.wait()
             self._left_in_turn = BEGUN_PER_TURN
             self._raise_bug()
@@ -330,7 +330,7 @@ class Upkeep:
             self._changed.fire()
             await self._changed.wait()
             self._left_in_turn = BEGUN_PER_TURN
-            await self.room()
+            await self.wait_for_space()
 
     def begin(
         self,
@@ -384,7 +384,7 @@ class Upkeep:
             one.cancel()
         return DeferredList(running, consumeErrors=True)
 
-    def _has_room(self) -> bool:
+    def _has_space(self) -> bool:
         jobs = self._bounds.jobs
         return len(self._objects) < jobs and self._open_questions < OPEN_QUESTIONS
 
@@ -649,7 +649,7 @@ class UpkeepSummary:
 Understood = ChkCap | ChkVerifierCap | LitCap | MutableCap
 
 
-async def look_after(
+async def maintain(
     opening: Coroutine[Any, Any, Upkeep],
     caps: Sequence[str | Cap],
     ended: Callable[[int, Any], None] | None,
@@ -702,7 +702,7 @@ async def look_after(
                     note(number, _of(outcomes[first], cap))
                 continue
             numbers[key] = [(number, cap)]
-            await upkeep.room()
+            await upkeep.wait_for_space()
             upkeep.begin(cap, partial(told, key))
         await upkeep.finished()
     finally:

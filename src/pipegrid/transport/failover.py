@@ -87,12 +87,12 @@ class _Call:
         self.asked: Deferred[Any] | None = None
         self.is_gone = False  # its bytes were dropped, so it cannot be repeated
         self.result: Deferred[Any] = Deferred(lambda _: cancelled(self))
-        if (let_go := options.get("let_go")) is not None:
-            options["let_go"] = partial(self._let_go, let_go)
+        if (release := options.get("release")) is not None:
+            options["release"] = partial(self._release, release)
 
-    def _let_go(self, let_go: Callable[[], None]) -> None:
+    def _release(self, release: Callable[[], None]) -> None:
         self.is_gone, self.positional = True, ()
-        let_go()
+        release()
 
 
 def _forwarded(
@@ -187,8 +187,8 @@ class FailoverServer:
         return self._current.whole_bytes
 
     @property
-    def appetite(self) -> SmallFileCapacity:
-        return self._current.appetite
+    def small_file_capacity(self) -> SmallFileCapacity:
+        return self._current.small_file_capacity
 
     def expect(self, objects: int) -> None:
         """Many small objects will be stored; see the contract."""

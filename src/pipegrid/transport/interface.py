@@ -68,9 +68,9 @@ from pipegrid.wire.storage_messages import (
 # change until then. A transport holds only buffers that it was given and that are not acknowledged; the
 # caller must bound these (``flow.pipeline``).
 #
-# A caller that can produce its bytes again passes ``let_go``. A transport may then drop the buffers as
+# A caller that can produce its bytes again passes ``release``. A transport may then drop the buffers as
 # soon as the network has taken them, which on a long path is long before the acknowledgement, and calls
-# ``let_go`` once when it does. If the connection is then lost, the transport cannot repeat the write, and
+# ``release`` once when it does. If the connection is then lost, the transport cannot repeat the write, and
 # it fails with ``WriteLost``; the caller writes the bytes again, with ``again``.
 #
 # **Slots** hold mutable shares, all under one write enabler. Their operations on the same storage index
@@ -117,7 +117,7 @@ class StorageServer(Protocol):
         data: Pieces,
         upload_secret: bytes,
         *,
-        let_go: Callable[[], None] | None = None,
+        release: Callable[[], None] | None = None,
         again: bool = False,
     ) -> Deferred[WriteAnswer]:
         """
@@ -126,12 +126,12 @@ class StorageServer(Protocol):
         Any order, overlap with equal content and repetition are permitted.
 
         Args:
-            let_go: called, at most once and not within ``write``, if the buffers are not needed any more
+            release: called, at most once and not within ``write``, if the buffers are not needed any more
                 though the write is unanswered. None: they are kept, to be sent again if needed.
             again: whether an earlier write to this share was lost, and may have completed it.
 
         Raises:
-            WriteLost: the connection was lost after ``let_go`` was called.
+            WriteLost: the connection was lost after ``release`` was called.
             NoSuchShare: there is no such unfinished upload (never allocated, finished, timed out).
             WrongSecret: the upload belongs to another client.
             ConflictingWrite: other bytes are there already; the upload stays open.
@@ -144,7 +144,7 @@ class StorageServer(Protocol):
         """The largest share to store with ``store_whole``; 0 if it has no advantage."""
 
     @property
-    def appetite(self) -> SmallFileCapacity:
+    def small_file_capacity(self) -> SmallFileCapacity:
         """How many such shares the server can take at the same time, as far as is known."""
 
     def expect(self, objects: int) -> None:
@@ -426,7 +426,7 @@ class StoresApart(ABC):
         return 0
 
     @property
-    def appetite(self) -> SmallFileCapacity:
+    def small_file_capacity(self) -> SmallFileCapacity:
         """Counted: each share takes one request or more."""
         return SmallFileCapacity.COUNTED
 

@@ -220,7 +220,7 @@ class LocalServer(StoresApart):
         data: Pieces,
         upload_secret: bytes,
         *,
-        let_go: Callable[[], None] | None = None,
+        release: Callable[[], None] | None = None,
         again: bool = False,
     ) -> Deferred[WriteAnswer]:
         """Write to an unfinished share; see the contract."""

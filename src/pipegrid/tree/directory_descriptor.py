@@ -88,7 +88,7 @@ class DirectoryFd:
         return found.st_dev, found.st_ino
 
 
-class HomePart(PartFile):
+class DirectoryPartFile(PartFile):
     """
     A file on its way into a directory: see ``PartFile``; a link that has its name is replaced, not followed.
 
@@ -107,7 +107,7 @@ class HomePart(PartFile):
         try:
             super().__init__(path, replace, follow=False, inside=self._inside)
         except BaseException:
-            self._let_go()
+            self._release()
             raise
         if keeps_mode:
             with suppress(OSError):
@@ -118,14 +118,14 @@ class HomePart(PartFile):
     def close(self) -> None:
         """Let go of the file, and of its directory."""
         super().close()
-        self._let_go()
+        self._release()
 
     def publish(self) -> None:
         """Give it its name, if its directory is still in its place."""
         self._home.check()
         super().publish()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         fd, self._inside = self._inside, None
         if fd is not None:
             os.close(fd)

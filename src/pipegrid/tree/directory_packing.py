@@ -11,7 +11,7 @@ become another one, it is packed once more, without it.
 
 **Memory.** The entries of a directory are held until it is settled. So what is held are the directories on
 the way from the root to where the walk is, and those with something on its way to the grid, which whoever
-drives this bounds. What readers would not take of a directory (``has_room``) whoever drives this leaves out.
+drives this bounds. What readers would not take of a directory (``has_space``) whoever drives this leaves out.
 
     walk:   enter(dir) ─ expect(child)… ─ leave(dir)
     file:   known(cap) ─ stored(cap)   or   failed()
@@ -138,7 +138,7 @@ class TreePlan:
         self._expect(parent, name, metadata)
         return TreeNode(parent, name)
 
-    def has_room(self, directory: DirectoryNode) -> bool:
+    def has_space(self, directory: DirectoryNode) -> bool:
         """Whether readers would take the directory with one more entry."""
         return len(directory.entries) < MAX_ENTRIES and directory.bytes < MAX_DIRECTORY_BYTES
 

@@ -73,7 +73,7 @@ class RestoredMetadata:
     name: bytes | None = None
 
     @property
-    def mode_under_way(self) -> int:
+    def temporary_mode(self) -> int:
         """That of a directory while things come into it: no more people may enter it than in the end."""
         return (0o777 if self.mode is None else self.mode) | stat.S_IRWXU
 

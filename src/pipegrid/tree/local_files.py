@@ -15,7 +15,7 @@ from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import SinkError, naming
 from pipegrid.tree.directory_descriptor import (
     DirectoryFd,
-    HomePart,
+    DirectoryPartFile,
     directory_instead,
     failed,
     link_instead,
@@ -47,10 +47,10 @@ class Differs(Exception):
     """A file that is there is not the one that it was taken for."""
 
 
-class TreePart(HomePart):
+class TreePart(DirectoryPartFile):
     """
-    A file on its way into a tree: see ``HomePart``; mode and time come before the name, and nobody may read
-    the part who may not read the file.
+    A file on its way into a tree: see ``DirectoryPartFile``; mode and time come before the name, and nobody
+    may read the part who may not read the file.
 
     Args:
         kept: what its entry says of it.
@@ -81,7 +81,7 @@ class TreePart(HomePart):
             self.not_kept = _listed(mode and _why(mode), self.not_kept)
 
 
-class FileThere(PartFile):
+class ExistingFile(PartFile):
     """
     A file that is there, to be compared with one on the grid; stands where a part would, and is only read.
 
@@ -212,7 +212,7 @@ def make_root(path: str, kept: RestoredMetadata) -> None:
         SinkError: it cannot be made.
     """
     try:
-        os.makedirs(path, kept.mode_under_way, exist_ok=True)
+        os.makedirs(path, kept.temporary_mode, exist_ok=True)
         mode = stat.S_IMODE(os.stat(path).st_mode)
     except OSError as error:
         raise unmade(path, error) from error
@@ -265,13 +265,13 @@ def make_directory(
     try:
         with parent.entered() as inside:
             try:
-                os.mkdir(name, kept.mode_under_way, dir_fd=inside)
+                os.mkdir(name, kept.temporary_mode, dir_fd=inside)
             except FileExistsError:
                 found = os.stat(name, dir_fd=inside, follow_symlinks=False)
                 if stat.S_ISDIR(found.st_mode):
                     mode_before = stat.S_IMODE(found.st_mode)
                 elif force:
-                    directory_instead(kept.mode_under_way, name, inside)
+                    directory_instead(kept.temporary_mode, name, inside)
                 else:
                     raise in_the_way(path) from None
             if mode_before is not None and mode_before & _WRITABLE != _WRITABLE:
@@ -459,7 +459,7 @@ def write_whole(
         raise failed("write", path, error) from error
 
 
-def room_for(path: str, size: int) -> None:
+def space_for(path: str, size: int) -> None:
     """
     Raises:
         SinkError: a file of this size cannot fit onto the disk.

@@ -97,11 +97,11 @@ class CheckRetries(Generic[T]):
             if not self._later.keeps(number, (what, outcome), error, -math.inf):
                 tell(what, outcome)
         self._kept.clear()
-        under_way = 0
+        in_flight = 0
 
         def told(number: int, what: T, began_s: float, outcome: UpkeepOutcome) -> None:
-            nonlocal under_way
-            under_way -= 1
+            nonlocal in_flight
+            in_flight -= 1
             error = lacking(outcome)
             if error is None:
                 self.helped += self._later.succeeded(number)
@@ -111,14 +111,14 @@ class CheckRetries(Generic[T]):
 
         try:
             while True:
-                again = self._later.next(at_end=not under_way)
+                again = self._later.next(at_end=not in_flight)
                 for _, lost in self._later.take_lost():
                     tell(*lost)
                 if again is not None:
                     number, (what, _) = again
-                    under_way += 1
+                    in_flight += 1
                     await look(what, partial(told, number, what, self._clock.seconds()))
-                elif under_way:
+                elif in_flight:
                     await finished()
                 elif self._later.has_any:
                     await self._woken.wait()
@@ -299,7 +299,7 @@ class _Trees:
             for number, tree in enumerate(walks):
                 with tree:
                     async for met in tree:
-                        await self._look_after(number, met, upkeep)
+                        await self._maintain(number, met, upkeep)
                         if len(self._held) >= MAX_HELD:
                             await self._find_write_caps(upkeep)
             await upkeep.finished()
@@ -312,7 +312,7 @@ class _Trees:
             await upkeep.close()
         return self._summary
 
-    async def _look_after(self, number: int, met: Met, upkeep: Upkeep) -> None:
+    async def _maintain(self, number: int, met: Met, upkeep: Upkeep) -> None:
         best = met.best or met.cap
         place = FirstMet(met.path, met.cap, best if writes(best) else None)
         if self._reports.met is not None:
@@ -334,7 +334,7 @@ class _Trees:
         except CapError as error:
             self._note(number, place, Failure(error))
             return
-        await upkeep.room()
+        await upkeep.wait_for_space()
         if identity is None or not isinstance(cap, MutableCap) or writes(cap):
             upkeep.begin(cap, partial(self._came, (number, place, cap)))
         else:
@@ -344,7 +344,7 @@ class _Trees:
         """Look once more after what was not repaired for want of servers."""
 
         async def look(what: _Placed, told: OnOutcome) -> None:
-            await upkeep.room()
+            await upkeep.wait_for_space()
             upkeep.begin(what[2], told)
 
         def tell(what: _Placed, outcome: UpkeepOutcome) -> None:
@@ -386,7 +386,7 @@ class _Trees:
                     best = met.best or met.cap
                     one = held.pop(identity_of(best) or b"", None) if writes(best) else None
                     if one is not None:
-                        await upkeep.room()
+                        await upkeep.wait_for_space()
                         damaged = isinstance(one.outcome, Failure)
                         cap = _keepable(best)
                         told = partial(self._came, (one.number, one.place, cap))

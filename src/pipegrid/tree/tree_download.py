@@ -312,7 +312,7 @@ class FileFetcher:
             write = local_files.write_whole
             not_kept = await self._workers.run(write, home, file.place, data, replace, file.kept)
             return "fetched", size or 0, not_kept
-        local_files.room_for(os.path.dirname(file.place), size or 0)
+        local_files.space_for(os.path.dirname(file.place), size or 0)
         part = local_files.TreePart(home, file.place, replace, file.kept)
         try:
             result = await self._grid.get(cap, part, progress=progress)
@@ -327,7 +327,7 @@ class FileFetcher:
         home, cap = file.parent.there, file.cap
         if isinstance(cap, LitCap):
             return local_files.holds(home, file.place, cap.data)
-        there = local_files.FileThere(home, file.place)
+        there = local_files.ExistingFile(home, file.place)
         try:
             await self._grid.get(cap, there)
         except local_files.Differs:

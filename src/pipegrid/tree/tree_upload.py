@@ -273,7 +273,7 @@ class TreeSending:
     Gives to the store, and asks it, for one tree.
 
     Args:
-        under_way: is told of large files how much is left.
+        in_flight: is told of large files how much is left.
         wake: called when there may be room for more, or a cap has become known.
     """
 
@@ -283,14 +283,14 @@ class TreeSending:
         memory: KnownObjects,
         counts: TreeCounts,
         reports: TreeReports,
-        under_way: UploadQueue[TreeNode],
+        in_flight: UploadQueue[TreeNode],
         wake: Callable[[], None],
     ) -> None:
         self._store = store
         self._memory = memory
         self._counts = counts
         self._reports = reports
-        self._under_way = under_way
+        self._in_flight = in_flight
         self._wake = wake
 
     async def put(
@@ -301,7 +301,7 @@ class TreeSending:
 
         def progress(done: int, total: int) -> None:
             sending.is_at(done, total)
-            if self._under_way.weigh(place, size * (total - done) // max(1, total)):
+            if self._in_flight.weigh(place, size * (total - done) // max(1, total)):
                 self._wake()
 
         def known(cap: ChkCap) -> None:
@@ -386,11 +386,11 @@ class TreeUpload:
         self._root_metadata: dict[str, Any] = {}
         self._batch: Deferred[Any] | None = None
         self._walked = False
-        self._under_way: UploadQueue[TreeNode] = UploadQueue(
-            self._ended, grid.limits, clock.seconds, lambda: store.appetite, store.expect
+        self._in_flight: UploadQueue[TreeNode] = UploadQueue(
+            self._ended, grid.limits, clock.seconds, lambda: store.small_file_capacity, store.expect
         )
         self._sending = TreeSending(
-            store, self._memory, self.counts, self._reports, self._under_way, self._wake
+            store, self._memory, self.counts, self._reports, self._in_flight, self._wake
         )
         self._later: RetryQueue[TreeNode, FailedObject] = RetryQueue(
             clock, self._wake, self._reports.waiting
@@ -409,7 +409,7 @@ class TreeUpload:
         """
         began_s = self._clock.seconds()
         try:
-            while not (self._plan.done and not self._under_way.running):
+            while not (self._plan.done and not self._in_flight.running):
                 if self._error is not None:
                     raise self._error
                 if not self._go_on():
@@ -433,7 +433,7 @@ class TreeUpload:
         return TreeResult(self._plan.root_cap, self._root_metadata, self.counts, elapsed_s)
 
     async def _stop(self) -> None:
-        ending = self._under_way.forget_waiting()
+        ending = self._in_flight.forget_waiting()
         ending.append(self._store.close())
         if self._batch is not None:
             ending.append(self._batch)
@@ -444,22 +444,22 @@ class TreeUpload:
     def _go_on(self) -> bool:
         """Begin one thing that can begin now; return whether there was one."""
         waiting = self._later.tries.waiting
-        has_room = self._under_way.has_room
-        if self._later.has_any and (waiting or has_room) and self._begin_again(False):
+        has_space = self._in_flight.has_space
+        if self._later.has_any and (waiting or has_space) and self._begin_again(False):
             return True
-        self._under_way.hold(self._later.tries.waiting)
-        if self._under_way.held or not has_room:
+        self._in_flight.hold(self._later.tries.waiting)
+        if self._in_flight.held or not has_space:
             return False
         ready = self._plan.take_ready()
         if ready is not None:
             directory = ready[0]
-            self._under_way.begin(directory.bytes, self._store_directory(*ready), directory)
+            self._in_flight.begin(directory.bytes, self._store_directory(*ready), directory)
             return True
         if self._batch is None and not self._walked:
             self._batch = self._workers.run(self._walk.batch)
             self._batch.addCallbacks(self._take, self._walk_failed)
             return True
-        return self._walked and self._under_way.is_idle and self._begin_again(True)
+        return self._walked and self._in_flight.is_idle and self._begin_again(True)
 
     def _begin_again(self, at_end: bool) -> bool:
         """Begin a second try, or tell what is given up; returns whether there was either."""
@@ -479,7 +479,7 @@ class TreeUpload:
         else:
             assert kept.met is not None
             size, work = kept.size, self._store_once_more(place, kept.met)
-        self._under_way.begin(size, work, place, at_once=True)
+        self._in_flight.begin(size, work, place, at_once=True)
         return True
 
     # What the walk meets.
@@ -488,7 +488,7 @@ class TreeUpload:
         self._batch = None
         self._walked = not batch
         if self._walked:
-            self._under_way.all_met()
+            self._in_flight.all_met()
         try:
             for thing in batch:
                 if isinstance(thing, FileMet):
@@ -537,7 +537,7 @@ class TreeUpload:
         parent = self._directories.get(number)
         if parent is None:
             return None  # that was left out, with a sentence
-        if not self._plan.has_room(parent):
+        if not self._plan.has_space(parent):
             self._leave_out(path, "its directory is larger than a directory may be; split it")
             return None
         name, exact = entry_name(raw)
@@ -562,7 +562,7 @@ class TreeUpload:
         if known is not None:
             self._plan.known(place, known.cap)
             if known.due:
-                self._under_way.begin(0, self._check_file(place, met, known), place, stores=False)
+                self._in_flight.begin(0, self._check_file(place, met, known), place, stores=False)
             else:
                 self.counts.unchanged_bytes += met.found.st_size
                 self._plan.stored(place, known.cap)
@@ -572,7 +572,7 @@ class TreeUpload:
                 self._remember(met, cap)
             self._plan.stored(place, cap)
         else:
-            self._under_way.begin(size, self._store_file(place, met, met.content, size), place)
+            self._in_flight.begin(size, self._store_file(place, met, met.content, size), place)
 
     # What is stored.
 
@@ -667,11 +667,11 @@ class TreeUpload:
     def _failed(self, place: TreeNode, kept: FailedObject, began_s: float) -> None:
         """Something could not be stored now; perhaps it can later."""
         is_probe = self._later.tries.is_probe(place)
-        has_room = self._plan.held_entries <= MAX_ENTRIES
-        if has_room and self._later.keeps(place, kept, kept.error, began_s):
+        has_space = self._plan.held_entries <= MAX_ENTRIES
+        if has_space and self._later.keeps(place, kept, kept.error, began_s):
             if not is_probe:
                 self._count_failure(kept.error)
-            self._under_way.hold(self._later.tries.waiting)
+            self._in_flight.hold(self._later.tries.waiting)
         else:
             self._lose(place, kept.path, kept.error)
 

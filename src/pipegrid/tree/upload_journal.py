@@ -73,7 +73,7 @@ def unfinished_put(
     notes = config.caches[0] / NOTES_NAME
     with suppress(OSError):  # at once, so that the walk passes it over if it is within the tree
         notes.mkdir(mode=0o700, exist_ok=True)
-    _forget_old(notes, now())
+    _forget_stale(notes, now())
     return UploadJournal(notes, context, root, now)
 
 
@@ -204,7 +204,7 @@ def _due(known: KnownObject | None) -> KnownObject | None:
     return known if known is None or isinstance(known.cap, LitCap) else KnownObject(known.cap, True)
 
 
-def _forget_old(notes: Path, now_s: float) -> None:
+def _forget_stale(notes: Path, now_s: float) -> None:
     """Remove notes that nobody came back for; their file that was written last tells how old they are."""
     files: dict[str, list[os.DirEntry[str]]] = {}
     with suppress(OSError), os.scandir(notes) as entries:

@@ -65,7 +65,7 @@ class UploadQueue(Generic[P]):
         ended: called with what came of one, a ``Failure`` or None, when its room is free again.
         limits: of the grid; those of the module hold as well.
         seconds: tells the time.
-        appetite: how many small files the servers bear.
+        small_file_capacity: how many small files the servers bear.
         expect: told how many small ones are about to be stored, where they are many.
 
     Attributes:
@@ -77,12 +77,12 @@ class UploadQueue(Generic[P]):
         ended: Callable[[Any], None],
         limits: Limits,
         seconds: Callable[[], float],
-        appetite: Callable[[], SmallFileCapacity],
+        small_file_capacity: Callable[[], SmallFileCapacity],
         expect: Callable[[int], None] = lambda objects: None,
     ) -> None:
         self._tell_ended = ended
         self._seconds = seconds
-        self._appetite = appetite
+        self._small_file_capacity = small_file_capacity
         self._expect = expect
         self._met_small = 0
         self._all_met = False
@@ -100,7 +100,7 @@ class UploadQueue(Generic[P]):
         self.weight_bytes = 0
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Whether anything more may come."""
         return len(self._weights) < self._most_objects and self.weight_bytes < self._most_bytes
 
@@ -187,10 +187,14 @@ class UploadQueue(Generic[P]):
         # Questions are many to a message, whatever the server.
         if not work.stores:
             return True
-        appetite = self._appetite()
-        if appetite is SmallFileCapacity.COUNTED and self._is_undecided() and self._storing >= SOME:
+        small_file_capacity = self._small_file_capacity()
+        if (
+            small_file_capacity is SmallFileCapacity.COUNTED
+            and self._is_undecided()
+            and self._storing >= SOME
+        ):
             return False
-        return self._depth.has_slot(self._storing, appetite)
+        return self._depth.has_slot(self._storing, small_file_capacity)
 
     def _is_undecided(self) -> bool:
         """Whether it is not known yet if there are many."""

@@ -49,7 +49,7 @@ class StoresFiles(Protocol):
     """What the files of a tree are given to: a grid, or what only counts them."""
 
     @property
-    def appetite(self) -> SmallFileCapacity:
+    def small_file_capacity(self) -> SmallFileCapacity:
         """How many small files may be under way."""
 
     def expect(self, objects: int) -> None:
@@ -95,9 +95,9 @@ class GridFiles:
         self._watching = False
 
     @property
-    def appetite(self) -> SmallFileCapacity:
+    def small_file_capacity(self) -> SmallFileCapacity:
         """How many all servers bear."""
-        return self._grid._appetite
+        return self._grid._small_file_capacity
 
     def expect(self, objects: int) -> None:
         """Have the servers prepare for so many."""
@@ -195,7 +195,7 @@ class DryRunStore:
         self.objects = self.bytes = self.checks = 0
 
     @property
-    def appetite(self) -> SmallFileCapacity:
+    def small_file_capacity(self) -> SmallFileCapacity:
         """Any number, as nothing is sent."""
         return SmallFileCapacity.ANY
 

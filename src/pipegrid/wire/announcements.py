@@ -243,7 +243,7 @@ def _kept(value: object) -> object:
     return value if value is None or isinstance(value, (str, int)) else _NO_VALUE
 
 
-class AnnouncementBook:
+class AnnouncementRecords:
     """
     The newest announcement of every server, from any number of introducers, with the fields that are used.
 

@@ -101,7 +101,7 @@ class StatesTests(ServerTestCase):
         turns.over = True
         self.assertFalse(turn.may_go_on())
         self.assertFalse(turn.may_go_on())
-        turn.stand_in_line()
+        turn.wait_in_queue()
         self.assertIs(turn.state, TurnState.WAITS_AGAIN)
         turn.is_over()
         self.assertIs(turn.state, TurnState.WAITS)

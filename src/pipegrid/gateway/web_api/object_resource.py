@@ -34,7 +34,7 @@ from pipegrid.gateway.web_api.new_objects import (
     may_be_stored_early,
     store_file,
 )
-from pipegrid.gateway.web_api.path_lookup import FileInTheWay, FoundObject, find
+from pipegrid.gateway.web_api.path_lookup import FileOnPath, FoundObject, find
 from pipegrid.gateway.web_api.web_errors import WebError, no_such_child
 from pipegrid.reactor.deferreds import start_cancellable
 from pipegrid.tree.public_grid import Grid
@@ -97,7 +97,7 @@ async def answer_object(posts: Mapping[str, Handler], call: ApiRequest) -> HttpR
 async def _answer_at_path(posts: Mapping[str, Handler], call: ApiRequest) -> HttpResponse | None:
     try:
         found = await find(call.grid, call.names[1], call.names[2:], call.allowed)
-    except FileInTheWay as error:
+    except FileOnPath as error:
         if call.method in ("PUT", "POST"):
             raise WebError(409, str(error)) from None
         raise

@@ -118,7 +118,7 @@ def unknown_cap(cap: UnknownCap) -> WebError:
     return WebError(400, f"'{shown}' is not a capability that the gateway knows; copy it whole")
 
 
-class FileInTheWay(WebError):
+class FileOnPath(WebError):
     """A path goes through what is no directory; for what would be made there the status is 409."""
 
 
@@ -127,7 +127,7 @@ async def _step(grid: Grid, here: FoundObject, name: str, rest: Sequence[str]) -
         if isinstance(here.cap, UnknownCap) and here.child is None:
             raise FileInTheWay(400, str(unknown_cap(here.cap)))
         what = f"'{printable(here.name)}'" if here.name else "the capability before the path"
-        raise FileInTheWay(
+        raise FileOnPath(
             400, f"{what} is not a directory, so there is no '{printable(name)}' in it"
         )
     assert isinstance(here.cap, DirectoryCap)

@@ -172,12 +172,12 @@ class HeldMemory:
             victim = max(self._held, key=lambda each: self._held[each], default=holder)
             if victim is holder or self._held[victim] < would_hold:
                 return False
-            self.let_go_all(victim)
+            self.release_all(victim)
             victim.crowd_out()
         self._held[holder] = would_hold
         return True
 
-    def let_go(self, holder: Holder, fewer_bytes: int) -> None:
+    def release(self, holder: Holder, fewer_bytes: int) -> None:
         """Count less memory for a holder, which may have been closed before."""
         held = self._held.get(holder, 0)
         fewer_bytes = min(fewer_bytes, held)
@@ -185,7 +185,7 @@ class HeldMemory:
             self._take(-fewer_bytes)
             self._held[holder] = held - fewer_bytes
 
-    def let_go_all(self, holder: Holder) -> None:
+    def release_all(self, holder: Holder) -> None:
         """Count no memory any more for a closed holder."""
         held = self._held.pop(holder, 0)
         if held:
@@ -397,7 +397,7 @@ class ServerBroker(BoundedBroker):
     def message_begins(self) -> None:
         """Start with another message, and release the memory of the last one."""
         super().message_begins()
-        self._memory.let_go(self, self._message_held)
+        self._memory.release(self, self._message_held)
         self._message_held = 0
 
     def scheduleCall(self, delivery: Any, ready_deferred: Any) -> None:
@@ -408,7 +408,7 @@ class ServerBroker(BoundedBroker):
     def call_ended(self, delivery: Any) -> None:
         """Release the memory of a call that was carried out."""
         super().call_ended(delivery)
-        self._memory.let_go(self, delivery.held_bytes)
+        self._memory.release(self, delivery.held_bytes)
 
     def getTrackerForMyReference(self, puid: int, obj: Any) -> Any:
         """Count a new reference of the client to an object of ours."""
@@ -420,7 +420,7 @@ class ServerBroker(BoundedBroker):
         """Count one reference of the client less."""
         before = len(self.myReferenceByCLID)
         super().remote_decref(clid, count)
-        self._memory.let_go(self, (before - len(self.myReferenceByCLID)) * REFERENCE_COST)
+        self._memory.release(self, (before - len(self.myReferenceByCLID)) * REFERENCE_COST)
 
     def _hold_answer(self, size: int) -> bool:
         if self._memory.hold(self, size):
@@ -439,7 +439,7 @@ class ServerBroker(BoundedBroker):
         return super().send(obj)
 
     def _sent(self, result: Any, size: int) -> Any:
-        self._memory.let_go(self, size)
+        self._memory.release(self, size)
         return result
 
     def sendToken(self, obj: Any) -> None:
@@ -552,7 +552,7 @@ class ServerBroker(BoundedBroker):
         # Answers that were not sent hold the data that was read.
         self.slicerStack, self.rootSlicer.sendQueue = [], []
         self._message_held = 0
-        self._memory.let_go_all(self)
+        self._memory.release_all(self)
 
     def _unregister(self) -> None:
         # TLS does not close while a producer is registered.

@@ -374,9 +374,9 @@ class BucketReader(Referenceable):  # type: ignore[misc]
 
 
 async def _commit(service: GbsService, upload: IncomingShare) -> None:
-    while not service.has_room:
+    while not service.has_space:
         room: Deferred[None] = Deferred()
-        service.call_when_room(partial(room.callback, None))
+        service.call_when_space(partial(room.callback, None))
         await room
     try:
         await service.commit(upload)

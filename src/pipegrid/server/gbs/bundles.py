@@ -42,7 +42,7 @@ class BundleService(Service, Protocol):
     def reserve(self, shares: int) -> None:
         """Count shares that wait to become durable, before they do; a negative number releases them."""
 
-    def has_room_for(self, shares: int) -> bool:
+    def has_space_for(self, shares: int) -> bool:
         """Return whether this many more shares may wait to become durable."""
 
     def commit_each(
@@ -83,7 +83,7 @@ class Bundle(InSteps):
             return True
         uploads = self._uploads
         shares = sum(len(each.shares) for each in uploads)
-        return self._service.has_room_for(shares) and not any(
+        return self._service.has_space_for(shares) and not any(
             each.storage_index in committing for each in uploads
         )
 

@@ -176,8 +176,8 @@ def overdue(
         return GivenUp.REQUEST if since_s > BODY_TIMEOUT_S + more_s else None
     if not order.known and order.receiver is not None:
         return GivenUp.REFUSED if since_s > HEAD_TIMEOUT_S else None
-    patience_s = IDLE_TIMEOUT_S if order.known else HEAD_TIMEOUT_S
-    return GivenUp.IDLE if now_s - moments.heard_s > patience_s else None
+    time_limit_s = IDLE_TIMEOUT_S if order.known else HEAD_TIMEOUT_S
+    return GivenUp.IDLE if now_s - moments.heard_s > time_limit_s else None
 
 
 # ``RequestOrder`` carries out and answers the requests; ``request_order`` has the tables of states.
@@ -435,7 +435,7 @@ class GbsConnection(Protocol):
                 self._feed(intake.next_piece())
             intake.read_on(not self._events)
             if self._events and self._turns.over:
-                self._turn.stand_in_line()
+                self._turn.wait_in_queue()
         except Exception:
             self._fail()
         finally:

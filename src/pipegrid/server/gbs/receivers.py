@@ -134,7 +134,7 @@ class Call:
     def refuse(self, answer: Answer) -> None:
         """Answer this, whatever else arrives."""
         self.refusal = answer
-        self._let_go()
+        self._release()
 
     def finish(self) -> Answer | Deferred[Answer]:
         if self.refusal is not None:
@@ -151,7 +151,7 @@ class Call:
         return self._ended(answer)
 
     def abandon(self) -> None:
-        self._let_go()
+        self._release()
 
     def charge(self, more_bytes: int) -> bool:
         """
@@ -164,7 +164,7 @@ class Call:
         return True
 
     def _ended(self, answer: Answer) -> Answer:
-        self._let_go()
+        self._release()
         return self._count(answer)
 
     def _failed(self, failure: Failure) -> Answer:
@@ -173,7 +173,7 @@ class Call:
     def _count(self, answer: Answer) -> Answer:
         return self.service.count(self._operation.value, answer)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self.service.hold(-self._held_bytes)
         self._held_bytes = 0
         self.body = bytearray()

@@ -19,7 +19,7 @@ from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.bundles import Bundle
 from pipegrid.server.gbs.receivers import InSteps
 from pipegrid.server.gbs.request_check import Request
-from pipegrid.server.gbs.responses import Answer, AnswerBody
+from pipegrid.server.gbs.responses import Answer, ResponseBody
 from pipegrid.state_table import Named, Table
 from pipegrid.storage.storage_paths import ShareKey
 from pipegrid.storage.uploads.eviction import NOBODY
@@ -147,7 +147,7 @@ class ResponseSlot:
     last: bool = False
     shares: Sequence[ShareKey] = ()
     data: bytes | None = None
-    stream: AnswerBody | None = None
+    stream: ResponseBody | None = None
 
 
 class RequestOrder:
@@ -238,8 +238,8 @@ class RequestOrder:
         target = request.target
         if target is None:
             return True
-        if target.resource is Resource.SHARE and not self._service.has_room:
-            self._wait_for_room()
+        if target.resource is Resource.SHARE and not self._service.has_space:
+            self._wait_for_space()
             return False
         pending = self.committing.get(target.storage_index)
         if pending is None:
@@ -283,8 +283,8 @@ class RequestOrder:
             if isinstance(receiver, Bundle) and not receiver.unpack(self._turns):
                 return False
             if isinstance(receiver, Bundle) and not receiver.may_begin(self.committing):
-                if not self._service.has_room_for(MAX_SHARES):
-                    self._wait_for_room()
+                if not self._service.has_space_for(MAX_SHARES):
+                    self._wait_for_space()
                 return False
             if not receiver.advance(self._turns):
                 return False
@@ -376,7 +376,7 @@ class RequestOrder:
             transport.write(b"".join(out))
             out.clear()
 
-    def _pump(self, stream: AnswerBody, transport: Any) -> bool:
+    def _pump(self, stream: ResponseBody, transport: Any) -> bool:
         """Send from a stream until the transport is full; returns whether the stream has ended."""
         while self.can_write:
             try:
@@ -419,10 +419,10 @@ class RequestOrder:
 
     # Limits of what waits for the disk.
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_space(self) -> None:
         if not self._waits_for_room:
             self._waits_for_room = True
-            self._service.call_when_room(self._room)
+            self._service.call_when_space(self._room)
 
     def _room(self) -> None:
         self._waits_for_room = False
@@ -471,10 +471,10 @@ class TurnTaking(Generic[M]):
         elif self._turns.may_have(self._member):
             self._move(Taking.IS_GIVEN)
             return True
-        self.stand_in_line()
+        self.wait_in_queue()
         return False
 
-    def stand_in_line(self) -> None:
+    def wait_in_queue(self) -> None:
         """Queue the connection, unless it is queued already."""
         before = self.state
         self._move(Taking.STANDS_IN_LINE)

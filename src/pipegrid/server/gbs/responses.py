@@ -41,7 +41,7 @@ _REASONS = {
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class AnswerBody(Protocol):
+class ResponseBody(Protocol):
     """The body of a large answer."""
 
     length: int
@@ -68,7 +68,7 @@ class Answer:
     status: int
     head: bytes
     body: bytes = b""
-    stream: AnswerBody | None = None
+    stream: ResponseBody | None = None
 
     def render(self, with_body: bool, connection: bytes = b"") -> bytes:
         """
@@ -88,7 +88,7 @@ def make(
     body: bytes = b"",
     content_type: str = "",
     headers: bytes = b"",
-    stream: AnswerBody | None = None,
+    stream: ResponseBody | None = None,
 ) -> Answer:
     """
     Return an answer.
@@ -122,7 +122,7 @@ def cbor(body: bytes, status: int = 200, headers: bytes = b"") -> Answer:
     return make(status, body, gbs_messages.CONTENT_TYPE, headers)
 
 
-class AnswerPieces:
+class ResponsePieces:
     """
     A long message in memory, sent in pieces.
 

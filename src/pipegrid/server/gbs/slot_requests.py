@@ -79,7 +79,7 @@ class SlotQueue:
         # Cancelling stops the waiting; the call runs nevertheless.
         outcome: Deferred[T] = Deferred()
 
-        def start_and_tell() -> Deferred[Any]:
+        def start_and_report() -> Deferred[Any]:
             def tell(result: Any) -> None:
                 if not outcome.called:
                     outcome.callback(result)
@@ -87,9 +87,9 @@ class SlotQueue:
             return start().addBoth(tell)
 
         if storage_index in self._busy:
-            self._busy[storage_index].append(start_and_tell)
+            self._busy[storage_index].append(start_and_report)
         else:
-            self._busy[storage_index] = deque([start_and_tell])
+            self._busy[storage_index] = deque([start_and_report])
             self._run(storage_index)
         return outcome
 
@@ -159,7 +159,7 @@ class SpooledRequest:
         size, self._gathered_bytes = self._gathered_bytes, 0
         if not size:
             return
-        if not self._slots.has_room(size):
+        if not self._slots.has_space(size):
             raise NoSpace(
                 f"there is no space for {size} more bytes of a request; use another server"
             )
@@ -295,7 +295,7 @@ class SlotChangeCall(InSteps):
     def _answer_result(self, result: SlotResult) -> Answer:
         if not self._read_bytes:
             return responses.cbor(gbs_mutable.pack_answer(result))
-        stream = responses.AnswerPieces(gbs_mutable.pack_answer_in_pieces(result), self._sent)
+        stream = responses.ResponsePieces(gbs_mutable.pack_answer_in_pieces(result), self._sent)
         return responses.make(200, content_type=gbs_messages.CONTENT_TYPE, stream=stream)
 
     def _not_read(self, failure: Failure) -> Failure | Answer:

@@ -110,15 +110,15 @@ class GbsService:
     # Limits of what waits for the disk.
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Whether one more write may begin."""
-        return self.has_room_for(1)
+        return self.has_space_for(1)
 
-    def has_room_for(self, shares: int) -> bool:
+    def has_space_for(self, shares: int) -> bool:
         """Return whether this many more shares, at most ``MAX_COMMITS``, may wait to become durable."""
         return self.commits + shares <= MAX_COMMITS
 
-    def call_when_room(self, call: Callable[[], None]) -> None:
+    def call_when_space(self, call: Callable[[], None]) -> None:
         """Call a function once, when the limit may not be reached any more."""
         self._waiting_for_room.append(call)
 

@@ -43,7 +43,7 @@ class SlotPlace(Protocol):
     disk: Disk
 
     @property
-    def has_room(self) -> HasRoom:
+    def has_space(self) -> HasRoom:
         """Returns whether a number of bytes more may be stored."""
 
     def fresh_lease(self, share: SlotFile | None, secrets: LeaseSecrets) -> slot_file.MutableLease:
@@ -91,7 +91,7 @@ class SlotChange:
         """Change all shares, or raise; the class describes the state after an error."""
         deleted = sorted(n for n, each in changes.items() if each.new_length == 0)
         written = {n: changes[n] for n in sorted(changes) if n not in deleted}
-        self._check_room(written)
+        self._check_space(written)
         try:
             with slotfiles.reported(f"write to the slot {self._name}", self._directory):
                 for number, change in written.items():
@@ -117,7 +117,7 @@ class SlotChange:
                 with suppress(OSError):
                     disk.remove(path)
 
-    def _check_room(self, changes: Mapping[int, ShareChange]) -> None:
+    def _check_space(self, changes: Mapping[int, ShareChange]) -> None:
         """
         Check the space by which the files grow; the space for copies is checked when they are written.
         """
@@ -132,7 +132,7 @@ class SlotChange:
                 header = share.header
             growth = slot_file.measure(header, change.writes, change.new_length)
             more += growth.extra_offset - header.extra_offset
-        if more and not self._place.has_room(more):
+        if more and not self._place.has_space(more):
             raise NoSpace(
                 f"there is no space for {more} more bytes in the slot {self._name}; "
                 "use another server"
@@ -173,12 +173,12 @@ class SlotChange:
         disk.write_all(fd, content, 0)
         fresh = self._place.fresh_lease(share, self._secrets.lease)
         copy = SlotFile(fd, path, header, len(content))
-        slotfiles.change_file(copy, change.writes, change.new_length, fresh, self._place.has_room)
+        slotfiles.change_file(copy, change.writes, change.new_length, fresh, self._place.has_space)
 
     def _change_in_place(self, number: int, change: ShareChange, durable: bool) -> None:
         share = self._shares[number]
         fresh = self._place.fresh_lease(share, self._secrets.lease)
-        slotfiles.change_file(share, change.writes, change.new_length, fresh, self._place.has_room)
+        slotfiles.change_file(share, change.writes, change.new_length, fresh, self._place.has_space)
         if durable:
             os.fsync(share.fd)
 

@@ -199,7 +199,7 @@ def lease_position(extra_offset: int, index: int) -> int:
 
 
 def plan_lease(
-    extra_offset: int, records: bytes, fresh: MutableLease, version: int, has_room: HasRoom
+    extra_offset: int, records: bytes, fresh: MutableLease, version: int, has_space: HasRoom
 ) -> list[tuple[int, bytes]] | None:
     """
     Return the writes, ``(file offset, bytes)`` in order, that add or renew a lease; None if it cannot be
@@ -209,7 +209,7 @@ def plan_lease(
         records: all existing ones, including free slots: the four slots, then the extra ones.
         fresh: the new lease. An expiry is only ever changed to a later time.
         version: of the container.
-        has_room: see ``HasRoom``; called only for one more extra lease.
+        has_space: see ``HasRoom``; called only for one more extra lease.
     """
     index = RECORDS.find(records, fresh.renew, version > 1)
     if index is not None and _owner(records, index):
@@ -225,7 +225,7 @@ def plan_lease(
     if count >= MAX_LEASES:
         index = RECORDS.longest_expired(records, fresh.expires - LEASE_DURATION_S)
         return None if index is None else [(lease_position(extra_offset, index), fresh.pack())]
-    if not has_room(LEASE_BYTES):
+    if not has_space(LEASE_BYTES):
         return None
     # Counted only after it is written.
     extra = _UINT32.pack(count - LEASE_SLOTS + 1)
@@ -470,7 +470,7 @@ def change_file(
     writes: Writes,
     new_length: int | None,
     fresh: MutableLease,
-    has_room: HasRoom,
+    has_space: HasRoom,
 ) -> None:
     """
     Carry out a change, and add or renew a lease, if possible.
@@ -491,11 +491,11 @@ def change_file(
             disk.write_all(share.fd, data, at)
         os.ftruncate(share.fd, growth.extra_offset + len(extra))
     end = growth.extra_offset
-    for at, data in plan_lease(end, leases, fresh, header.version, has_room) or ():
+    for at, data in plan_lease(end, leases, fresh, header.version, has_space) or ():
         disk.write_all(share.fd, data, at)
 
 
-def renew(share: SlotFile, fresh: MutableLease, has_room: HasRoom) -> None:
+def renew(share: SlotFile, fresh: MutableLease, has_space: HasRoom) -> None:
     """
     Add or renew a lease in place; the slot is locked.
 
@@ -505,7 +505,7 @@ def renew(share: SlotFile, fresh: MutableLease, has_room: HasRoom) -> None:
     """
     leases = share.leases(share.extra())
     header = share.header
-    plan = plan_lease(header.extra_offset, leases, fresh, header.version, has_room)
+    plan = plan_lease(header.extra_offset, leases, fresh, header.version, has_space)
     if plan is None:
         raise NoSpace(f"there is no space for one more lease on the share {share.path!r}")
     for at, data in plan:

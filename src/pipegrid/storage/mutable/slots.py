@@ -52,12 +52,12 @@ class Slots:
         directory_of: returns the directory of a storage index; raises UsageError if that is malformed.
         incoming: where new files are created, on the same file system.
         clock: seconds since 1970.
-        has_room: returns whether a number of bytes more fits.
+        has_space: returns whether a number of bytes more fits.
         read_only: create no new shares. Existing ones may be changed and deleted.
 
     Attributes:
         node_id: 20 bytes, the server's tub id, stored in every container and lease.
-        incoming, has_room, read_only: as above.
+        incoming, has_space, read_only: as above.
         disk: syncs directories.
     """
 
@@ -66,7 +66,7 @@ class Slots:
         directory_of: Callable[[bytes], str],
         incoming: str,
         clock: Callable[[], float],
-        has_room: HasRoom,
+        has_space: HasRoom,
         read_only: bool,
         node_id: bytes,
     ) -> None:
@@ -74,7 +74,7 @@ class Slots:
         self._directory_of = directory_of
         self.incoming = incoming
         self._clock = clock
-        self.has_room = has_room
+        self.has_space = has_space
         self.read_only = read_only
         self.disk = Disk()
 
@@ -210,7 +210,7 @@ class Slots:
         try:
             fresh = self.fresh_lease(share, secrets)
             with slotfiles.reported(f"renew the lease of {path!r}", path):
-                slotfiles.renew(share, fresh, self.has_room)
+                slotfiles.renew(share, fresh, self.has_space)
         finally:
             share.close()
         return True

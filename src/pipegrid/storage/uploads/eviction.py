@@ -465,7 +465,7 @@ class Eviction(Generic[U]):
     def __init__(self) -> None:
         self._orders: dict[bool, EvictionOrder[U]] = {}  # by what is counted: bytes, or uploads
         # The clients for which nothing could be evicted, each with the second of that.
-        self._in_vain: dict[Client, int] = {}
+        self._without_effect: dict[Client, int] = {}
 
     def choose(
         self, uploads: Collection[U], client: Client, asked: UploadDemand, now: float
@@ -477,7 +477,7 @@ class Eviction(Generic[U]):
             uploads: all that exist.
         """
         second = int(now)
-        if self._in_vain.get(client) == second:
+        if self._without_effect.get(client) == second:
             return []
         by_bytes = asked.missing_bytes > 0
         order = self._orders.get(by_bytes)
@@ -485,8 +485,8 @@ class Eviction(Generic[U]):
             order = self._orders[by_bytes] = EvictionOrder(uploads, by_bytes, now)
         chosen = order.choose(client, asked, now)
         if not chosen:
-            recent = {each: at for each, at in self._in_vain.items() if at == second}
-            self._in_vain = {**recent, client: second}
+            recent = {each: at for each, at in self._without_effect.items() if at == second}
+            self._without_effect = {**recent, client: second}
         return list(chosen)
 
     def hand_over(self, upload: U, client: Client) -> None:

@@ -169,7 +169,7 @@ class UnfinishedUploads:
         self._kept = (int(now), kept)
         return kept
 
-    def make_room(self, client: Client, asked: UploadDemand) -> bool:
+    def make_space(self, client: Client, asked: UploadDemand) -> bool:
         """
         Evict uploads for a demand; return whether nothing is missing now.
 
@@ -212,7 +212,7 @@ class UnfinishedUploads:
                 self._hand_over(upload, client)
                 return True
             upload.discard()
-        if not self._has_room(share_bytes, client):
+        if not self._has_space(share_bytes, client):
             return False
         path = self._paths.unfinished(storage_index, number)
         try:
@@ -275,7 +275,7 @@ class UnfinishedUploads:
             return False
         return eviction.is_stale(upload, self._clock())
 
-    def _has_room(self, share_bytes: int, client: Client) -> bool:
+    def _has_space(self, share_bytes: int, client: Client) -> bool:
         """Return whether one more may begin, after evicting others if necessary."""
         if share_bytes > share_file.MAX_SHARE_BYTES:
             return False
@@ -283,7 +283,7 @@ class UnfinishedUploads:
         missing_uploads = max(0, len(self._uploads) + 1 - self._max_uploads)
         if not missing_bytes and not missing_uploads:
             return True
-        return self.make_room(client, UploadDemand(1, share_bytes, missing_uploads, missing_bytes))
+        return self.make_space(client, UploadDemand(1, share_bytes, missing_uploads, missing_bytes))
 
     def upload(
         self, storage_index: bytes, share_number: int, upload_secret: bytes, client: Client = NOBODY

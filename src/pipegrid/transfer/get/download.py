@@ -122,7 +122,7 @@ class Download:
                         break
                     await self._changed.wait()  # until the sink takes the rest
                     continue
-                self._readers.look_at_answers()
+                self._readers.look_at_responses()
                 self._readers.look_at_readers()
                 self._readers.name_corruption()
                 self._readers.recruit(policy.wanted_extra)
@@ -139,7 +139,7 @@ class Download:
             raise
         finally:
             policy.ended()
-            self._readers.let_go()
+            self._readers.release()
             for job in list(self._jobs):
                 job.cancel()
         policy.succeeded()

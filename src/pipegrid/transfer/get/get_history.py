@@ -38,7 +38,7 @@ class LinkEstimate:
         self._rates: deque[float] = deque(maxlen=_SAMPLES)
         self._answers_s: deque[float] = deque(maxlen=8 * _SAMPLES)
 
-    def note_answer(self, elapsed_s: float) -> None:
+    def note_response(self, elapsed_s: float) -> None:
         """Record the response time of a small request."""
         self._answers_s.append(elapsed_s)
 

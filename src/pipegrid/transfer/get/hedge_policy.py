@@ -49,7 +49,7 @@ class HedgedRead:
 
     Args:
         started: when it began.
-        patience_s: least time to wait for a primary that lags: on a narrow link even a steady transfer
+        time_limit_s: least time to wait for a primary that lags: on a narrow link even a steady transfer
             arrives in bursts.
 
     Attributes:
@@ -59,12 +59,12 @@ class HedgedRead:
         due: when to check again in any case, or None.
     """
 
-    def __init__(self, started: float, patience_s: float = 0.0) -> None:
+    def __init__(self, started: float, time_limit_s: float = 0.0) -> None:
         self.open = True
         self.parts: dict[int, tuple[int, int]] = {}
         self.due: float | None = None
         self._started = started
-        self._patience_s = patience_s
+        self._time_limit_s = time_limit_s
         self._hedges: set[int] = set()
 
     def is_hedge(self, share_number: int) -> bool:
@@ -95,7 +95,7 @@ class HedgedRead:
             self.due = None
             return
         if self.due is None:
-            self.due = now + max(self._patience_s, _TOLERANCE * (now - self._started))
+            self.due = now + max(self._time_limit_s, _TOLERANCE * (now - self._started))
         if now < self.due:
             return
         self.due = None
@@ -250,7 +250,7 @@ class ReadPolicy:
         self.race = HedgedRead(now, line.time_s(length) / BURSTS if narrow else 0.0)
         # A server that takes long because the link is narrow does not lag.
         hedge_s = max(settings.hedge_s, 2 * line.time_s(geometry.segment_bytes))
-        self._patience = ReadPatience(hedge_s, settings.silence_s, now)
+        self._patience = ReadTimeouts(hedge_s, settings.silence_s, now)
         self._hedged = False
         self._misplaced = False
         self._seen_bytes = 0
@@ -289,7 +289,7 @@ class ReadPolicy:
         """Record that a server has responded with its list of shares, or has failed (None)."""
         self._patience.something_came(now)
         if elapsed_s is not None:
-            self._line.note_answer(elapsed_s)
+            self._line.note_response(elapsed_s)
 
     def seen(self, now: float, seen_bytes: int) -> None:
         """Record how many bytes the open shares have received, all together."""
@@ -315,7 +315,7 @@ class ReadPolicy:
         self._patience.something_came(now)
 
     def segment_finished(self, now: float) -> None:
-        """Record that a segment was finished at ``now``; see ``ReadPatience``."""
+        """Record that a segment was finished at ``now``; see ``ReadTimeouts``."""
         self._patience.segment_finished(now)
 
     def reader_paused(self, now: float) -> None:
@@ -420,7 +420,7 @@ class ReadPolicy:
         return not paces or 2 * min(paces) <= max(paces)
 
 
-class ReadPatience:
+class ReadTimeouts:
     """
     Time limits of a download, computed from times that the caller passes.
 

@@ -337,7 +337,7 @@ class ShareReaders:
         self._answers.append((peer, answer))
         self._changed()
 
-    def look_at_answers(self) -> None:
+    def look_at_responses(self) -> None:
         """Pass the servers' lists of shares to the search."""
         answers, self._answers = self._answers, []
         for peer, answer in answers:
@@ -544,7 +544,7 @@ class ShareReaders:
                 self._absent.add(peer.name)
                 question.cancel()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Cancel everything that is unanswered, so that no callback of this download is called later."""
         for reader in list(self.open.values()):
             reader.close()

@@ -63,12 +63,12 @@ class QueryBatches(Generic[T]):
             self._unasked.remove(server)
         self._asked.add(server)
 
-    def ended(self, server: T, in_vain: bool = True) -> None:
-        """Record that the server has responded or failed; ``in_vain``: other servers must be queried."""
+    def ended(self, server: T, without_effect: bool = True) -> None:
+        """Record that a server has responded or failed; ``without_effect``: others must be queried."""
         if server in self._asked:
             self._asked.remove(server)
             self._ended += 1
-            self._few_will_do = self._few_will_do and not in_vain
+            self._few_will_do = self._few_will_do and not without_effect
 
     def hurry(self) -> None:
         """

@@ -256,7 +256,7 @@ class BaseSearch:
             return None
         if known.content is None and not self._replaces:
             return None
-        if known.version.sequence_number < known.sequence_number or known.is_doubtful:
+        if known.version.sequence_number < known.sequence_number or known.is_uncertain:
             return None
         head = known.version.signed_prefix[:HEAD_BYTES]
         by_id = {peer.identity.server_id: peer for peer in self._slot.peers}
@@ -450,7 +450,7 @@ class BaseSearch:
         for peer, seen in outcome.seen.items():
             found.heard(peer, seen, REFUSAL_BYTES)
         for peer, error in outcome.failed.items():
-            found.failed_to_answer(peer, error)
+            found.failed_to_respond(peer, error)
         wanted = quorum(self._slot, self._usual[1])
         if not is_settled(found, wanted, self._known.newest):
             return None

@@ -320,7 +320,7 @@ class Modification:
         if self._met_s is None:
             self._met_s = clock.seconds()
         elapsed_s = clock.seconds() - self._met_s
-        if elapsed_s > settings.patience_s:
+        if elapsed_s > settings.time_limit_s:
             raise UncoordinatedWriteError(
                 f"others have been changing this mutable file for {elapsed_s:.0f} s, so this change could "
                 "not be stored; try again later",

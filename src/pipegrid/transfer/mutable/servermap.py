@@ -85,7 +85,7 @@ class ServerMap:
             number: self._copy(peer, number, data, length) for number, data in sorted(found.items())
         }
 
-    def failed_to_answer(self, peer: Peer, error: ServerError) -> None:
+    def failed_to_respond(self, peer: Peer, error: ServerError) -> None:
         """Record that a server has not responded."""
         self.failed[peer] = error
 
@@ -154,17 +154,17 @@ class ServerMap:
         }
 
 
-def is_settled(found: ServerMap, wanted_answers: int, least: tuple[int, bytes]) -> bool:
+def is_settled(found: ServerMap, wanted_responses: int, least: tuple[int, bytes]) -> bool:
     """
     Return whether a reader may use the best version without asking further servers.
 
     Args:
-        wanted_answers: number of servers that must have responded, so that the fastest servers cannot
+        wanted_responses: number of servers that must have responded, so that the fastest servers cannot
             cause an old version to be used.
         least: sequence number and root hash of the newest version seen before.
     """
     best = found.choice().best
-    if best is None or found.answered < wanted_answers:
+    if best is None or found.answered < wanted_responses:
         return False
     if found.choice().newer_unrecoverable or found.choice().rivals:
         return False
@@ -386,7 +386,7 @@ class ServermapUpdate:
         try:
             data = await self._slot.look(peer, self._read_bytes, self._expected(peer))
         except ServerError as error:
-            self.found.failed_to_answer(peer, error)
+            self.found.failed_to_respond(peer, error)
         else:
             self.found.heard(peer, data, self._read_bytes)
             if self._opens_key and self.found.book.signing_key is None:

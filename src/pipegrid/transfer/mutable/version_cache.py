@@ -134,7 +134,7 @@ class CachedVersion:
         self.begun_number = 0
 
     @property
-    def is_doubtful(self) -> bool:
+    def is_uncertain(self) -> bool:
         """Whether a write was begun that may have replaced ``version``."""
         return self.version is not None and self.begun_number > self.version.sequence_number
 

@@ -24,7 +24,7 @@ from pipegrid.wire.storage_messages import Allocation, ServerVersion, UploadSecr
 
 
 @attrs.frozen
-class RoomAnswer:
+class AllocationResponse:
     """
     The response of one server to one allocation request.
 
@@ -54,7 +54,7 @@ class Allocations:
         self._changed = changed
         self._asked: dict[Peer, frozenset[int]] = {}
         self._unanswered: set[Deferred[Allocation]] = set()
-        self._answers: list[RoomAnswer] = []
+        self._answers: list[AllocationResponse] = []
         self._answered_count = 0
 
     @property
@@ -64,7 +64,7 @@ class Allocations:
 
     @property
     def has_news(self) -> bool:
-        """Whether there are responses that ``take_answers`` has not returned."""
+        """Whether there are responses that ``take_responses`` has not returned."""
         return bool(self._answers)
 
     def ask(self, peer: Peer, share_numbers: frozenset[int], secrets: UploadSecrets) -> None:
@@ -103,7 +103,7 @@ class Allocations:
     ) -> None:
         self._unanswered.discard(question)
         self._answered_count += 1
-        self._answers.append(RoomAnswer(peer, share_numbers, sent_before, result))
+        self._answers.append(AllocationResponse(peer, share_numbers, sent_before, result))
         as_hoped = (
             isinstance(result, Allocation)
             and not result.already_have
@@ -114,7 +114,7 @@ class Allocations:
         if not (as_hoped and self._unanswered) or self._answered_count == most:
             self._changed()
 
-    def take_answers(self) -> list[RoomAnswer]:
+    def take_responses(self) -> list[AllocationResponse]:
         """Return the responses since the last call."""
         answers, self._answers = self._answers, []
         return answers
@@ -177,7 +177,7 @@ class Refusals:
             self._full.add(peer)
             self._explain(peer, str(error))
         else:
-            self.explained.setdefault(peer.name, failure_messages.not_told(peer.name))
+            self.explained.setdefault(peer.name, failure_messages.not_reported(peer.name))
 
     def ask(self) -> bool:
         """Ask the servers that were not asked yet; return whether a response is outstanding."""
@@ -213,7 +213,7 @@ class Refusals:
         room = version.available_bytes
         if room is not None and room < self._of_file.share_bytes:
             self._explain(
-                peer, failure_messages.no_room(peer.name, room, self._of_file.share_bytes)
+                peer, failure_messages.servers_full(peer.name, room, self._of_file.share_bytes)
             )
         elif peer not in self._full:
             self.contended = True

@@ -174,15 +174,15 @@ class Segments:
         """Encode no more segments in advance; jobs in threads end by themselves."""
         self._line.close()
 
-    async def send_blocks(self, wait_for_room: WaitForRoom) -> None:
+    async def send_blocks(self, wait_for_space: WaitForRoom) -> None:
         """
         Send the blocks of every segment to the share uploads that are open at that time.
 
         Args:
-            wait_for_room: awaited before each segment; may raise to end the upload.
+            wait_for_space: awaited before each segment; may raise to end the upload.
         """
         for index in range(self._geometry.num_segments):
-            await wait_for_room()
+            await wait_for_space()
             coded = await self._line.take()
             _send(self._encoder.add(coded), index, self._uploads.open)
             self.gone_by = index + 1
@@ -193,14 +193,14 @@ class Segments:
         writes = await self._workers.run_if_large(16 * trees, self._encoder.finish)
         _send(writes, None, self._uploads.open)
 
-    async def send_missed(self, late: Sequence[ShareUpload], wait_for_room: WaitForRoom) -> None:
+    async def send_missed(self, late: Sequence[ShareUpload], wait_for_space: WaitForRoom) -> None:
         """Encode again, and send, the segments that late share uploads have missed or lost."""
         geometry = self._geometry
         assert self.gone_by == geometry.num_segments
         missed = [upload.resume.missed for upload in late if upload.resume.missed]
         first = min((each.start for each in missed), default=0)
         for index in range(first, max((each.stop for each in missed), default=0)):
-            await wait_for_room()
+            await wait_for_space()
             # A share upload that now needs an earlier segment has just lost it; the next call sends it.
             joining = [upload for upload in late if upload.needs_segment(index)]
             if joining:

@@ -279,7 +279,7 @@ class KeyNotes:
             )
         return None
 
-    def forget_old(self) -> None:
+    def forget_stale(self) -> None:
         """Remove notes that are too old; creates nothing, reports nothing."""
         with suppress(OSError):
             self._tidy("")

@@ -54,7 +54,7 @@ class PutOrder:
         self._left_bytes = 0
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Number of files that have started and not ended."""
         return len(self._left)
 
@@ -107,7 +107,7 @@ class ManyPuts(Generic[T]):
         max_files: limit of running files; None: ``MAX_FILES``.
         ended: called at each file's end, in the order of ending; if it raises, all puts are cancelled.
         seconds: returns the time.
-        appetite: returns how many small files the servers can take.
+        small_file_capacity: returns how many small files the servers can take.
         expect: called with the number of small files that will be stored.
     """
 
@@ -118,14 +118,14 @@ class ManyPuts(Generic[T]):
         ended: Callable[[int, T | Failure], None],
         max_files: int | None = None,
         seconds: Callable[[], float] = lambda: 0.0,
-        appetite: Callable[[], SmallFileCapacity] = lambda: SmallFileCapacity.ANY,
+        small_file_capacity: Callable[[], SmallFileCapacity] = lambda: SmallFileCapacity.ANY,
         expect: Callable[[int], None] = lambda objects: None,
     ) -> None:
         most = min(max_files or MAX_FILES, MAX_FILES)
         self._order = PutOrder(sizes, most)
         self._depth = ConcurrencyLimit(most)
         self._seconds = seconds
-        self._appetite = appetite
+        self._small_file_capacity = small_file_capacity
         self._expect = expect
         self._start = start
         self._report_end = ended
@@ -161,7 +161,7 @@ class ManyPuts(Generic[T]):
     @property
     def _next(self) -> int | None:
         """The number of the file that may start now, within the concurrency limit."""
-        allowed = self._depth.has_slot(self._order.under_way, self._appetite())
+        allowed = self._depth.has_slot(self._order.in_flight, self._small_file_capacity())
         return self._order.next if allowed else None
 
     def _begin(self, number: int) -> None:
@@ -180,7 +180,7 @@ class ManyPuts(Generic[T]):
     def _ended(self, outcome: T | Failure, number: int, began_s: float) -> None:
         del self._running[number]
         if self._order.is_small(number):
-            self._depth.ended(began_s, self._seconds(), self._order.under_way)
+            self._depth.ended(began_s, self._seconds(), self._order.in_flight)
         self._order.ended(number)
         self._outcomes.append((number, outcome))
         self._wake()

@@ -190,7 +190,7 @@ class ShareUpload:
         return self.sender.blocked
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Whether this upload is open and can take more data now."""
         return self.state is ShareState.OPEN and not self.sender.blocked
 

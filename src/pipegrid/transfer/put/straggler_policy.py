@@ -44,7 +44,7 @@ class SendingShare(Protocol):
         """Whether a response that matters is outstanding."""
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Whether the share upload can take more data now."""
 
     @property
@@ -112,7 +112,7 @@ class StragglerPolicy(Generic[W]):
         self._others_wait = False
 
     def window_wait_s(
-        self, now: float, uploads: Sequence[W], can_spare: Callable[[W], bool]
+        self, now: float, uploads: Sequence[W], can_drop: Callable[[W], bool]
     ) -> float | None:
         """
         Return how long to wait, at most, until every share upload can take more; None: every one can now.
@@ -120,17 +120,17 @@ class StragglerPolicy(Generic[W]):
         The caller calls ``charge_wait`` after that wait, however it ended.
 
         Args:
-            can_spare: whether happiness holds without this share upload.
+            can_drop: whether happiness holds without this share upload.
         """
         self._blocked = [upload for upload in uploads if upload.blocked]
         if not self._blocked:
             return None
         self._wait_began_s = now
-        self._others_wait = any(upload.has_room for upload in uploads)
+        self._others_wait = any(upload.has_space for upload in uploads)
         wait_s = until_silence(uploads, now, self._settings.silence_s)
         if self._others_wait:
             grace_s = self._settings.grace(now - self._started_s)
-            left = [grace_s - upload.stalled_s for upload in self._blocked if can_spare(upload)]
+            left = [grace_s - upload.stalled_s for upload in self._blocked if can_drop(upload)]
             wait_s = min([wait_s, *left])
         return max(TICK_S, wait_s)
 

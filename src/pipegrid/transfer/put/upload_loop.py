@@ -15,7 +15,7 @@ from pipegrid.errors import NoSpace, NoSuchShare, ServerError, UnhappyError, Wro
 from pipegrid.reactor.deferreds import Wakeup
 from pipegrid.transfer.failure_messages import PlacementOutcome, not_spread, too_slow
 from pipegrid.transfer.peers import Peer, ring
-from pipegrid.transfer.put.allocation import Allocations, Refusals, RoomAnswer
+from pipegrid.transfer.put.allocation import AllocationResponse, Allocations, Refusals
 from pipegrid.transfer.put.encode_ahead import Segments
 from pipegrid.transfer.put.file_key import KeyedFile, ShareSet, ShareTarget
 from pipegrid.transfer.put.full_servers import ASK_S
@@ -190,7 +190,7 @@ class UploadEvents:
 
     def drain(self) -> bool:
         """Process all events since the last call; return whether there were any."""
-        news = self.take_answers()
+        news = self.take_responses()
         for peer, there in self._refusals.take_lists():
             self._where.found_at(peer, there)
             news = True
@@ -199,9 +199,9 @@ class UploadEvents:
             self._ended(upload)
         return news or bool(ended)
 
-    def take_answers(self) -> bool:
+    def take_responses(self) -> bool:
         """Process the responses to allocations; return whether there were any."""
-        answers = self._allocations.take_answers()
+        answers = self._allocations.take_responses()
         if answers:
             self._asking.answered(self._clock.seconds(), len(answers))
         for answer in answers:
@@ -213,7 +213,7 @@ class UploadEvents:
                 answer.result.raiseException()
         return bool(answers)
 
-    def _allocated(self, allocation: Allocation, answer: RoomAnswer) -> None:
+    def _allocated(self, allocation: Allocation, answer: AllocationResponse) -> None:
         peer = answer.peer
         there = self._where.found_at(peer, allocation.already_have, answer.sent_before)
         for upload in self._uploads.open:
@@ -366,10 +366,10 @@ class Upload:
 
     async def _await_first_responses(self) -> None:
         """Wait until the queried servers have responded, but not long for any of them."""
-        self._events.take_answers()
+        self._events.take_responses()
         while (left_s := self._asking.left_s(self._clock.seconds())) > 0:
             await self._changed.wait(max(TICK_S, left_s))
-            self._events.take_answers()
+            self._events.take_responses()
 
     def _take_over(self, begun: Handover) -> None:
         """Continue with the requests that ``put_whole`` has sent, as if this object had sent them."""
@@ -391,7 +391,7 @@ class Upload:
         """
         Send every segment and the trailers; each goes to the share uploads that are open at that moment.
         """
-        await self._segments.send_blocks(self._wait_for_room)
+        await self._segments.send_blocks(self._wait_for_space)
         await self._file.check_unchanged(self._means.grid)
         await self._segments.send_trailers()
         if self._cap_known is not None:
@@ -417,7 +417,7 @@ class Upload:
                 if upload.is_open and not upload.sender.all_sent and not upload.sender.is_held
             ]
             if late:
-                await self._segments.send_missed(late, self._wait_for_room)
+                await self._segments.send_missed(late, self._wait_for_space)
                 continue
             if not self._uploads.open:
                 if not self._plan.is_enough and self._refusals.ask():
@@ -494,13 +494,13 @@ class Upload:
             turn=(number + 1) / self._file.geometry.total_shares,
         )
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_space(self) -> None:
         """Return when every open share upload can accept more; drop share uploads that take too long."""
         while True:
             if self._process_events() or not self._uploads.open:
                 self._give_up_if_hopeless()
             wait_s = self._pace.window_wait_s(
-                self._clock.seconds(), self._uploads.open, self._can_spare
+                self._clock.seconds(), self._uploads.open, self._can_drop
             )
             if wait_s is None:
                 return
@@ -517,12 +517,12 @@ class Upload:
         if hopeless and not self._allocations.waiting and not self._refusals.ask():
             raise self._unhappy(self._plan.hoped_happiness())
 
-    def _can_spare(self, upload: ShareUpload) -> bool:
+    def _can_drop(self, upload: ShareUpload) -> bool:
         return self._plan.will_be_enough([upload.share_number])
 
     def _drop(self, upload: ShareUpload) -> None:
         """Drop a share upload, unless happiness needs it."""
-        if self._can_spare(upload):
+        if self._can_drop(upload):
             self._dropped.add(upload.peer.name)
             self._take_back(upload)
 

@@ -159,7 +159,7 @@ class Uploader:
         started = self._clock.seconds()
         if not self._tidied and self._notes is not None:
             self._tidied = True
-            self._notes.forget_old()  # usually there is nothing to remove
+            self._notes.forget_stale()  # usually there is nothing to remove
         source = await self._open(given)
         try:
             if is_literal_size(source.size):

@@ -231,7 +231,7 @@ class Batch:
         return self.length < min(BATCH_BYTES, MIN_BATCH_BYTES)
 
     @property
-    def may_be_let_go(self) -> bool:
+    def may_be_released(self) -> bool:
         """Whether the batch is so large that its bytes are encoded again rather than kept."""
         return self.length >= LET_GO_BYTES
 
@@ -331,7 +331,7 @@ class ShareSender:
     def exceeds_window(self) -> bool:
         """Whether the gathered bytes exceed what may be sent now."""
         gathered = 0 if self._batch is None else self._batch.length
-        return self._window_room is not None or gathered > self._pipeline.room
+        return self._window_room is not None or gathered > self._pipeline.space
 
     def send(self, write: ShareWrite, segment: int | None = None) -> None:
         """
@@ -373,13 +373,13 @@ class ShareSender:
             self.resume.mark_skipped(batch.segments, batch.has_trailer)
             return
         self._flushed += 1
-        if self._recodable and batch.may_be_let_go:
+        if self._recodable and batch.may_be_released:
             room = self._pipeline.add_letting_go(batch.length, self._write, batch)
         else:
             room = self._pipeline.add(batch.length, self._write, None, batch)
         if not room.called:
             self._window_room = room
-            room.addBoth(self._has_room, room)
+            room.addBoth(self._has_space, room)
 
     def finish(self, hold: bool) -> None:
         """Send the rest, since every byte was given; with ``hold`` withhold the last byte."""
@@ -426,19 +426,19 @@ class ShareSender:
         self._changed = lambda: None
         self._sent = _never_sent
 
-    def _has_room(self, _result: object, room: Deferred[None]) -> None:
+    def _has_space(self, _result: object, room: Deferred[None]) -> None:
         if self._window_room is room:
             self._window_room = None
             if self._is_ready:  # otherwise it grows, since the preferred message size has grown
                 self.flush()
             self._changed()
 
-    def _dropped(self, let_go: Callable[[], None]) -> None:
-        let_go()
+    def _dropped(self, release: Callable[[], None]) -> None:
+        release()
         if self._window_room is not None:
             self._changed()  # memory for the next message is free
 
-    def _write(self, let_go: Callable[[], None] | None, batch: Batch) -> Deferred[object]:
+    def _write(self, release: Callable[[], None] | None, batch: Batch) -> Deferred[object]:
         pieces, batch.pieces = batch.pieces, []  # now only the transport refers to the bytes
         target = self._target
         call = target.peer.server.write(
@@ -447,7 +447,7 @@ class ShareSender:
             batch.offset,
             pieces,
             target.secrets.upload,
-            let_go=let_go and partial(self._dropped, let_go),
+            release=release and partial(self._dropped, release),
             again=self._lost_writes,
         )
         return self._sent(call, batch)

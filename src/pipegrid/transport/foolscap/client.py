@@ -368,7 +368,7 @@ class FoolscapServer(StoresApart):
         data: Pieces,
         upload_secret: bytes,
         *,
-        let_go: Callable[[], None] | None = None,
+        release: Callable[[], None] | None = None,
         again: bool = False,
     ) -> Deferred[WriteAnswer]:
         """Write to an unfinished share; see the contract. At least one byte."""

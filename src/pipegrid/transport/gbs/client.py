@@ -36,7 +36,7 @@ from pipegrid.reactor.client_tls import PreconnectedEndpoint
 from pipegrid.reactor.deferreds import gather
 from pipegrid.reactor.tls_settings import http_context
 from pipegrid.transport.gbs.bundles import MAX_SHARE_BYTES
-from pipegrid.transport.gbs.foolscap_offload import FoolscapOffload, StoresBeside
+from pipegrid.transport.gbs.foolscap_offload import FoolscapOffload, OffloadServer
 from pipegrid.transport.gbs.ordered_requests import GbsOrder
 from pipegrid.transport.gbs.read_streams import GbsStreams
 from pipegrid.transport.gbs.requests import GbsRequests, GbsSettings
@@ -261,7 +261,7 @@ class GbsServer:
         clock: IReactorTime,
         settings: GbsSettings | None = None,
         bundle_bytes: int = 0,
-        open_beside: Callable[[], StoresBeside] | None = None,
+        open_beside: Callable[[], OffloadServer] | None = None,
     ) -> None:
         settings = settings or GbsSettings()
         name = identity.nickname
@@ -333,13 +333,13 @@ class GbsServer:
         data: Pieces,
         upload_secret: bytes,
         *,
-        let_go: Callable[[], None] | None = None,
+        release: Callable[[], None] | None = None,
         again: bool = False,
     ) -> Deferred[WriteAnswer]:
         """Write to an unfinished share; see the contract. At least one byte."""
         if not any(map(len, data)):
             return fail(nothing_to_write())
-        call = storage_index, share_number, offset, data, upload_secret, let_go, again
+        call = storage_index, share_number, offset, data, upload_secret, release, again
         return self._change(storage_index, share_number, lambda: self._uploads.write(*call))
 
     @property
@@ -348,14 +348,16 @@ class GbsServer:
         return MAX_SHARE_BYTES
 
     @property
-    def appetite(self) -> SmallFileCapacity:
+    def small_file_capacity(self) -> SmallFileCapacity:
         """
         Any number of small files if they go in bundles; few while the Foolscap connection is being
         established.
         """
         if self.takes_bundles:
             return SmallFileCapacity.ANY
-        return SmallFileCapacity.COUNTED if self._beside is None else self._beside.appetite
+        return (
+            SmallFileCapacity.COUNTED if self._beside is None else self._beside.small_file_capacity
+        )
 
     def expect(self, objects: int) -> None:
         """Many small objects will be stored; see the contract."""

@@ -41,7 +41,7 @@ wait for a part of it: ten servers on two cores were connected after 5.4 to 6.1 
 """
 
 
-class StoresBeside(StorageServer, Protocol):
+class OffloadServer(StorageServer, Protocol):
     """
     A server with a separate connection, which reports whether it is connected, and whose leases are one
     call.
@@ -89,10 +89,10 @@ class FoolscapOffload:
             acknowledged; called when there is a crowd.
     """
 
-    def __init__(self, clock: IReactorTime, open_server: Callable[[], StoresBeside]) -> None:
+    def __init__(self, clock: IReactorTime, open_server: Callable[[], OffloadServer]) -> None:
         self._clock = clock
         self._open_server = open_server
-        self._server: StoresBeside | None = None
+        self._server: OffloadServer | None = None
         self._pending = 0
         self._crowd = 0  # uploads since none was pending
         self._expected_since_s: float | None = None
@@ -115,7 +115,7 @@ class FoolscapOffload:
         return -math.inf if self._server is None else self._server.last_activity_s
 
     @property
-    def _usable(self) -> StoresBeside | None:
+    def _usable(self) -> OffloadServer | None:
         """The server, if its connection was established and is up."""
         server = self._server
         return server if self._is_up and server is not None and server.is_connected else None
@@ -166,7 +166,7 @@ class FoolscapOffload:
         self._server.version().addCallbacks(self._connected, self._failed)
 
     @property
-    def appetite(self) -> SmallFileCapacity:
+    def small_file_capacity(self) -> SmallFileCapacity:
         """Few uploads while the connection is being established and that has not taken long yet."""
         begun = self._expected_since_s, self._connecting_since_s
         soon = any(self._began_within(since_s, SOON_S) for since_s in begun)

@@ -130,9 +130,9 @@ class GbsRequests:
         offset: int,
         data: Pieces,
         upload_secret: bytes,
-        let_go: Callable[[], None] | None = None,
+        release: Callable[[], None] | None = None,
     ) -> RawRequest:
-        """Write pieces, at least one byte in total, one after another; ``let_go``: see the contract."""
+        """Write pieces, at least one byte in total, one after another; ``release``: see the contract."""
         length = sum(map(len, data))
         head = b"PATCH %s%s/%d%s%sContent-Range: bytes %d-%d/*\r\nContent-Length: %d\r\n\r\n" % (
             _IMMUTABLE,
@@ -145,7 +145,7 @@ class GbsRequests:
             length,
         )
         return RawRequest(
-            head, data, True, ANSWER_BYTES, self._timeout_s, MAX_MESSAGE_BYTES, let_go=let_go
+            head, data, True, ANSWER_BYTES, self._timeout_s, MAX_MESSAGE_BYTES, release=release
         )
 
     def bundle(self, uploads: Sequence[BundledUpload]) -> RawRequest:
@@ -285,7 +285,7 @@ class GbsSettings:
         connect_timeout_s: until a connection can be used, including TLS; see ``http11.dialer``.
         timeout_s: longest time without activity of the server, while a response is outstanding and not
             paused.
-        patience_s: how long uploads that were begun wait for a lost server to return. A server's restart
+        time_limit_s: how long uploads that were begun wait for a lost server to return. A server's restart
             takes a few seconds; a put has its own time limit and does not wait without need.
         max_read_connections: connections in addition to those of streams. One nearly always suffices;
             others are opened when more responses are outstanding than one connection may have.
@@ -298,7 +298,7 @@ class GbsSettings:
 
     connect_timeout_s: float = 15.0
     timeout_s: float = 60.0
-    patience_s: float = 20.0
+    time_limit_s: float = 20.0
     max_read_connections: int = 4
     max_streams: int = 6
     max_waiting: int = 10_000

@@ -113,7 +113,7 @@ class GbsUploads:
             context.endpoints,
             name,
             context.settings.limits(1),
-            context.settings.patience_s,
+            context.settings.time_limit_s,
             crowd_bytes=self._crowd_bytes,
         )
         self._bundles = GbsBundles(
@@ -174,7 +174,7 @@ class GbsUploads:
         offset: int,
         data: Pieces,
         upload_secret: bytes,
-        let_go: Callable[[], None] | None,
+        release: Callable[[], None] | None,
         again: bool,
     ) -> Deferred[WriteAnswer]:
         """Write to an unfinished share; see the contract."""
@@ -183,7 +183,7 @@ class GbsUploads:
             bundled = self._bundles.write(storage_index, share_number, data, upload_secret)
         if bundled is not None:
             return bundled
-        return self._write(storage_index, share_number, offset, data, upload_secret, again, let_go)
+        return self._write(storage_index, share_number, offset, data, upload_secret, again, release)
 
     def _write(
         self,
@@ -193,10 +193,10 @@ class GbsUploads:
         data: Pieces,
         upload_secret: bytes,
         maybe_done: bool = False,
-        let_go: Callable[[], None] | None = None,
+        release: Callable[[], None] | None = None,
     ) -> Deferred[WriteAnswer]:
         request = self._requests.write(
-            storage_index, share_number, offset, data, upload_secret, let_go
+            storage_index, share_number, offset, data, upload_secret, release
         )
         # computed here, so that the callback does not keep the data in memory
         upto = offset + sum(map(len, data))

@@ -122,7 +122,7 @@ class RunLister:
                 "servers show an older list of backups than this client has seen, so it is written again "
                 "from what this client remembers"
             )
-            return await self._catalogues.write_anew(noted.cap, change, noted.content)
+            return await self._catalogues.rewrite(noted.cap, change, noted.content)
 
 
 # Storing a directory beside what is remembered of earlier runs, or finding out what that would take.

@@ -140,7 +140,7 @@ class CatalogueStore(Protocol):
             PipegridError: it could not be changed.
         """
 
-    async def write_anew(
+    async def rewrite(
         self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes
     ) -> Changed:
         """Change what is remembered of a catalogue, and put that in the place of whatever is there."""
@@ -189,7 +189,7 @@ class GridCatalogues:
         assert done is not None
         return attrs.evolve(done, content=content, version=written.version.sequence_number)
 
-    async def write_anew(
+    async def rewrite(
         self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes
     ) -> Changed:
         directory = Directory(self._grid, cap, self._now)
