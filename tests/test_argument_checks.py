@@ -296,15 +296,18 @@ class GridTests(TestCase):
         def calls() -> Wrong:
             for each in (None, b"x", 5):
                 path: Any = each
-                yield "where a tree goes is a path", partial(grid.tree.get_tree, cap, path)
-                yield "is stored is a path", partial(grid.tree.put_tree, path)
+                yield "directory is a path", partial(grid.tree.get_tree, cap, path)
+                yield "directory is a path", partial(grid.tree.put_tree, path)
             gets = ("progress", "problem", "done"), grid.tree.get_tree, (cap, here)
             checks = ("ended", "unreadable"), grid.tree.check_tree, (cap,)
             for names, method, arguments in (gets, checks):
                 for name in names:
                     yield f"{name} is a function", partial(method, *arguments, **{name: wrong})
             yield "a GetTreeLimits", lambda: grid.tree.get_tree(cap, here, limits=wrong)
-            yield "says is bytes", lambda: grid.tree.get_tree(cap, here, metadata_json=wrong)
+            yield (
+                "metadata_json is bytes",
+                lambda: grid.tree.get_tree(cap, here, metadata_json=wrong),
+            )
             yield "a TreeReports", lambda: grid.tree.put_tree(here, reports=wrong)
             yield (
                 "left_out is a function",

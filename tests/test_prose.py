@@ -18,6 +18,7 @@ CHECKED = (
     "core",
     "flow",
     "disk",
+    "tree",
     "wire",
     "storage",
     "server",

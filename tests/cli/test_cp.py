@@ -179,4 +179,4 @@ class CopyTests(ProcessTestCase):
         self.refused("one", f"{tree}/x", said="immutable")
         self.refused("one", f"{verifier}/x", said="verifier cap")
         self.refused("one", "URI:DIR3:abc/x", said="not a cap that PipeGrid knows")
-        self.refused("-r", "URI:DIR3:abc", "home:x", said="no cap is known that reads it", status=2)
+        self.refused("-r", "URI:DIR3:abc", "home:x", said="no read cap of it is known", status=2)

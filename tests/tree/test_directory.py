@@ -249,7 +249,7 @@ class DirectoryTests(GridTestCase):
         with self.patched_unlink(failing):
             waiting = _started(move(self.directory, "a", target, "z"))
             error = self.assertRaises(UnhappyError, run, waiting)
-        self.assertIn("'a' is in its new place, and still in the old one", str(error))
+        self.assertIn("'a' is now in both places", str(error))
         self.assertIn("too few servers took it", str(error))
         self.assertEqual((error.reached, error.wanted), (2, 7))
         self.assertEqual((self.names(), self.names(target)), (["a"], ["z"]))

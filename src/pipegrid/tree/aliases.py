@@ -1,13 +1,4 @@
-"""
-Names that stand for directories: Tahoe-LAFS's ``private/aliases``, which both programs share.
-
-A line is ``NAME: CAP``; of several with one name the last counts. Lines that say nothing understood, and
-comments, stay as they are when an alias is added or removed. ``private/root_dir.cap``, which old gateways
-have, is ``tahoe`` unless the file says otherwise. One name may be composed or not, as keyboards and file
-systems have it: it is one alias, and written composed (NFC).
-
-Source: the reference on trees, section 2.
-"""
+"""Aliases, which are local names for directories, in Tahoe-LAFS's file ``private/aliases``."""
 
 from __future__ import annotations
 
@@ -30,7 +21,7 @@ from pipegrid.grid.client_paths import ALIASES_NAME
 FILE_NAME = os.path.basename(ALIASES_NAME)
 ROOT_NAME = "root_dir.cap"
 DEFAULT = "tahoe"
-"""The alias that ``root_dir.cap`` gives."""
+"""The alias of the cap in ``root_dir.cap``."""
 
 MAX_FILE_BYTES = 1 << 20
 MAX_ALIASES = 10_000
@@ -42,10 +33,14 @@ _LOCK_WAIT_S = 0.05
 
 def read_aliases(directory: Path) -> dict[str, str]:
     """
-    Return the caps of a client directory's aliases by name, as text that may be malformed.
+    Return the caps of a client directory's aliases by name; a cap may be malformed.
+
+    A line of the file is ``NAME: CAP``; if several have one name, the last counts. The cap in
+    ``private/root_dir.cap``, which old gateways wrote, is the alias ``tahoe`` if the file has none of that
+    name. Names are composed (NFC), so that the two Unicode forms of a name are one alias.
 
     Raises:
-        UsageError: the file cannot be read, is no text, or is too large.
+        UsageError: the file cannot be read, is not text, or is too large.
     """
     private = directory / "private"
     found: dict[str, str] = {}
@@ -65,7 +60,7 @@ def read_aliases(directory: Path) -> dict[str, str]:
 
 
 def as_written(name: str, aliases: Mapping[str, str]) -> str | None:
-    """Return an alias as the file spells it, which may be otherwise composed; None if there is none."""
+    """Return an alias as it is written in the file, perhaps not composed; None if there is none."""
     if name in aliases:
         return name
     composed = unicodedata.normalize("NFC", name)
@@ -74,15 +69,15 @@ def as_written(name: str, aliases: Mapping[str, str]) -> str | None:
 
 def add_alias(directory: Path, name: str, cap: str) -> None:
     """
-    Let a name stand for a directory.
+    Add an alias for a directory; other lines of the file, with comments and errors, stay as they are.
 
     Args:
-        directory: the client's, with a configuration in it.
-        cap: of a directory, of any kind; ``ro.`` and ``imm.`` before it are dropped.
+        directory: the client's directory, which has a configuration.
+        cap: the cap of a directory of any kind; a prefix ``ro.`` or ``imm.`` is removed.
 
     Raises:
-        CapError: it is not the cap of a directory.
-        UsageError: the name is impossible, or there already.
+        CapError: this is not the cap of a directory.
+        UsageError: the name cannot be used, or exists already.
         SinkError: the file cannot be written.
     """
     name = checked_name(name)
@@ -105,11 +100,11 @@ def remove_alias(
     directory: Path, name: str, told: Callable[[str], object] = lambda cap: None
 ) -> str:
     """
-    Forget an alias; returns the cap that it stood for. The directory stays where it is.
+    Remove an alias and return its cap. The directory itself does not change.
 
     Args:
-        told: called with the cap before it is forgotten, and with what else stands there under the name;
-            what it raises leaves the alias where it is.
+        told: called with each cap that the file has for the name, before they are removed; if it raises, the
+            alias stays.
 
     Raises:
         UsageError: there is no such alias.
@@ -143,10 +138,10 @@ def remove_alias(
 
 def checked_name(text: str) -> str:
     """
-    Return the name of an alias, without the colon that may stand behind it.
+    Return the name of an alias without the colon that may follow it.
 
     Raises:
-        UsageError: nobody could use it.
+        UsageError: the name cannot be used.
     """
     name = unicodedata.normalize("NFC", text.strip().removesuffix(":"))
     bad = not name or not name.isprintable() or any(each in name for each in " :/\\")
@@ -163,8 +158,10 @@ def checked_name(text: str) -> str:
 
 def check_free(directory: Path, name: str) -> None:
     """
+    Check that a name is free.
+
     Raises:
-        UsageError: there is such an alias.
+        UsageError: an alias has this name.
     """
     if as_written(name, read_aliases(directory)) is not None:
         raise UsageError(
@@ -174,12 +171,12 @@ def check_free(directory: Path, name: str) -> None:
 
 
 def no_alias(name: str) -> str:
-    """Return the clause that there is no such alias; a longer name is ``shortened``."""
+    """Return the clause that there is no such alias; a long name is ``shortened``."""
     return f"there is no alias '{shortened(name)}'"
 
 
 def shortened(text: str) -> str:
-    """Return the start of what was given as a path or an alias: it may be a cap with a slip in it."""
+    """Return the start of a path or an alias for a message: it may be a mistyped cap, which is secret."""
     return printable(text[:12] + ("..." if len(text) > 12 else ""))
 
 
@@ -187,10 +184,10 @@ def unknown_alias(
     name: str, aliases: Mapping[str, str], unconfigured: Path | None = None
 ) -> UsageError:
     """
-    Return the error that names the alias that was probably meant.
+    Return the error for an unknown alias, with the alias that was probably meant.
 
     Args:
-        unconfigured: the client's directory, if there is none.
+        unconfigured: the client's directory, if it has no configuration.
     """
     missing = no_alias(name)
     if unconfigured is not None:
@@ -198,7 +195,7 @@ def unknown_alias(
             f"{missing}, since nothing is configured in {unconfigured}; name a "
             "client's directory with 'pipegrid -d DIR', or make one with 'pipegrid init'"
         )
-    import difflib  # only mistakes need it
+    import difflib  # only after a mistake
 
     near = difflib.get_close_matches(name[:MAX_NAME_CHARACTERS], list(aliases)[:1000], 1)
     if near:
@@ -239,7 +236,7 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Put the file in place, for nobody else to read; a link to it, perhaps of another program's, stays."""
+    """Write the file, readable by its owner alone; if it is a symbolic link, the link stays."""
     try:
         replace_file(Path(os.path.realpath(path)), data)
     except OSError as error:
@@ -251,7 +248,7 @@ def _write(path: Path, data: bytes) -> None:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Keep other processes of ours from changing the aliases meanwhile."""
+    """Lock the aliases against other PipeGrid processes."""
     private = directory / "private"
     try:
         private.mkdir(mode=0o700, exist_ok=True)
@@ -268,7 +265,7 @@ def _locked(directory: Path) -> Iterator[None]:
             except OSError as error:
                 if error.errno not in NO_LOCKS:
                     raise SinkError(f"cannot lock {private}: {error.strerror}") from error
-                break  # rather than no aliases there
+                break  # without a lock, rather than without aliases
             time.sleep(_LOCK_WAIT_S)
         else:
             raise UsageError("another command is changing the aliases; try again when it is done")

@@ -55,16 +55,16 @@ from pipegrid.tree.directory_reading import (
     read_listing,
 )
 
-# The edits of one change of a directory, so that many changes at once take it apart only once.
+# The edits of one change of a directory. A batch of changes parses the directory only once.
 
 
 class NamesEdit(StepwiseEdit):
     """
-    Edits that take effect together, or not at all.
+    Edits that take effect together or not at all.
 
     Args:
-        writekey: 16 bytes, the directory's own.
-        now: seconds since 1970, for the times of links.
+        writekey: 16 bytes, of the directory.
+        now: seconds since 1970, the times of links.
     """
 
     def __init__(self, edits: Sequence[Edit], writekey: bytes, now: Callable[[], float]) -> None:
@@ -74,7 +74,7 @@ class NamesEdit(StepwiseEdit):
         self._repeated = False
 
     def open(self, content: bytes) -> OpenDirectory:
-        """See ``StepwiseEdit``; raises DirectoryError if this is no content of a directory."""
+        """See ``StepwiseEdit``; raises DirectoryError if the content is not that of a directory."""
         return OpenDirectory.of(content)
 
     def step(self, opened: OpenDirectory) -> OpenDirectory:
@@ -89,20 +89,20 @@ class NamesEdit(StepwiseEdit):
         return opened.size + ENTRY_BYTES * len(opened.entries)
 
     def may_be_stored(self) -> None:
-        """See ``StepwiseEdit``: only then a child that is to go may be gone by these edits."""
+        """See ``StepwiseEdit``: from now on, a child that these edits remove may be missing already."""
         self._repeated = True
 
 
 class UnlinkIfSame(NamesEdit):
     """
-    Take a child out, if it is still the one that was seen.
+    Remove a child if it is still the one that was seen.
 
     Args:
-        read_cap: of that one; None: nothing is known that reads it.
-        must_exist: whether it is an error if somebody else has taken it out.
+        read_cap: the cap that reads that child; None if none is known.
+        must_exist: whether it is an error if another client has removed it.
 
     Attributes:
-        kept: another one is there, which stays.
+        kept: the name belongs to another child now, which stays.
     """
 
     def __init__(self, name: str, read_cap: object, must_exist: bool, writekey: bytes) -> None:
@@ -119,10 +119,10 @@ class UnlinkIfSame(NamesEdit):
 
 class ChosenEdit(StepwiseEdit):
     """
-    Edits that are chosen by looking at what is there.
+    Edits that depend on the content of the directory.
 
     Args:
-        choose: from the bytes of the directory to edits.
+        choose: returns the edits for the bytes of the directory.
         writekey, now: see ``NamesEdit``.
 
     Attributes:
@@ -142,7 +142,7 @@ class ChosenEdit(StepwiseEdit):
         self._repeated = False
 
     def open(self, content: bytes) -> bytes:
-        """See ``StepwiseEdit``: only the bytes are looked at."""
+        """See ``StepwiseEdit``: the bytes are not parsed."""
         return content
 
     def step(self, opened: bytes) -> bytes:
@@ -159,15 +159,15 @@ class ChosenEdit(StepwiseEdit):
         self._repeated = True
 
 
-# Edits of directories as callers give them: what is wrong with one is told before anything begins.
+# Edits as callers give them, checked before anything begins.
 
 
 def checked_edits(edits: Sequence[Edit]) -> list[Edit]:
     """
-    Return edits of a caller's, who may change the list meanwhile; caps that were given as text are parsed.
+    Return the edits of a caller as a new list, in which caps given as text are parsed.
 
     Raises:
-        CapError, UsageError: one is none, or of a child that cannot be linked so.
+        CapError, UsageError: one is not an edit, or its child cannot be linked so.
     """
     check_kind(edits, Iterable, "what to change", "a list of edits")
     return [_checked(edit) for edit in edits]
@@ -192,8 +192,10 @@ def _checked(edit: Edit) -> Edit:
 
 def check_link(name: str, metadata: dict[str, Any] | None) -> None:
     """
+    Check what a child will be linked with.
+
     Raises:
-        UsageError: no child can be linked under this name, or with these metadata.
+        UsageError: no child can be linked under this name, or with this metadata.
     """
     check_name(name)
     check_kind(metadata, (dict, type(None)), "the metadata of a child", "a dict")
@@ -201,6 +203,8 @@ def check_link(name: str, metadata: dict[str, Any] | None) -> None:
 
 def check_name(name: str) -> None:
     """
+    Check the name of a child.
+
     Raises:
         UsageError: no child can be linked under this name.
     """
@@ -214,8 +218,8 @@ def check_name(name: str) -> None:
 
 # Directories that can change.
 #
-# Each change is read, applied and published; a writer who was beaten by another applies it again to what is
-# there now, so that nobody's change is lost, and several changes of one call are one publish.
+# A change is read, applied and published. If another writer was faster, the edits are applied again to what
+# it wrote, so that both changes take effect. Several changes of one call are one publish.
 
 S = TypeVar("S", PutResult, CreateResult)
 
@@ -238,15 +242,15 @@ class ChangesFiles(Protocol):
         """Apply a function to the content of a mutable file."""
 
     def look_ahead(self, cap: str | Cap) -> Deferred[None]:
-        """Find out what the next change of a mutable file needs to know."""
+        """Fetch what the next change of a mutable file will need."""
 
     @property
     def clock(self) -> IReactorTime:
-        """The reactor, as far as it tells the time."""
+        """The reactor as a source of time."""
 
     @property
     def put(self) -> Callable[..., Deferred[PutResult]]:
-        """``Grid.put``, which stores an immutable file, and fires with its cap in a ``PutResult``."""
+        """``Grid.put``, which stores an immutable file; fires with its cap in a ``PutResult``."""
 
     def create_mutable(
         self,
@@ -266,9 +270,10 @@ class Child:
 
     Attributes:
         name: composed (NFC), any text.
-        read_cap: what reads it; None if nothing is stored that does.
-        write_cap: what changes it; None if it cannot change, or the directory's cap does not tell.
-        metadata: what its entry says; without what is beyond all bounds.
+        read_cap: the cap that reads the child; None if none is stored.
+        write_cap: the cap that changes it; None if it cannot change, or the directory's cap does not reveal
+            it.
+        metadata: of its entry; empty if it is too large.
     """
 
     name: str
@@ -283,13 +288,13 @@ class Child:
 
     @property
     def kind(self) -> Kind:
-        """What is there, as its cap tells; see ``kind_of``."""
+        """What the child is according to its cap; see ``kind_of``."""
         return kind_of(self.cap)
 
 
 class Directory:
     """
-    A directory, by its cap: any that lists it; to change it, its write cap.
+    A directory, by a cap that lists it; changing it takes its write cap.
 
     Args:
         now: seconds since 1970, for the times of links.
@@ -310,7 +315,7 @@ class Directory:
 
     @property
     def is_writable(self) -> bool:
-        """Whether the cap changes the directory."""
+        """Whether the cap can change the directory."""
         return isinstance(self.cap.file, MutableCap) and self.cap.file.access == "write"
 
     @as_deferred
@@ -319,8 +324,8 @@ class Directory:
         Read the directory; fires with its children by name, in ascending order.
 
         Raises (through the Deferred):
-            CapError: a verifier cap lists nothing.
-            DirectoryError: it is damaged, or beyond the limits.
+            CapError: this is a verify cap, which cannot list.
+            DirectoryError: the directory is damaged, or beyond the limits.
             PipegridError: the grid could not fetch it.
         """
         listing = await read_listing(self._grid, self.cap, limits)
@@ -342,7 +347,7 @@ class Directory:
         Put a child into the directory; see ``core.mutable.directory_edits.Link``.
 
         Raises (through the Deferred):
-            ChildExists: there is one of this name, and it is not to be replaced.
+            ChildExists: a child has this name and ``replace`` does not allow replacing it.
             CapError, UsageError: the cap is malformed, reads nothing, or cannot be linked.
             and what ``change`` raises.
         """
@@ -362,9 +367,10 @@ class Directory:
         **options: Any,
     ) -> Deferred[PutResult]:
         """
-        Store an immutable file and link it; fires with what ``Grid.put`` did when it is in the directory.
+        Store an immutable file and link it; fires with the result of ``Grid.put`` when it is in the
+        directory.
 
-        While it is stored, the directory is looked at, so that linking is one round trip more.
+        The directory is read while the file is stored, so that linking takes one more round trip.
 
         Args:
             source, options: see ``Grid.put``.
@@ -372,7 +378,8 @@ class Directory:
             stored: called with the file's cap when it is stored, before it is linked.
 
         Raises (through the Deferred):
-            ChildExists: there is one of this name, and it is not to be replaced; the file is stored, though.
+            ChildExists: a child has this name and ``replace`` does not allow replacing it; the file is
+                stored.
             and what ``Grid.put`` and ``change`` raise.
         """
         return self._put(name, lambda: self._grid.put(source, **options), metadata, replace, stored)
@@ -388,12 +395,12 @@ class Directory:
         **options: Any,
     ) -> Deferred[CreateResult]:
         """
-        Store a new mutable file and link it; fires with what ``Grid.create_mutable`` did.
+        Store a new mutable file and link it; fires with the result of ``Grid.create_mutable``.
 
         Args:
             source, options: see ``Grid.create_mutable``.
 
-        Otherwise as ``put``.
+        Otherwise like ``put``.
         """
         return self._put(
             name, lambda: self._grid.create_mutable(source, **options), metadata, replace, stored
@@ -407,7 +414,7 @@ class Directory:
         replace: bool,
         told: Callable[[Cap], object],
     ) -> Deferred[S]:
-        # ``told`` may give up.
+        # ``told`` may cancel it.
         return start_cancellable(
             self._stored(name, store, metadata, replace, told), self._grid.clock
         )
@@ -424,7 +431,7 @@ class Directory:
         check_link(name, metadata)  # before anything is stored
         check_callable(told, "stored")
         looking = self._grid.look_ahead(self.cap)
-        looking.addErrback(lambda _: None)  # the change will meet it again, and say so
+        looking.addErrback(lambda _: None)  # if it fails, the change fails as well and reports it
         try:
             stored = await store()
             told(stored.cap)
@@ -436,10 +443,10 @@ class Directory:
 
     def unlink(self, name: str, *, must_exist: bool = True) -> Deferred[WriteResult]:
         """
-        Take a child out of the directory; what it was stays on the servers.
+        Remove a child from the directory; its shares stay on the servers.
 
         Raises (through the Deferred):
-            NoSuchChild: there is none of this name.
+            NoSuchChild: no child has this name.
             and what ``change`` raises.
         """
         return self.change([Unlink(name, must_exist)])
@@ -449,8 +456,8 @@ class Directory:
         Give a child another name; its caps and metadata stay.
 
         Raises (through the Deferred):
-            NoSuchChild: there is none of the old name.
-            ChildExists: there is one of the new name, and it is not to be replaced.
+            NoSuchChild: no child has the old name.
+            ChildExists: a child has the new name and ``replace`` does not allow replacing it.
             and what ``change`` raises.
         """
         return self.change([Rename(old, new, replace)])
@@ -458,15 +465,14 @@ class Directory:
     @as_deferred
     async def change(self, edits: Sequence[Edit]) -> WriteResult:
         """
-        Apply edits (``core.mutable.directory_content``) in their order, in one publish; all take effect, or
-        none does.
+        Apply edits (``core.mutable.directory_content``) in order, in one publish: all take effect, or none.
 
         Raises (through the Deferred):
-            CapError: the cap does not write, or the directory can never change.
-            DirectoryError: what is stored is no directory.
-            UnhappyError: too few servers took it.
-            UncoordinatedWriteError: others wrote so much that this never had its turn.
-            UsageError: what was given are no edits, or of children whom no path could name.
+            CapError: the cap cannot write, or the directory can never change.
+            DirectoryError: what is stored is not a directory.
+            UnhappyError: too few servers accepted it.
+            UncoordinatedWriteError: other clients changed it each time before this change was published.
+            UsageError: these are not edits, or a name cannot be part of a path.
         """
         apply = NamesEdit(checked_edits(edits), self._writekey(), self._now)
         return await self._grid.modify(self.cap, apply, merge=_merge, redo=content_if_applied)
@@ -475,12 +481,12 @@ class Directory:
         self, choose: Callable[[bytes], Sequence[Edit]], remembered: bytes | None = None
     ) -> tuple[bytes, WriteResult]:
         """
-        Apply edits that are chosen by looking at what is there, in one publish.
+        Apply edits that depend on the content of the directory, in one publish.
 
         Args:
-            choose: from the bytes of the directory to edits; called again if others have changed it.
-            remembered: what the bytes were when this client saw them last, if it has kept them; see
-                ``Grid.modify``.
+            choose: returns the edits for the bytes of the directory; called again if another client changed
+                it.
+            remembered: the bytes that this client saw last, if it kept them; see ``Grid.modify``.
 
         Returns:
             the bytes of the directory afterwards, and how they were written.
@@ -492,15 +498,15 @@ class Directory:
         return edit.result, written
 
     def applied(self, content: bytes, edits: Sequence[Edit]) -> bytes:
-        """Return bytes of this directory with edits applied, without asking the grid."""
+        """Return the bytes of this directory with edits applied, without a request to the grid."""
         return apply_edits(content, edits, self._writekey(), self._now())
 
     async def unlink_same(self, name: str, child: Child, must_exist: bool = False) -> bool:
         """
-        Take a child out if it is still the one that was seen; returns whether it is out.
+        Remove a child if it is still the one that was seen; returns whether it is gone.
 
         Raises:
-            NoSuchChild: somebody else has taken it out, and it must exist.
+            NoSuchChild: another client has removed it, and it must exist.
         """
         edit = UnlinkIfSame(name, child.read_cap, must_exist, self._writekey())
         await self._grid.modify(self.cap, edit, merge=_merge)
@@ -514,10 +520,10 @@ class Directory:
 
 def check_writable(cap: Cap | None, about: str = "this directory") -> DirectoryCap:
     """
-    Return the cap of a directory that it changes.
+    Return the cap, which can change a directory.
 
     Raises:
-        CapError: it does not; the sentence says why.
+        CapError: it cannot; the message says why.
     """
     if not isinstance(cap, DirectoryCap):
         raise CapError(f"{about} is not a directory, and names can be changed only in one")
@@ -547,7 +553,7 @@ async def create_directory(
     Store a directory; see ``Grid.create_directory``.
 
     Args:
-        children: what is in it from the start, with metadata exactly as given.
+        children: the first content, with this metadata exactly.
         private_key: see ``Grid.create_mutable``.
 
     Raises:
@@ -563,7 +569,7 @@ def _merge(versions: Sequence[bytes]) -> bytes:
     return reduce(merge_directories, versions)
 
 
-# Giving a child of a directory another place: the edit that links it there, and both halves of a move.
+# Moves: the edit that links a child in its new place, and both halves of a move.
 
 
 async def move(
@@ -575,19 +581,17 @@ async def move(
     replace_directory: bool = True,
 ) -> None:
     """
-    Give a child another name, or another directory: linked there first, then taken out here.
+    Give a child another name, or move it to another directory: link it there, then unlink it here.
 
-    Metadata go with it. ``replace`` and ``replace_directory`` are those of ``Link``.
-
-    Who is interrupted between the two has it twice; nothing is lost, and the same move
-    again finishes it.
+    Its metadata moves with it. ``replace`` and ``replace_directory`` are those of ``Link``. After an
+    interruption between the two halves the child is in both directories; the same move again finishes it.
 
     Raises:
-        NoSuchChild, ChildExists: as of ``Directory.rename``; but the child that moves may be there.
+        NoSuchChild, ChildExists: as for ``Directory.rename``, but the child itself may be in its new place.
         CapError: one of the directories cannot be changed.
-        UsageError: somebody has put another child in its place meanwhile, which stays; or has taken it out,
-            and may have moved it somewhere else.
-        PipegridError: of the second half, which begins by saying that the first is done.
+        UsageError: another client has replaced the child here meanwhile, and the new one stays; or it has
+            removed the child, perhaps by moving it.
+        PipegridError: the second half failed; the message begins by saying that the first is done.
     """
     check_writable(source.cap, "the directory that it is taken out of")
     check_writable(target.cap, "the directory that it goes to")
@@ -606,15 +610,15 @@ async def move(
     try:
         is_out = await source.unlink_same(name, child, True)
     except NoSuchChild:
-        # Not undone: if it was an earlier try of the same move that took it out, this is its only place.
+        # Not undone: if an earlier attempt at the same move removed it, this is its only place.
         raise UsageError(
-            f"another client removed '{printable(name)}' from its old place while it was moved: it is in "
+            f"another client removed '{printable(name)}' from its old place while it was moved; it is in "
             "its new place, and perhaps also where that client has moved it"
         ) from None
     except PipegridError as error:
         error.args = (
-            f"'{printable(name)}' is in its new place, and still in the old one, until the same command is "
-            f"run again: {error}",
+            f"'{printable(name)}' is now in both places; to finish, run the same command "
+            f"again: {error}",
         )
         raise
     if not is_out:
@@ -626,36 +630,38 @@ async def move(
 
 
 def is_same(child: Child, other: Child | None) -> bool:
-    """Whether a child, put where another is, changes neither what is there nor who can change that."""
+    """Whether linking a child in place of another changes neither the content nor who can change it."""
     return other is not None and child.cap is not None and child.cap == other.cap
 
 
 def link_of(child: Child, name: str, replace: bool = False) -> Link:
     """
-    Return the edit that links a child somewhere else, metadata included.
+    Return the edit that links a child in another place, with its metadata.
 
     Raises:
         CapError: no cap of it is known.
     """
     if child.cap is None:
-        raise CapError(f"no cap of '{printable(child.name)}' is known that could be linked")
+        raise CapError(
+            f"'{printable(child.name)}' cannot be linked, since none of its caps is known"
+        )
     both = isinstance(child.write_cap, UnknownCap)
     return Link(name, child.cap, child.read_cap if both else None, dict(child.metadata), replace)
 
 
-# Where a path of names leads from a directory that can change, and the directories that are missing on it.
+# Following a path from a directory that can change, and making its missing directories.
 
 
 async def look_up(grid: ChangesFiles, root: str | Cap, names: Sequence[str]) -> list[Child]:
     """
-    Return what stands on the way that a path takes, from its root on, with write caps where they are known.
+    Return the root of a path and what each name leads to, with write caps where they are known.
 
     Returns:
-        fewer than a path of all names has, if the rest of them is not there.
+        a shorter list if the path does not exist to its end.
 
     Raises:
-        NoSuchChild: a name is below what is no directory.
-        CapError: the root is no well-formed cap.
+        NoSuchChild: a name is below something that is not a directory.
+        CapError: the root is not a well-formed cap.
         PipegridError: a directory could not be read.
     """
     cap = parse_cap(root.strip()) if isinstance(root, str) else root
@@ -683,12 +689,12 @@ async def make_directories(
     grid: ChangesFiles, root: str | Cap, names: Sequence[str], format: str | None = None
 ) -> Directory:
     """
-    Return the directory that a path leads to; what is missing of the way is made.
+    Return the directory at the end of a path; missing directories are created.
 
     Raises:
-        ChildExists: a file is in the way.
+        ChildExists: a file has the name of one of them.
         CapError: a directory in which one is missing cannot be changed.
-        UsageError: none can have such a name; nothing was made.
+        UsageError: no directory can have such a name; nothing was created.
         PipegridError: the grid failed.
     """
     way = await look_up(grid, root, names)
@@ -708,7 +714,7 @@ async def make_directories(
         try:
             await directory.link(name, made.cap)
             directory = made
-        except ChildExists:  # somebody else made it at the same time
+        except ChildExists:  # another client created it at the same time
             there = (await directory.list()).get(composed(name))
             if there is None or not isinstance(there.cap, DirectoryCap):
                 raise

@@ -1,4 +1,4 @@
-"""A local directory held by its descriptor, so that no rename or link redirects what is written."""
+"""A local directory held by its descriptor, so that no rename or link redirects writes."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from pipegrid.disk.atomic_write import part_path
 from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import SinkError
 
-# The local directory that something comes into: the one that was there first, whatever has its name by now.
+# The directory that was there first, whatever has its name now.
 #
-# In a directory that others may write to, a link can come into the place of one that was just looked at. So
-# what is made, named or changed in a directory goes by a descriptor that was proved to be that
-# directory's, and a name in it, never by a path again. A descriptor lives as long as one step, or one
-# file's part.
+# In a directory that others may write to, another process can replace a directory by a link after it was
+# checked. So everything is created, named or changed by a descriptor that was verified to be that
+# directory's, and one name, never by a path. A descriptor is open for one step, or for one part file.
 
 _FLAGS = os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class DirectoryFd:
     """
-    A directory that things come into.
+    A directory into which files are written.
 
     Args:
         identity: its device and inode; by default those of what has its name now.
 
     Raises:
-        SinkError: it is not there.
+        SinkError: it does not exist.
     """
 
     def __init__(self, path: str, identity: tuple[int, int] | None = None) -> None:
@@ -39,23 +38,25 @@ class DirectoryFd:
 
     def check(self) -> None:
         """
+        Check that the directory still has its name.
+
         Raises:
-            SinkError: it was moved or removed, or something else, such as a link, has come into its way.
+            SinkError: it was moved, removed, or replaced, perhaps by a link.
         """
         if self._look() != self._identity:
             raise self._replaced()
 
     def open(self) -> int:
         """
-        Return a descriptor of it, which the caller closes: no other directory, whatever comes into its place.
+        Return a descriptor of it, which the caller closes; never that of a directory that replaced it.
 
         Raises:
-            SinkError: as of ``check``.
+            SinkError: as for ``check``.
         """
         try:
             try:
                 fd = os.open(self.path, os.O_RDONLY | _FLAGS)
-            except PermissionError:  # one that may be written to and not be listed
+            except PermissionError:  # it may be written to but not listed
                 fd = os.open(self.path, getattr(os, "O_PATH", os.O_RDONLY) | _FLAGS)
         except (OSError, ValueError) as error:
             raise failed("write in", self.path, error) from error
@@ -90,13 +91,13 @@ class DirectoryFd:
 
 class DirectoryPartFile(PartFile):
     """
-    A file on its way into a directory: see ``PartFile``; a link that has its name is replaced, not followed.
+    A file being written into a directory: see ``PartFile``; a link of its name is replaced, not followed.
 
     Args:
-        home: the directory that it comes into.
-        path: where it shall be; of it only the name counts, and the rest is for errors.
-        replace: what is there, if it is no directory.
-        keeps_mode: a file that is replaced leaves its permissions behind.
+        home: the directory of the file.
+        path: of the file; its last component is used, the rest is for messages.
+        replace: replace an existing file or link.
+        keeps_mode: the new file gets the permissions of the file that it replaces.
     """
 
     def __init__(
@@ -116,12 +117,12 @@ class DirectoryPartFile(PartFile):
                 self._set_mode(0o600)
 
     def close(self) -> None:
-        """Let go of the file, and of its directory."""
+        """Close the file and its directory."""
         super().close()
         self._release()
 
     def publish(self) -> None:
-        """Give it its name, if its directory is still in its place."""
+        """Give it its name, if its directory was not replaced."""
         self._home.check()
         super().publish()
 
@@ -132,7 +133,7 @@ class DirectoryPartFile(PartFile):
 
 
 def unmade(path: str, error: Exception) -> SinkError:
-    """Return the error for a directory that could not be made."""
+    """Return the error for a directory that could not be created."""
     if isinstance(error, (FileExistsError, NotADirectoryError)):
         return SinkError(
             f"cannot make the directory {printable(path)}: a file is in its way; choose another directory, "
@@ -142,24 +143,24 @@ def unmade(path: str, error: Exception) -> SinkError:
 
 
 def failed(what: str, path: str, error: Exception) -> SinkError:
-    """Return the error for something that could not be done on the disk."""
+    """Return the error for a failed operation on the disk."""
     reason = getattr(error, "strerror", None) or str(error)
     return SinkError(f"cannot {what} {printable(path)}: {reason}")
 
 
-# Something comes into the place of a file or link: what was there goes only when it has come.
+# Replacement of a file or link, which is removed only when the new one exists.
 
 
 def link_instead(to: str, name: str, inside: int) -> None:
     """
-    Make a link in the place of what is there.
+    Replace a file or link by a link.
 
     Args:
-        to: where it leads.
+        to: the target of the link.
         name: of both, in the directory that is open as ``inside``.
 
     Raises:
-        OSError: it cannot be made; what was there still is.
+        OSError: it cannot be created; the old one still exists.
     """
     hidden = part_path(name, inside)
     try:
@@ -177,10 +178,10 @@ def link_instead(to: str, name: str, inside: int) -> None:
 
 def directory_instead(mode: int, name: str, inside: int) -> None:
     """
-    Make a directory in the place of a file or link; arguments and errors as of ``link_instead``.
+    Replace a file or link by a directory; arguments and errors as for ``link_instead``.
 
-    No directory takes a file's name from it, so the file steps aside: a process that is killed before the
-    directory is there leaves it beside, under the name that a part of it would have.
+    A directory cannot be renamed onto a file, so the file is renamed first. If the process is killed before
+    the directory exists, the file keeps that other name, which is the one of its part file.
     """
     hidden = part_path(name, inside)
     os.replace(name, hidden, src_dir_fd=inside, dst_dir_fd=inside)

@@ -1,22 +1,4 @@
-"""
-Which directories of a tree can be packed now; pure.
-
-The cap of an immutable object follows from its content, so a directory can be packed as soon as the caps of
-its children are *known*, which is when they are coded, long before they are stored. Then its own cap is
-known,
-and feeds its parent: a tree of any depth is on its way at once. The other side of that: a child may fail
-after directories that hold its cap have left. So a directory is **settled** only when it is stored as it
-should be, and all that is in it is settled. When its last child settles and one of them has failed, or has
-become another one, it is packed once more, without it.
-
-**Memory.** The entries of a directory are held until it is settled. So what is held are the directories on
-the way from the root to where the walk is, and those with something on its way to the grid, which whoever
-drives this bounds. What readers would not take of a directory (``has_space``) whoever drives this leaves out.
-
-    walk:   enter(dir) ─ expect(child)… ─ leave(dir)
-    file:   known(cap) ─ stored(cap)   or   failed()
-    out:    take_ready() → a directory and what is to be packed → known, stored or failed of that directory
-"""
+"""Which directories of a tree can be packed and stored now; pure."""
 
 from __future__ import annotations
 
@@ -30,13 +12,13 @@ from pipegrid.core.packed_directory import PackedChild, directory_cap
 
 MAX_ENTRIES = 200_000
 MAX_DIRECTORY_BYTES = 60 << 20
-"""Readers take directories of 64 MiB and 200,000 entries."""
+"""Readers accept directories of 64 MiB and 200,000 entries."""
 
 _CAP_BYTES = 150
-"""At most what the cap of an immutable file or directory has."""
+"""The cap of an immutable file or directory is at most this long."""
 
 _METADATA_BYTES = 400
-"""What an entry has beside its name and its cap (``entry_metadata``). Links have longer ones, but are few."""
+"""Of an entry, in addition to its name and cap; see ``metadata``. Links have more, but are few."""
 
 
 @attrs.define
@@ -47,12 +29,12 @@ class _Entry:
 
 class TreeNode:
     """
-    Where in the tree something belongs: a file under way, or a directory.
+    The place of a file or directory in the tree.
 
     Attributes:
         parent: the directory that it is in; None for the root.
         name: of its entry there.
-        held: what it is, with all that is in it: see ``tree_upload.TreeTally``.
+        held: what it contains, itself included: see ``tree_upload.TreeTally``.
     """
 
     __slots__ = ("held", "name", "parent")
@@ -64,7 +46,7 @@ class TreeNode:
 
 
 class DirectoryNode(TreeNode):
-    """A directory that is not settled yet; its fields are the plan's."""
+    """A directory that is not settled yet; its fields belong to the plan."""
 
     __slots__ = (
         "bytes",
@@ -83,14 +65,14 @@ class DirectoryNode(TreeNode):
     def __init__(self, parent: DirectoryNode | None, name: str) -> None:
         super().__init__(parent, name)
         self.entries: dict[str, _Entry] = {}
-        self.namesakes: dict[str, int] = {}  # how many there are of names that look the same
+        self.namesakes: dict[str, int] = {}  # number of entries for each name
         self.bytes = 0
         self.unknown = 0  # children without a cap
         self.unsettled = 0
-        self.left = False  # the walk has nothing more for it
+        self.left = False  # the walk has met all its children
         self.packed = False  # at least once
-        self.sending = False  # on its way
-        self.dirty = False  # what was packed last is not what it should be
+        self.sending = False  # being stored
+        self.dirty = False  # the content last packed is out of date
         self.failed = False
         self.cap: Cap | None = None
 
@@ -103,7 +85,23 @@ class DirectoryNode(TreeNode):
 
 class TreePlan:
     """
-    One tree.
+    The directories of one tree, from the walk until all is stored.
+
+    The cap of an immutable object follows from its content, so a directory can be packed as soon as the caps
+    of its children are *known*, which is after encoding and before storing. Its own cap is known then, for
+    the directory above it, so all levels of a tree are stored at the same time. But a child may fail after
+    directories with its cap were stored. So a directory is **settled** only when its last content is stored
+    and all its children are settled. When its last child settles, and one has failed or got another cap, it
+    is packed again.
+
+    Entries of a directory are held until it is settled: those of the directories above the walk's position,
+    and of those with objects being stored, which the caller bounds. The caller leaves out entries that
+    readers would not accept (``has_room``).
+
+        walk:   enter(dir) ─ expect(child)… ─ leave(dir)
+        file:   known(cap) ─ stored(cap)   or   failed()
+        out:    take_ready() → a directory and its children to pack → known, stored or failed of that
+            directory
 
     Attributes:
         root_cap: when the root is settled, its cap.
@@ -119,31 +117,31 @@ class TreePlan:
 
     @property
     def done(self) -> bool:
-        """Whether the root is settled, or never will be."""
+        """Whether the root is settled, or has failed."""
         return self.root_failed or self.root_cap is not None
 
-    # What the walk meets.
+    # From the walk.
 
     def enter(
         self, parent: DirectoryNode | None, name: str, metadata: dict[str, Any]
     ) -> DirectoryNode:
-        """A directory begins; of the root, name and metadata do not count."""
+        """A directory begins; for the root, name and metadata do not count."""
         directory = DirectoryNode(parent, name)
         if parent is not None:
             self._expect(parent, name, metadata)
         return directory
 
     def expect(self, parent: DirectoryNode, name: str, metadata: dict[str, Any]) -> TreeNode:
-        """A file is met, the cap of which will follow."""
+        """A file was met; its cap will follow."""
         self._expect(parent, name, metadata)
         return TreeNode(parent, name)
 
-    def has_space(self, directory: DirectoryNode) -> bool:
-        """Whether readers would take the directory with one more entry."""
+    def has_room(self, directory: DirectoryNode) -> bool:
+        """Whether readers would accept the directory with one more entry."""
         return len(directory.entries) < MAX_ENTRIES and directory.bytes < MAX_DIRECTORY_BYTES
 
     def free_name(self, directory: DirectoryNode, name: str) -> str:
-        """Return this name, or, if an entry has it already, one that can be told from it."""
+        """Return this name or, if an entry has it already, a similar one that is free."""
         unique, count = name, directory.namesakes.get(name, 1)
         while unique in directory.entries:
             count += 1
@@ -153,20 +151,20 @@ class TreePlan:
         return unique
 
     def leave(self, directory: DirectoryNode) -> None:
-        """The walk has met all that is in it."""
+        """The walk has met everything in the directory."""
         directory.left = True
         self.held_entries += len(directory.entries)
         directory.namesakes.clear()
         self._look_at(directory)
 
-    # What becomes of it.
+    # From the store.
 
     def bytes_known(self, directory: DirectoryNode, cap: ChkCap | LitCap) -> None:
         """The cap of a directory's bytes is known; see ``known``."""
         self.known(directory, directory_cap(cap))
 
     def known(self, place: TreeNode, cap: Cap) -> None:
-        """The cap of something is known; it is not stored yet. Telling it again changes nothing."""
+        """The cap of something is known, which is not stored yet. A second call changes nothing."""
         parent = place.parent
         if isinstance(place, DirectoryNode):
             place.cap = cap
@@ -181,7 +179,7 @@ class TreePlan:
         self._look_at(parent)
 
     def stored(self, place: TreeNode, cap: Cap) -> None:
-        """Something is stored under this cap; of a directory: what was packed last."""
+        """Something is stored under this cap; for a directory, the content last packed."""
         if isinstance(place, DirectoryNode):
             if place.failed:
                 return
@@ -193,7 +191,7 @@ class TreePlan:
             self._child_ended(place)
 
     def failed(self, place: TreeNode) -> None:
-        """Something cannot be stored, and is left out; a directory with all that is in it."""
+        """Something cannot be stored, and is left out; a directory with all its content."""
         if isinstance(place, DirectoryNode):
             if place.failed:
                 return
@@ -213,7 +211,7 @@ class TreePlan:
         self._child_ended(place)
 
     def take_ready(self) -> tuple[DirectoryNode, list[PackedChild]] | None:
-        """Return a directory that is to be stored now, and what is to be packed; None: there is none."""
+        """Return a directory that can be stored now and its children to pack; None: there is none."""
         while self._ready:
             directory = self._ready.popleft()
             if not directory.failed:
@@ -221,7 +219,7 @@ class TreePlan:
         return None
 
     def is_lost(self, place: TreeNode) -> bool:
-        """Whether something, or a directory that it is in, was said to have failed."""
+        """Whether something, or a directory above it, has failed."""
         at: TreeNode | None = place
         while at is not None:
             if isinstance(at, DirectoryNode) and at.failed:
@@ -231,14 +229,14 @@ class TreePlan:
 
     def again(self, directory: DirectoryNode) -> list[PackedChild]:
         """
-        Return what is to be packed of a directory that could not be stored, and was not said to have failed.
+        Return the children to pack of a directory that could not be stored, and was not reported as failed.
         """
         assert directory.sending
         assert not directory.unknown
         directory.dirty = False
         return _children(directory)
 
-    # Within.
+    # Internal.
 
     def _forget_entries(self, directory: DirectoryNode) -> None:
         if directory.left:
@@ -260,7 +258,7 @@ class TreePlan:
             self._look_at(parent)
 
     def _look_at(self, directory: DirectoryNode) -> None:
-        """Pack a directory if that is due, or settle it, and those above that this settles."""
+        """Pack a directory if that is due, or settle it, and then the directories above it."""
         while not (
             directory.failed or not directory.left or directory.unknown or directory.sending
         ):

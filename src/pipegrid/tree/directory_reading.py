@@ -1,9 +1,6 @@
 """
-One directory, read and taken apart.
-
-What a directory says is somebody else's word: how many bytes and entries, and how long names, is bounded
-before memory is spent on them, and metadata stay bytes until somebody asks for them. Names may be anything,
-from the empty one to ``..``: see ``names``.
+One directory, read and parsed. Its content is untrusted input: bytes, entries and lengths of names are
+bounded before memory is spent, and metadata is parsed only on request. Names may be any text, ``..`` as well.
 """
 
 from __future__ import annotations
@@ -25,10 +22,10 @@ from pipegrid.errors import CapError, DirectoryError, PipegridError
 Kind = Literal["directory", "file", "unknown"]
 
 ENTRY_BYTES = 1000
-"""What an entry takes in memory beside its bytes: objects for it, its name and its cap."""
+"""Memory per entry in addition to its bytes: objects for it, its name and its cap."""
 
 MAX_METADATA_BYTES = 1 << 16
-"""Of one entry; what Tahoe-LAFS and we write has some 200. Larger ones count as none."""
+"""Of one entry; Tahoe-LAFS and PipeGrid write about 200 bytes. Larger metadata is ignored."""
 
 
 class ReadsFiles(Protocol):
@@ -41,12 +38,12 @@ class ReadsFiles(Protocol):
 @attrs.frozen
 class ListingLimits:
     """
-    What a directory may have; one that has more is unreadable.
+    Limits of a directory; one that exceeds them cannot be read.
 
     Attributes:
-        directory_bytes: packed; 10,000 entries have some 3 MB.
-        entries: a million small ones would fit into that.
-        name_bytes: in UTF-8; Tahoe-LAFS takes names of 5000 characters.
+        directory_bytes: packed; 10,000 entries take about 3 MB.
+        entries: a million small ones would fit into these bytes.
+        name_bytes: in UTF-8; Tahoe-LAFS accepts names of 5000 characters.
     """
 
     directory_bytes: int = 64 << 20
@@ -61,9 +58,9 @@ class Entry:
 
     Attributes:
         name: composed (NFC), any text.
-        cap: what reads the child; None if only its write cap is stored, and is not to be had.
-        write_cap: what changes the child, as stored, if the cap of the directory tells it.
-        metadata_json: as stored, perhaps not even JSON.
+        cap: that reads the child; None if only a write cap is stored and no read cap derives from it.
+        write_cap: that changes the child, as stored, if the directory's cap reveals it.
+        metadata_json: as stored, perhaps not valid JSON.
     """
 
     name: str
@@ -73,7 +70,7 @@ class Entry:
 
     @property
     def best(self) -> Cap | None:
-        """The cap that grants most: the one that writes the child, if it is of what the other reads."""
+        """The cap that grants most: the write cap, if it belongs to the same object as the read cap."""
         write_cap = self.write_cap
         if write_cap is None or isinstance(write_cap, UnknownCap):
             return self.cap
@@ -81,12 +78,12 @@ class Entry:
 
     @property
     def kind(self) -> Kind:
-        """What the cap says that it is."""
+        """What the child is according to its cap."""
         return kind_of(self.cap)
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the entry says beside its cap; nothing, if that is no JSON object or too large."""
+        """The metadata of the entry; empty if it is not a JSON object or is too large."""
         return metadata_of(self.metadata_json)
 
 
@@ -96,7 +93,7 @@ class Listing:
     The entries of a directory.
 
     Attributes:
-        entries: in ascending order of their names, which are all different.
+        entries: in ascending order of their names, which are distinct.
         size: of the directory, in bytes.
     """
 
@@ -105,12 +102,12 @@ class Listing:
 
     @property
     def memory_bytes(self) -> int:
-        """About what this takes in memory."""
+        """About how much memory this takes."""
         return self.size + ENTRY_BYTES * len(self.entries)
 
 
 def kind_of(cap: Cap | None) -> Kind:
-    """Return what a cap that reads something reads; ``unknown`` for those that do not."""
+    """Return the kind of object that a cap reads; ``unknown`` if it does not read."""
     file = cap.file if isinstance(cap, DirectoryCap) else cap
     reads = isinstance(file, (ChkCap, LitCap)) or (
         isinstance(file, MutableCap) and file.access != "verify"
@@ -121,19 +118,19 @@ def kind_of(cap: Cap | None) -> Kind:
 
 
 def metadata_of(data: bytes) -> dict[str, Any]:
-    """Return the JSON object that data holds in UTF-8; an empty one if it holds none, or is too large."""
+    """Return the JSON object in data (UTF-8); an empty one if there is none, or it is too large."""
     if len(data) > MAX_METADATA_BYTES:
         return {}
     try:
         found = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError):  # RecursionError: nested beyond all reason
+    except (ValueError, RecursionError):  # RecursionError: nested too deeply
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def check_listing_limits(limits: ListingLimits | None) -> None:
-    """Raise UsageError unless these are what a directory may have."""
-    check_kind(limits, (ListingLimits, type(None)), "what a directory may have", "a ListingLimits")
+    """Raise UsageError unless these are limits of a directory."""
+    check_kind(limits, (ListingLimits, type(None)), "limits", "a ListingLimits")
 
 
 async def read_listing(
@@ -143,7 +140,7 @@ async def read_listing(
     known: dict[bytes, Entry] | None = None,
 ) -> Listing:
     """
-    Fetch a directory and take it apart.
+    Fetch a directory and parse it.
 
     Args:
         known: see ``unpack``.
@@ -166,7 +163,7 @@ async def read_listing(
     else:
         if isinstance(file, ChkCap) and file.size > limits.directory_bytes:
             raise _too_large(limits)
-        # Of one that can change nobody knows the size before.
+        # The size of a mutable directory is not known in advance.
         data = await grid.read(file, 0, limits.directory_bytes + 1)
     return unpack(cap, data, limits, known)
 
@@ -178,9 +175,10 @@ def unpack(
     known: dict[bytes, Entry] | None = None,
 ) -> Listing:
     """
-    Take the bytes of a directory apart.
+    Parse the bytes of a directory.
 
-    Children that an immutable directory may not have are left out; of several with one name the last counts.
+    Children that an immutable directory must not have are left out; if several have one name, the last
+    counts.
 
     Args:
         known: entries of the same directory, by cap and by their bytes, which are not parsed again; they are
@@ -221,7 +219,7 @@ def _entries(
 def _entry(stored: bytes, position: int, file: Cap, limits: ListingLimits) -> Entry | None:
     """Return an entry; None: an immutable directory may not have it."""
     name, cap_text, rw_data, metadata = entry_texts(stored, position)
-    # Bytes are counted only where characters, of four at most, do not tell.
+    # A character has at most four bytes, so most names need not be encoded to check their length.
     if 4 * len(name) > limits.name_bytes < len(name.encode("utf-8")):
         raise DirectoryError(
             f"an entry of this directory has a name of more than {limits.name_bytes} bytes, which "

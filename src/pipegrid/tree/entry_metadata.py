@@ -1,27 +1,4 @@
-"""
-What an entry of a tree says beside the cap: when a file was changed, its mode, what a link leads to.
-
-    {"mtime": 1700000000.25, "st_mode": 33188, "st_uid": 1000, "st_gid": 1000,
-     "pipegrid": {"mode": 420, "mtime_ns": 1700000000250000000}}
-
-The first four are as ``tahoe backup`` writes them; ``pipegrid`` holds what brings a file back exactly:
-
-* ``mode``: permissions, with the set-user-ID, set-group-ID and sticky bits.
-* ``mtime_ns``: nanoseconds since 1970; a float cannot hold them.
-* ``link``: of a symbolic link, what it leads to. The entry's cap is that of a file with the same content, so
-  that readers that know no links show where it led.
-* ``name_quoted``, ``link_quoted``: the bytes of the name or the link, percent-encoded, where the text beside
-  them cannot say them: names that are no UTF-8, or that are not composed (NFC), which entries of directories
-  always are.
-
-**What is left out, and why.** ``tahoe backup`` also writes ``ctime``, ``st_ino`` and ``st_dev``. No program
-can restore them, and they change where nothing has: device numbers when a machine starts, inodes and
-``ctime`` when a disk was restored or a file moved. The cap of a directory follows from its bytes, so each
-of them would make new directories of old ones, all the way up to the root. Without them one tree has one cap:
-a tree that was restored and stored again has the cap that it had, which is the shortest proof of a restore.
-
-What is read here was written by somebody else, perhaps to do harm: see ``restored``.
-"""
+"""The metadata of an entry: time, mode, target of a link, and exact name of a file."""
 
 from __future__ import annotations
 
@@ -40,16 +17,17 @@ KEY = "pipegrid"
 
 _MODE_BITS = 0o7777
 _MAX_BYTES = 64 << 10
-"""Of a name or a link; no system takes longer ones."""
+"""Of a name or a link; no system accepts longer ones."""
 
 _MAX_NS = 10**9 << 39
-"""Seventeen thousand years. ext4 takes dates to 2446, XFS to 2486; 64 bits of nanoseconds end in 2262."""
+"""17,000 years. ext4 ends in 2446, XFS in 2486, 64 bits of nanoseconds in 2262."""
 
 
 Modes = Literal["umask", "stored", "exact"]
 """
-What a file or directory gets of its mode: what the umask allows of its permissions; its permissions, and the
-set-group-ID and sticky bits of directories; or all of it, also what lets a file run as whoever fetched it.
+Which mode bits a fetched file or directory gets. ``umask``: the permissions that the umask allows.
+``stored``: its permissions and, for directories, the set-group-ID and sticky bits. ``exact``: all bits, also
+those that run a file as the user who fetched it.
 """
 
 MODES = get_args(Modes)
@@ -58,13 +36,13 @@ MODES = get_args(Modes)
 @attrs.frozen
 class RestoredMetadata:
     """
-    What of a file, directory or link is brought back; None: its entry does not say.
+    The metadata of a file, directory or link that is restored; None: the entry does not give it.
 
     Attributes:
-        mode: what ``Modes`` says of it.
+        mode: the bits that ``Modes`` selects.
         mtime_ns: when it was changed.
-        link: what a symbolic link leads to; None also if it is none. Never empty, without NUL.
-        name: its exact name, where that of the entry is not. It may be anything, as entries' names may.
+        link: the target of a symbolic link; None also if it is not one. Never empty, without NUL.
+        name: its exact name, if it differs from the entry's. It may be any bytes.
     """
 
     mode: int | None = None
@@ -73,8 +51,8 @@ class RestoredMetadata:
     name: bytes | None = None
 
     @property
-    def temporary_mode(self) -> int:
-        """That of a directory while things come into it: no more people may enter it than in the end."""
+    def mode_under_way(self) -> int:
+        """The mode of a directory while it is filled: it admits no more users than the final one."""
         return (0o777 if self.mode is None else self.mode) | stat.S_IRWXU
 
 
@@ -82,11 +60,30 @@ def entry_metadata(
     found: os.stat_result, *, link: bytes | None = None, name: bytes | None = None
 ) -> dict[str, Any]:
     """
-    Return what an entry says of a file, directory or link.
+    Return the metadata of the entry of a file, directory or link.
+
+        {"mtime": 1700000000.25, "st_mode": 33188, "st_uid": 1000, "st_gid": 1000,
+         "pipegrid": {"mode": 420, "mtime_ns": 1700000000250000000}}
+
+    The first four are as ``tahoe backup`` writes them; ``pipegrid`` holds what restores a file exactly:
+
+    * ``mode``: permissions, with the set-user-ID, set-group-ID and sticky bits.
+    * ``mtime_ns``: nanoseconds since 1970, which a float cannot hold.
+    * ``link``: the target of a symbolic link. The entry's cap is that of a file whose content is the target,
+      for
+      readers that do not know links.
+    * ``name_quoted``, ``link_quoted``: the bytes of the name or target, percent-encoded, if they are not
+      UTF-8 or
+      not composed (NFC), as names of entries always are.
+
+    ``ctime``, ``st_ino`` and ``st_dev``, which ``tahoe backup`` also writes, are left out: no program can
+    restore them, and they change when a disk is restored or a machine restarts. The cap of a directory
+    follows from its bytes, so each such change would give new caps to it and to all directories above it.
+    Without them a tree that was restored and stored again has the same cap.
 
     Args:
-        link: what it leads to, if it is a symbolic link.
-        name: its exact name, if the entry has another one.
+        link: the target of a symbolic link.
+        name: its exact name, if the entry's differs.
     """
     ours: dict[str, Any] = {"mode": found.st_mode & _MODE_BITS, "mtime_ns": found.st_mtime_ns}
     if link is not None:
@@ -106,9 +103,9 @@ def entry_metadata(
 
 def entry_name(raw: bytes) -> tuple[str, bytes | None]:
     """
-    Return what the entry of something with this name is called, and the name if that does not say it.
+    Return the name of the entry of a file, and the exact name if that differs.
 
-    Entries have names in Unicode's composed form; what is no UTF-8 shows as U+FFFD.
+    Entries have names in Unicode's composed form; bytes that are not UTF-8 become U+FFFD.
     """
     name = unicodedata.normalize("NFC", raw.decode("utf-8", "replace"))
     return name, None if name.encode("utf-8") == raw else raw
@@ -116,10 +113,11 @@ def entry_name(raw: bytes) -> tuple[str, bytes | None]:
 
 def restored(metadata: Mapping[str, Any], modes: Modes = "stored") -> RestoredMetadata:
     """
-    Return what an entry's metadata say that can be brought back; what makes no sense counts as not said.
+    Return what can be restored of an entry's metadata. It is untrusted input: a value that makes no sense is
+    ignored.
 
     Args:
-        modes: what of its mode; see there.
+        modes: which mode bits; see there.
 
     Entries of ``tahoe backup`` have ``st_mode`` and ``mtime``.
     """
@@ -163,7 +161,7 @@ def _mode(says: Mapping[str, Any], metadata: Mapping[str, Any], modes: Modes) ->
 
 
 def _whole(value: Any, least: int, end: int) -> int | None:
-    # JSON's true is an int for Python.
+    # JSON's ``true`` is an int in Python.
     if type(value) is not int or not least <= value < end:
         return None
     return int(value)

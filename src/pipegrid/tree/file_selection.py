@@ -1,16 +1,4 @@
-"""
-Which of a directory's contents are stored; pure.
-
-Paths are relative to the directory, with ``/``, as Python spells names (bytes that are no text are
-surrogates).
-
-**Patterns.** ``*`` and ``?`` stand for any characters but ``/``, ``[a-z]`` for one of some, ``**`` for any
-number of directories. A pattern without ``/`` is that of a name, wherever it is (as in ``tahoe backup``); one
-with ``/`` is that of a path from the directory down, which may begin with ``./``; one that ends in ``/`` is
-that of directories only. Large and small letters differ. What is excluded is not looked into. There is no
-pattern that takes anything back, as ``!`` does for git: one that begins with it is refused, since what it is
-to save would be left out.
-"""
+"""Which entries of a directory are stored: patterns that exclude, and lists of paths; pure."""
 
 from __future__ import annotations
 
@@ -39,19 +27,28 @@ MAX_PATTERNS = 10_000
 MAX_PATTERN = 4096
 MAX_LISTED = 1_000_000
 MAX_TRIALS = 20_000_000
-"""Comparisons by which it is found out which patterns match nothing; after them no more is said of that."""
+"""
+Comparisons spent on finding patterns that match nothing; beyond them, unmatched patterns are not reported.
+"""
 
 
 class TreeSelection:
     """
     Decides for one walk through a directory.
 
+    Paths are relative to the directory, with ``/``, as Python decodes names (bytes that are not text become
+    surrogates). In a pattern ``*`` and ``?`` match any characters but ``/``, ``[a-z]`` one of a set, ``**``
+    any number of directories. A pattern without ``/`` matches a name at any level (as in ``tahoe backup``);
+    one with ``/`` matches a path from the directory down, and may begin with ``./``; one that ends in ``/``
+    matches directories only. Case matters. Excluded directories are not read. A pattern that begins with
+    ``!``, which cancels others in git, is refused, since it would not save what it names.
+
     Args:
         exclude: patterns of what is left out.
-        only: paths of what is wanted, directories with all that is in them; None: everything.
+        only: paths of what is stored, directories with all their content; None: everything.
 
     Raises:
-        UsageError: a pattern or path makes no sense, or there are too many.
+        UsageError: a pattern or path is malformed, or there are too many.
     """
 
     def __init__(self, exclude: Sequence[str] = (), only: Iterable[str] | None = None) -> None:
@@ -95,16 +92,16 @@ class TreeSelection:
 
     @property
     def unmet(self) -> list[str]:
-        """Paths that were wanted and that nobody has asked about: they are not there."""
+        """Selected paths that the walk has not met: they do not exist."""
         return sorted(self._unmet)
 
     @property
     def unmatched(self) -> list[str]:
-        """Patterns that have matched nothing that was met; below what is left out nothing is met."""
+        """Patterns that matched nothing; excluded directories are not searched."""
         return list(self._unmatched)
 
     def may_take(self, path: str) -> bool:
-        """Whether something may be stored, of which nothing but the name is known yet."""
+        """Whether something may be stored, of which only the name is known yet."""
         if self._leaves_out(path, self._names, self._paths):
             return False
         return self._wanted is None or self._is_wanted(path, True)
@@ -130,7 +127,7 @@ class TreeSelection:
         return True
 
     def _note_matches(self, path: str, name: str) -> None:
-        """Find out which patterns leave something out: more than one may."""
+        """Record which patterns exclude something: it may be more than one."""
         self._trials -= len(self._unmatched)
         if self._trials < 0:
             self._unmatched.clear()
@@ -158,9 +155,9 @@ class TreeSelection:
 
 def patterns_of(text: str) -> list[tuple[int, str]]:
     """
-    Return the patterns of a file for ``--exclude-from``, each with the number of its line.
+    Return the patterns of a file for ``--exclude-from``, each with its line number.
 
-    One a line; empty lines and those that begin with ``#`` are nothing.
+    One pattern a line; empty lines and those that begin with ``#`` are ignored.
     """
     lines = ((number, line.strip()) for number, line in enumerate(text.split("\n"), 1))
     return [(number, line) for number, line in lines if line and not line.startswith("#")]
@@ -168,7 +165,7 @@ def patterns_of(text: str) -> list[tuple[int, str]]:
 
 def paths_below(directory: str, lines: Iterable[str]) -> list[str]:
     """
-    Return the paths of a list for ``--files-from``, relative to the directory; empty lines are nothing.
+    Return the paths of a list for ``--files-from``, relative to the directory; empty lines are ignored.
 
     Args:
         directory: absolute, normalised.
@@ -185,7 +182,7 @@ def paths_below(directory: str, lines: Iterable[str]) -> list[str]:
         if path.startswith("/"):
             inside = directory.rstrip("/") + "/"
             if not (path + "/").startswith(inside):
-                raise UsageError(f"{line!r} is not below {directory}; list what is")
+                raise UsageError(f"{line!r} is not below {directory}; list only paths that are")
             path = path[len(inside) :]
         found.append(path)
         if len(found) > MAX_LISTED:
@@ -197,7 +194,9 @@ def _checked(only: Iterable[str]) -> Iterable[str]:
     for path in only:
         parts = [part for part in path.split("/") if part not in ("", ".")]
         if ".." in parts or path.startswith("/"):
-            raise UsageError(f"{path!r} is not a path below the directory; list what is")
+            raise UsageError(
+                f"{path!r} is not a path below the directory; list only paths that are"
+            )
         yield "/".join(parts)
 
 
@@ -235,11 +234,11 @@ def _regex(pattern: str) -> str:
 
 
 def _some(pattern: str, start: int) -> tuple[str, int]:
-    """Return what one of some characters is as a regular expression, and where the pattern goes on."""
+    """Return a pattern's ``[...]`` as a regular expression, and where the pattern continues."""
     inner = start + (pattern[start : start + 1] in ("!", "^"))
     end = pattern.find("]", inner + 1)
     if end < 0:
-        return re.escape("["), start  # as shells have it
+        return re.escape("["), start  # as in shells
     ranges = []
     chars = pattern[inner:end]
     position = 0

@@ -1,17 +1,4 @@
-"""
-Paths on a grid: a directory's cap, or an alias of one, and names below it.
-
-    URI:DIR2-CHK:...            the directory itself
-    URI:DIR2-CHK:.../a/b        below it
-    URI:DIR2-CHK:...:./a/b      the same
-    home:a/b                    below what the alias ``home`` stands for
-
-Names are composed (NFC) and their case counts. ``.`` and ``..`` are names as any other. There are no
-escapes: a name with a slash in it has no path, and its entry is reached by its cap. One slash at the end
-counts for nothing; an empty name in between is a mistake.
-
-Source: the reference on trees, section 1.
-"""
+"""Paths on a grid: a directory's cap or alias, and names below it."""
 
 from __future__ import annotations
 
@@ -38,19 +25,19 @@ from pipegrid.tree.directory_reading import (
 )
 
 KEPT_BYTES = 32 << 20
-"""Memory that directories may take which a ``PathFinder`` keeps; what comes later is read for each path."""
+"""Memory for the directories that a ``PathFinder`` keeps; further directories are read for each path."""
 
 
 @attrs.frozen
 class PathEnd:
     """
-    Where a path leads.
+    What a path leads to.
 
     Attributes:
-        cap: of what is there; None if only its write cap is stored.
-        names: on the way from the root; empty for the root itself.
-        metadata_json: what its entry says.
-        best: the cap that grants most, where the path tells one that does more than read.
+        cap: that reads it; None if only its write cap is stored.
+        names: from the root; empty for the root itself.
+        metadata_json: of its entry.
+        best: the cap that grants most, if the path reveals one that does more than read.
     """
 
     cap: Cap | None
@@ -60,23 +47,30 @@ class PathEnd:
 
     @property
     def kind(self) -> Kind:
-        """What is there, as ``cap`` tells; see ``kind_of``."""
+        """What it is according to ``cap``; see ``kind_of``."""
         return kind_of(self.cap)
 
 
 def parse(text: str, aliases: Mapping[str, str] | None = None) -> tuple[str, tuple[str, ...]]:
     """
-    Take a path apart.
+    Parse a path.
+
+        URI:DIR2-CHK:...            the directory itself URI:DIR2-CHK:.../a/b        below it
+        URI:DIR2-CHK:...:./a/b      the same home:a/b                    below the directory of the alias
+        ``home``
+
+    Names are composed (NFC) and case-sensitive. ``.`` and ``..`` are ordinary names. There are no escapes: a
+    name with a slash cannot be part of a path. One slash at the end is ignored; an empty name is an error.
 
     Args:
-        text: what only carried it here counts for nothing; see ``core.text``.
-        aliases: names of directories, and their caps.
+        text: the path, perhaps inside a web address or quotes; see ``core.text``.
+        aliases: caps of directories by name.
 
     Returns:
-        the text of the cap of its root, which may be malformed, and names.
+        the text of the root's cap, which may be malformed, and the names.
 
     Raises:
-        UsageError: there is an empty name in it, or no such alias.
+        UsageError: a name is empty, or there is no such alias.
     """
     text = as_pasted(text)
     if text.startswith(CAP_STARTS):
@@ -108,10 +102,10 @@ def parse(text: str, aliases: Mapping[str, str] | None = None) -> tuple[str, tup
 
 def parse_here(text: str, directory: Path) -> tuple[str, tuple[str, ...]]:
     """
-    Take a path apart that may begin with an alias of a client's directory; see ``parse``.
+    Parse a path that may begin with an alias of a client's directory; see ``parse``.
 
     Raises:
-        UsageError: it is no path, there is no such alias, or the aliases cannot be read.
+        UsageError: it is not a path, there is no such alias, or the aliases cannot be read.
     """
     text = as_pasted(text)
     needed = not text.startswith(CAP_STARTS)
@@ -120,8 +114,10 @@ def parse_here(text: str, directory: Path) -> tuple[str, tuple[str, ...]]:
 
 def check_may_be_aliases(paths: Iterable[str]) -> None:
     """
+    Check that aliases are available, if a path begins with one.
+
     Raises:
-        UsageError: one of the paths begins with an alias, and nothing is configured where the user's are.
+        UsageError: a path begins with an alias, and the user has no client directory.
     """
     directory = default_directory()
     if is_configured(directory):
@@ -133,7 +129,7 @@ def check_may_be_aliases(paths: Iterable[str]) -> None:
 
 def is_on_servers(path: str) -> bool:
     """
-    Return whether a path begins with the cap of what only servers can have, as far as is known.
+    Return whether a path begins with the cap of something that only servers can hold; literal caps do not.
 
     Raises:
         CapError: that cap is damaged.
@@ -147,7 +143,7 @@ def is_on_servers(path: str) -> bool:
 
 def names_of(path: str) -> tuple[str, ...]:
     """
-    Return the names in what follows a root.
+    Return the names in the rest of a path, after its root.
 
     Raises:
         UsageError: one is empty.
@@ -164,7 +160,7 @@ def names_of(path: str) -> tuple[str, ...]:
 
 
 def has_path(text: str) -> bool:
-    """Return whether text is more than a cap: one with names behind it, or an alias."""
+    """Return whether text is more than a cap: a cap followed by names, or an alias."""
     text = as_pasted(text)
     if text.startswith(CAP_STARTS):
         return "/" in text
@@ -172,7 +168,7 @@ def has_path(text: str) -> bool:
 
 
 def names_alias(text: str) -> bool:
-    """Return whether text begins as ``ALIAS:some/path`` does; there need be no such alias."""
+    """Return whether text has the form ``ALIAS:some/path``; the alias need not exist."""
     text = as_pasted(text)
     alias, found, _ = text.partition(":")
     return bool(found and alias) and "/" not in alias and not text.startswith(CAP_STARTS)
@@ -185,17 +181,17 @@ async def resolve(
     limits: ListingLimits | None = None,
 ) -> PathEnd:
     """
-    Return what a path leads to: a listing for each name.
+    Return what a path leads to; each name takes one listing.
 
     Args:
         grid: an open grid.
-        root: the cap of a directory, or of anything if there are no names.
+        root: the cap of a directory; without names, of anything.
         names: below it.
 
     Raises:
-        CapError: the root is no well-formed cap.
-        NoSuchChild: there is nothing of such a name, or it is below a file.
-        DirectoryError: a directory on the way is damaged, or beyond the limits.
+        CapError: the root is not a well-formed cap.
+        NoSuchChild: a name does not exist, or is below a file.
+        DirectoryError: a directory of the path is damaged, or beyond the limits.
         PipegridError: the grid could not fetch it.
     """
     return await PathFinder(grid, limits).resolve(root, names)
@@ -203,7 +199,7 @@ async def resolve(
 
 class PathFinder:
     """
-    Follows many paths; a directory that several lead through is read once, and seen as it was then.
+    Follows many paths; a directory that several paths share is read once, and not again if it changes.
 
     Args:
         grid: an open grid.
@@ -218,7 +214,7 @@ class PathFinder:
         self._reading: dict[DirectoryCap, Waiters[dict[str, Entry]]] = {}
 
     async def resolve(self, root: str | Cap, names: Sequence[str] = ()) -> PathEnd:
-        """Return what a path leads to; arguments and errors as of ``resolve`` of this module."""
+        """Return what a path leads to; arguments and errors as for ``resolve`` of this module."""
         place = PathEnd(as_cap(root))
         for depth, name in enumerate(names):
             directory = place.best or place.cap
@@ -246,7 +242,7 @@ class PathFinder:
         return place
 
     async def _entries(self, directory: DirectoryCap) -> dict[str, Entry]:
-        """Return what is in a directory, by names; who asks while it is read waits for that."""
+        """Return the entries of a directory by name; callers that ask while it is read share that read."""
         if directory in self._kept:
             return self._kept[directory]
         if directory in self._reading:
@@ -268,5 +264,5 @@ class PathFinder:
 
 
 def shown(names: Sequence[str]) -> str:
-    """Return a path as a terminal can show it, without its root."""
+    """Return a path without its root, as a terminal can show it."""
     return printable("/".join(names))

@@ -23,15 +23,14 @@ from pipegrid.tree.directory_descriptor import (
 )
 from pipegrid.tree.entry_metadata import RestoredMetadata
 
-# The local side of fetching a tree: what is there, and how files, directories and links come to be.
+# The local side of fetching a tree: what exists already, and how files, directories and links are created.
 #
-# Nothing is written through a symbolic link: what stands where a directory should be is looked at without
-# following links, a file replaces a link instead of what it leads to, and what is made or changed is so
-# by the descriptor of its ``DirectoryFd``, in whose place nothing can come. Nothing that is there is
-# removed, but for what a file or link replaces if it may. Links are made last, so that nothing of the
-# same tree can go through them.
+# Nothing is written through a symbolic link. Whether a directory exists is checked without following links; a
+# file replaces a link itself, not its target; and everything is created by the descriptor of its
+# ``DirectoryFd``, which cannot be redirected. Existing files stay, except those that a file or link may
+# replace. Links are created last, so that nothing of the same tree is written through them.
 #
-# A file gets its mode and time before it gets its name: one that has size and time of its entry is that file,
+# A file gets its mode and time before its name, so a file with the size and time of its entry is complete,
 # also after a crash.
 
 _WRITABLE = stat.S_IRWXU
@@ -44,19 +43,19 @@ Presence = Literal["missing", "same", "perhaps", "other"]
 
 
 class Differs(Exception):
-    """A file that is there is not the one that it was taken for."""
+    """An existing file differs from the one on the grid."""
 
 
 class TreePart(DirectoryPartFile):
     """
-    A file on its way into a tree: see ``DirectoryPartFile``; mode and time come before the name, and nobody
-    may read the part who may not read the file.
+    A file being fetched into a tree: see ``HomePart``. It gets mode and time before its name, and the part
+    file is readable only by users who may read the file.
 
     Args:
-        kept: what its entry says of it.
+        kept: the metadata of its entry.
 
     Attributes:
-        not_kept: what of that could not be set, in words; empty: nothing.
+        not_kept: a clause about the metadata that could not be set; empty if all was set.
     """
 
     def __init__(self, home: DirectoryFd, path: str, replace: bool, kept: RestoredMetadata) -> None:
@@ -64,31 +63,32 @@ class TreePart(DirectoryPartFile):
         self.not_kept = ""
         super().__init__(home, path, replace)
         self._mode = kept.mode
-        with suppress(OSError):  # which is told of when it gets its name
+        with suppress(OSError):  # reported when it gets its name
             self._set_mode(0o600)
 
     def publish(self) -> None:
-        """Give it its time, its mode, and then its name."""
+        """Set its time and its mode, then give it its name."""
         if not self.closed and self.part is not None:
-            # A file system that keeps no times is no reason to fail.
+            # A file system that keeps no times does not make the download fail.
             self.not_kept = _set_time(self.fileno(), self._kept)
         super().publish()
 
     def _set_mode(self, more: int = 0) -> None:
         super()._set_mode(more)
-        if not more:  # as it gets its name
+        if not more:  # see above
             mode = _unlike(self.fileno(), self._kept.mode)
             self.not_kept = _listed(mode and _why(mode), self.not_kept)
 
 
 class ExistingFile(PartFile):
     """
-    A file that is there, to be compared with one on the grid; stands where a part would, and is only read.
+    An existing file that is compared with one on the grid. It takes the place of a part file, and is only
+    read.
 
-    What a get would write means that it differs: ``Differs`` ends it.
+    A write means that the file differs, and raises ``Differs``.
 
     Raises:
-        SinkError: its directory is not in its place any more.
+        SinkError: its directory was moved or replaced.
     """
 
     def __init__(self, home: DirectoryFd, path: str) -> None:
@@ -100,47 +100,47 @@ class ExistingFile(PartFile):
         self.found_bytes = os.fstat(self._fd).st_size
 
     def begin(self, length: int) -> int:
-        """Compare from the beginning on."""
+        """Compare the file from its beginning."""
         self.position = 0
         if self.found_bytes != length:
             raise Differs
         return length
 
     def write_pieces(self, pieces: object) -> None:
-        """Whatever is to be written is not there."""
+        """Raise ``Differs``: these bytes are not in the file."""
         if pieces:
             raise Differs
 
     def skip(self, length: int) -> None:
-        """The next bytes are as they should be."""
+        """Skip bytes that are equal."""
         self.position += length
 
     def forget_rest(self) -> None:
-        """Raise ``Differs``: what follows is not what is on the grid."""
+        """Raise ``Differs``: the rest of the file is not equal."""
         raise Differs
 
     def publish(self) -> None:
-        """Do nothing: the file is there under its name."""
+        """Do nothing: the file has its name already."""
 
     def leave(self) -> str | None:
-        """Close the file, and change nothing; there is no part to tell of."""
+        """Close the file without changing it; there is no part file to report."""
         self.close()
         return None
 
 
 def standing(home: DirectoryFd, path: str, size: int | None, kept: RestoredMetadata) -> Presence:
     """
-    Return what stands where a file shall be.
+    Return what exists at the place of a file.
 
     Args:
-        home: the directory that it comes into.
-        size: of the file; None if nobody knows before it is read.
+        home: the directory of the file.
+        size: of the file; None if it is known only by reading it.
 
     Returns:
-        ``missing``; ``same``: it has size and time of the file; ``perhaps``: it has its size; or ``other``.
+        ``missing``; ``same``: size and time are those of the file; ``perhaps``: its size is; or ``other``.
 
     Raises:
-        SinkError: it cannot be looked at, or its directory is not in its place any more.
+        SinkError: it cannot be examined, or its directory was moved or replaced.
     """
     try:
         with home.entered() as inside:
@@ -163,7 +163,7 @@ def holds(home: DirectoryFd, path: str, data: bytes) -> bool:
     Return whether a file has exactly this content.
 
     Raises:
-        SinkError: its directory is not in its place any more.
+        SinkError: its directory was moved or replaced.
     """
     try:
         with home.entered() as inside:
@@ -175,7 +175,7 @@ def holds(home: DirectoryFd, path: str, data: bytes) -> bool:
 
 
 def may_be_replaced(home: DirectoryFd, path: str) -> bool:
-    """Return whether what has this name may go for a file: all but a directory."""
+    """Return whether what has this name may be replaced by a file: all but a directory."""
     with home.entered() as inside, suppress(OSError):
         found = os.stat(os.path.basename(path), dir_fd=inside, follow_symlinks=False)
         return not stat.S_ISDIR(found.st_mode)
@@ -183,7 +183,7 @@ def may_be_replaced(home: DirectoryFd, path: str) -> bool:
 
 
 def in_the_way(path: str) -> SinkError:
-    """Return the error for what stands where something else shall be."""
+    """Return the error for an existing file that must not be replaced."""
     what = "something else"
     with suppress(OSError):
         mode = os.lstat(path).st_mode
@@ -204,12 +204,12 @@ def in_the_way(path: str) -> SinkError:
 
 def make_root(path: str, kept: RestoredMetadata) -> None:
     """
-    Make the directory that a tree comes into, with those above it, or take the one that is there.
+    Create the directory into which a tree is fetched, and its parents, or use the existing one.
 
-    One that may not be written to, as it should be in the end, is from an earlier time; it gets that back.
+    An earlier fetch may have made it read-only, as its entry says; it becomes writable until the end.
 
     Raises:
-        SinkError: it cannot be made.
+        SinkError: it cannot be created.
     """
     try:
         os.makedirs(path, kept.temporary_mode, exist_ok=True)
@@ -225,14 +225,14 @@ def begin_tree(
     path: str, into: DirectoryFd | None, kept: RestoredMetadata, force: bool
 ) -> tuple[DirectoryFd, int | None]:
     """
-    Make the directory of a tree; as ``make_root``, or, if it is in a directory, without a way out of that.
+    Create the directory of a tree, as ``make_root`` does or, with ``into``, without leaving that directory.
 
     Args:
-        into: that directory, or the one of the path itself; None: no more is known than the path.
+        into: the directory of the path, or the path itself; None: only the path is known.
         force: see ``make_directory``, as for the result.
 
     Raises:
-        SinkError: it cannot be made.
+        SinkError: it cannot be created.
     """
     if into is None:
         make_root(path, kept)
@@ -247,18 +247,18 @@ def make_directory(
     parent: DirectoryFd, path: str, kept: RestoredMetadata, force: bool
 ) -> tuple[DirectoryFd, int | None]:
     """
-    Make a directory, or take the one that is there.
+    Create a directory, or use the existing one.
 
     Args:
-        parent: what it comes into.
-        kept: what its entry says; nobody may enter it before it is whole who may not do so then.
-        force: a file or link in the way goes.
+        parent: the directory above it.
+        kept: the metadata of its entry; until it is complete, only users may enter it who may do so then.
+        force: a file or link of this name is replaced.
 
     Returns:
-        the directory; and its mode, if it was there.
+        the directory and, if it existed, its mode.
 
     Raises:
-        SinkError: something else is in the way, or it cannot be made.
+        SinkError: something else has the name, or it cannot be created.
     """
     name = os.path.basename(path)
     mode_before = None
@@ -275,10 +275,12 @@ def make_directory(
                 else:
                     raise in_the_way(path) from None
             if mode_before is not None and mode_before & _WRITABLE != _WRITABLE:
-                with suppress(OSError):  # as it should be, from an earlier time; it gets it back
+                with suppress(
+                    OSError
+                ):  # made read-only by an earlier fetch; its mode is set again at the end
                     _set_mode(inside, name, mode_before | _WRITABLE)
             found = os.stat(name, dir_fd=inside, follow_symlinks=False)
-            if not stat.S_ISDIR(found.st_mode):  # since a moment ago
+            if not stat.S_ISDIR(found.st_mode):  # it was one a moment ago
                 raise in_the_way(path)
     except (OSError, ValueError) as error:
         raise unmade(path, error) from error
@@ -287,19 +289,19 @@ def make_directory(
 
 def finish_directory(home: DirectoryFd, kept: RestoredMetadata, mode_before: int | None) -> str:
     """
-    Give a directory its mode and time, when all that is in it is there.
+    Set the mode and time of a directory when its content is complete.
 
     Args:
-        mode_before: what it had when it was found.
+        mode_before: the mode of a directory that existed.
 
     Returns:
-        what could not be set, in words; empty: nothing.
+        a clause about what could not be set; empty if all was set.
 
     Raises:
-        SinkError: it is not in its place any more.
+        SinkError: it was moved or replaced.
     """
     mode = kept.mode if kept.mode is not None else mode_before
-    with home.entered() as fd:  # a file system that keeps neither is no reason to fail
+    with home.entered() as fd:  # a file system that keeps neither does not make the download fail
         time = _set_time(fd, kept)
         not_set = ""
         if mode is not None:
@@ -313,15 +315,15 @@ def finish_directory(home: DirectoryFd, kept: RestoredMetadata, mode_before: int
 
 def restore_mode_and_time(home: DirectoryFd, path: str, kept: RestoredMetadata) -> str:
     """
-    Give a file that is there the mode and time that its entry says; take away what is left of its part.
+    Give an existing file the mode and time of its entry, and remove its part file.
 
-    One that has them is not touched, or its ``ctime`` would tell backups that it has changed.
+    A file that has them is not touched: a new ``ctime`` would make backup programs read it again.
 
     Returns:
-        what could not be set, in words; empty: nothing.
+        a clause about what could not be set; empty if all was set.
 
     Raises:
-        SinkError: its directory is not in its place any more.
+        SinkError: its directory was moved or replaced.
     """
     name = os.path.basename(path)
     mode = time = ""
@@ -360,15 +362,15 @@ def _why(reason: str) -> str:
 
 
 def _is_unlike(found: int, mode: int) -> bool:
-    """Whether permissions differ, or set-id bits are missing; more of these may stay."""
+    """Whether permissions differ, or set-id bits are missing; additional set-id bits may stay."""
     return bool((found ^ mode) & _PERMISSIONS or mode & ~found & _SET_IDS)
 
 
 def _unlike(fd: int, mode: int | None) -> str:
-    """Return why an open file has another mode than it was given; empty: it has that."""
+    """Return why an open file does not have the mode that was set; empty if it has."""
     if mode is None or not _is_unlike(os.fstat(fd).st_mode, mode):
         return ""
-    return "the file system, or the system for this user, does not keep it"
+    return "the file system, or this user's rights, do not allow it"
 
 
 def _listed(*what: str) -> str:
@@ -376,7 +378,7 @@ def _listed(*what: str) -> str:
 
 
 def stops_all(error: BaseException) -> bool:
-    """Whether nothing more can be written into the target: it is full, or must not be written to."""
+    """Whether nothing more can be written to the target: it is full or read-only."""
     cause: BaseException | None = error
     for _ in range(8):
         if isinstance(cause, OSError) and cause.errno in _STOPS:
@@ -386,30 +388,32 @@ def stops_all(error: BaseException) -> bool:
 
 
 def _set_mode(inside: int, name: str, mode: int) -> None:
-    """Give a file or directory its mode; nothing happens to what a link in its place leads to."""
+    """Set the mode of a file or directory; the target of a symbolic link is not changed."""
     if os.chmod in os.supports_follow_symlinks:
         os.chmod(name, mode, dir_fd=inside, follow_symlinks=False)
         return
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
     try:
         if not stat.S_ISLNK(os.fstat(fd).st_mode):
-            os.chmod(f"/proc/self/fd/{fd}", mode)  # ``fchmod`` takes none that cannot be read
+            os.chmod(
+                f"/proc/self/fd/{fd}", mode
+            )  # ``fchmod`` does not work on files that cannot be read
     finally:
         os.close(fd)
 
 
 def make_link(home: DirectoryFd, path: str, kept: RestoredMetadata, force: bool) -> str:
     """
-    Make a symbolic link, or find that it is there.
+    Create a symbolic link, unless it exists.
 
     Args:
-        home: the directory that it comes into.
+        home: the directory of the link.
 
     Returns:
-        what of its entry could not be set, in words; empty: nothing.
+        a clause about metadata that could not be set; empty if all was set.
 
     Raises:
-        SinkError: something else is in the way, or it cannot be made.
+        SinkError: something else has the name, or it cannot be created.
     """
     assert kept.link is not None
     to, name = os.fsdecode(kept.link), os.path.basename(path)
@@ -441,10 +445,10 @@ def write_whole(
     home: DirectoryFd, path: str, data: bytes, replace: bool, kept: RestoredMetadata
 ) -> str:
     """
-    Write a small file in one go: under a hidden name, synced, and renamed.
+    Write a small file under a hidden name, sync it, and rename it.
 
     Returns:
-        what of its entry could not be set, in words; empty: nothing.
+        a clause about metadata that could not be set; empty if all was set.
 
     Raises:
         SinkError: it cannot be written.
@@ -461,8 +465,10 @@ def write_whole(
 
 def space_for(path: str, size: int) -> None:
     """
+    Check that a file of this size fits onto the disk.
+
     Raises:
-        SinkError: a file of this size cannot fit onto the disk.
+        SinkError: it does not.
     """
     try:
         found = os.statvfs(path)
@@ -478,14 +484,13 @@ def space_for(path: str, size: int) -> None:
 
 # Which names of a directory on a grid a local directory can hold; pure.
 #
-# A name on a grid is any text, and its exact bytes, where the metadata say them, are any bytes. What
-# becomes a local name is one component of a path, and never one that leads elsewhere: not empty, ``.`` or
-# ``..``, without ``/`` and NUL, no longer than a name may be. Nor is it one that would meet another: the
-# same as that of another entry, as file systems see it that fold cases or compose letters, or the hidden
-# name of a part of ours.
+# A name on a grid is any text, and its exact bytes, if the metadata gives them, are any bytes. A local name
+# is one component of a path that stays inside its directory: not empty, ``.`` or ``..``, without ``/`` and
+# NUL, and not too long. It must also differ from the names of other entries on file systems that fold case or
+# compose letters, and from hidden names of part files.
 
 MAX_NAME_BYTES = 255
-"""Of a file's name, on nearly all file systems."""
+"""Most file systems have this limit."""
 
 
 def local_name(name: str, exact: bytes | None = None) -> str:
@@ -494,14 +499,14 @@ def local_name(name: str, exact: bytes | None = None) -> str:
 
     Args:
         name: of the entry.
-        exact: what the metadata say of its bytes, if they are not those of the name.
+        exact: the bytes of the name according to the metadata, if they differ from ``name``.
 
     Raises:
-        SinkError: no file can be called so.
+        SinkError: no file can have this name.
     """
     try:
         data = name.encode("utf-8") if exact is None else exact
-    except UnicodeEncodeError:  # half a character
+    except UnicodeEncodeError:  # a lone surrogate
         raise _unfit(name, "it is not text") from None
     if not data:
         raise _unfit(name, "it is empty")
@@ -523,11 +528,10 @@ def local_name(name: str, exact: bytes | None = None) -> str:
 
 class TakenNames:
     """
-    The names of one directory that were given to its entries.
+    The names that entries of one directory have taken.
 
     Args:
-        folds: the file system holds names to be the same that differ in case, or in how their letters are
-            composed.
+        folds: the file system treats names as equal that differ only in case or composition.
     """
 
     def __init__(self, folds: bool) -> None:
@@ -536,10 +540,10 @@ class TakenNames:
 
     def take(self, name: str) -> None:
         """
-        Give a name to an entry.
+        Take a name for an entry.
 
         Raises:
-            SinkError: another one has it.
+            SinkError: another entry has it.
         """
         key = unicodedata.normalize("NFC", name).casefold() if self._folds else name
         other = self._taken.get(key)
@@ -549,7 +553,7 @@ class TakenNames:
 
 
 def same_name(name: str, second: str) -> SinkError:
-    """Return the error for the second of two entries that are one file here."""
+    """Return the error for the second of two entries that would be one local file."""
     return SinkError(
         f"two entries of this directory would both be '{printable(name)}' here, and the second, "
         f"'{printable(second)}', was left out; fetch it by its own path to another place"
@@ -564,20 +568,20 @@ def _unfit(name: str, why: str) -> SinkError:
     return naming(SinkError(text), "Directory.list")
 
 
-# Which entry of a directory has which place in a local one, where several names may lead to one place.
+# Which entry of a directory owns which local file, if the file system may give one file several names.
 #
-# File systems that fold cases do so, and those that keep a short name beside a long one
-# (``LONGNA~1.TXT``), or drop dots and blanks at its end. What folds can be told beforehand; the rest
-# shows when an entry meets what another one has become. So what stands at an entry's place is noted, and
-# belongs to that entry alone.
+# File systems that fold case do so, and those that keep a short name (``LONGNA~1.TXT``) next to a long one,
+# or drop dots and blanks at the end of a name. Case folding is found out before the fetch; the rest only when
+# an entry meets the file of another one. So the file of each entry is recorded, and belongs to that entry
+# alone.
 
 
 class NameCollisions(TakenNames):
     """
-    The names and places of one directory that were given to its entries.
+    The names and files that entries of one directory have taken.
 
     Args:
-        folds: as of ``TakenNames``.
+        folds: as for ``TakenNames``.
     """
 
     def __init__(self, folds: bool) -> None:
@@ -586,13 +590,13 @@ class NameCollisions(TakenNames):
 
     def claim(self, home: DirectoryFd, path: str) -> None:
         """
-        Give what stands at a path, if anything does, to the entry that has this name.
+        Record that what exists at a path, if anything does, belongs to the entry of this name.
 
         Args:
             home: the local directory.
 
         Raises:
-            SinkError: it is another entry's, or the directory is not in its place any more.
+            SinkError: it belongs to another entry, or the directory was moved or replaced.
         """
         name = os.path.basename(path)
         with home.entered() as inside:
@@ -614,25 +618,25 @@ def _identity(inside: int, name: str) -> tuple[int, int] | None:
 
 
 def _is_one(inside: int, name: str, other: str) -> bool:
-    """Return whether two names of a file are one; not so two links to it, which are both listed."""
+    """Return whether two names are one directory entry; two hard links are not, since both are listed."""
     return not {name, other} <= set(os.listdir(inside))
 
 
-# Whether a file system takes two names that differ in case for one, which nothing but a try can tell.
+# Whether a file system folds case, which only a test with a file can show.
 
 _PROBE, _OTHER = (f".pipegrid-{letter}{SUFFIX}" for letter in "aA")
 """No file of a tree can have such a name."""
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TRIES = 100
-"""Another process, which tries the same, may take the file away."""
+"""Another process that tests the same may remove the file."""
 
 
 def folds_names(home: DirectoryFd) -> bool:
     """
-    Return whether the file system of a directory does so.
+    Return whether the file system of a directory folds case.
 
-    The file that is made for that has one name for all, so that one that a kill has left is found.
+    The test file always has the same name, so that one left by a killed process is found and removed.
     """
     with home.entered() as inside, suppress(OSError):
         for _ in range(_TRIES):
@@ -643,7 +647,7 @@ def folds_names(home: DirectoryFd) -> bool:
 
 
 def _tried(inside: int) -> bool | None:
-    """Try it in the directory of a descriptor; None: the file was taken away meanwhile."""
+    """Test it in the open directory; None: another process removed the file meanwhile."""
     os.close(os.open(_PROBE, _FLAGS, 0o600, dir_fd=inside))
     try:
         for name in (_OTHER, _PROBE):

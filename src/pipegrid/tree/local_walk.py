@@ -1,16 +1,4 @@
-"""
-A directory on this machine, met in order: what is in it, and the content of what is wanted.
-
-Everything is opened relative to the directory that it is in, and no symbolic link is followed, so nobody
-who moves directories about meanwhile can lead the walk elsewhere. Small files come with their content, large
-ones open. What cannot be read, and what is met a second time on the way down (a loop of mounts) is named;
-what no tree holds (sockets, devices, pipes; parts of downloads) is skipped; and the walk goes on. All
-methods block, and are meant for a worker thread; one batch at a time.
-
-**Bounds.** A batch ends when it has so many things, or bytes, or a file that is open. Of the directories on
-the way down, only the lowest ``_OPEN_LEVELS`` are open; the others are opened again from below when the walk
-comes back, and must be the same then.
-"""
+"""A walk through a local directory, which yields its entries and the content of small files."""
 
 from __future__ import annotations
 
@@ -30,26 +18,26 @@ from pipegrid.tree.directory_packing import MAX_ENTRIES
 from pipegrid.tree.file_selection import TreeSelection
 
 SMALL_BYTES = 128 << 10
-"""Files up to this come with their content; larger ones are read when they are stored."""
+"""Files up to this size are read by the walk; larger ones are read when they are stored."""
 
 BATCH_THINGS = 128
 BATCH_BYTES = 1 << 20
 MAX_DEPTH = 1000
-"""Levels below the root; readers take no more."""
+"""Levels below the root; readers accept no more."""
 
 _OPEN_LEVELS = 32
 _TRIES = 3
-"""So often is a small file read that changes meanwhile."""
+"""How often a small file is read that changes meanwhile."""
 
 CHANGED = "it changed while it was read; store it again when no program writes to it"
-"""What is said of a file whose beginning and end may be of two versions, as a clause."""
+"""The clause about a file that may have been read partly before and partly after a change."""
 
 _NOTHING = TreeSelection()
 
 
 @attrs.frozen
 class DirectoryBegun:
-    """A directory; ``number`` is new, ``parent`` that of the one it is in (-1: the root)."""
+    """A directory; ``number`` is new, ``parent`` that of the directory above (-1: the root)."""
 
     number: int
     parent: int
@@ -60,7 +48,7 @@ class DirectoryBegun:
 
 @attrs.frozen
 class DirectoryEnded:
-    """All that is in a directory was met."""
+    """Everything in a directory has been yielded."""
 
     number: int
 
@@ -71,14 +59,14 @@ class FileMet:
     A file or symbolic link.
 
     Attributes:
-        parent: the directory it is in.
-        path: from the root, with ``/``, as Python spells names.
-        found: of the moment before it was read.
-        began_ns: that moment, in nanoseconds since 1970.
-        content: of a small file, whatever size it reports; the file, open, if it is larger (close it); None:
-            it was not asked for.
-        link: what a symbolic link leads to.
-        known: what ``know`` said of it, if it said something.
+        parent: the directory that it is in.
+        path: from the root, with ``/``, as Python decodes names.
+        found: its status before it was read.
+        began_ns: the time of that, in nanoseconds since 1970.
+        content: of a small file, whatever size it reports; the open file if it is larger, which the caller
+            closes; None if content was not requested.
+        link: the target of a symbolic link.
+        known: what ``know`` returned for it.
     """
 
     parent: int
@@ -91,13 +79,13 @@ class FileMet:
     known: Any = None
 
     def is_same(self, found: os.stat_result) -> bool:
-        """Whether what is there now seems to be what was met."""
+        """Whether the file still seems to be the same."""
         return _signature(found) == _signature(self.found)
 
 
 @attrs.frozen
 class LeftOut:
-    """Something that is not stored, and why, in a sentence."""
+    """Something that is not stored, and why, as a sentence."""
 
     path: str
     why: str
@@ -106,11 +94,11 @@ class LeftOut:
 @attrs.frozen
 class Skipped:
     """
-    Something that no tree holds: it has no content, or is the part of an unfinished download.
+    Something that no tree holds: it has no content, or is the part file of an unfinished download.
 
     Attributes:
-        what: it is, in words.
-        is_part: the latter.
+        what: a phrase that says what it is.
+        is_part: it is a part file.
     """
 
     path: str
@@ -123,14 +111,23 @@ Thing = DirectoryBegun | DirectoryEnded | FileMet | LeftOut | Skipped
 
 class LocalWalk:
     """
-    One walk through a directory, in batches.
+    One walk through a directory, in batches. All methods block: call them in a worker thread.
+
+    Everything is opened relative to its directory and no symbolic link is followed, so another process cannot
+    redirect the walk by moving directories. Entries that cannot be read, and loops of mounts, are reported;
+    sockets, devices, pipes and part files are skipped.
+
+    A batch ends when it reaches a number of entries or bytes, or an open file. Only the lowest
+    ``_OPEN_LEVELS`` directories on the current path are open; the others are opened again from below when the
+    walk returns to them, and must be the same then.
 
     Args:
-        root: its path; if that is a link it is followed, since the user named it.
-        selection: what is wanted of it.
-        one_file_system: what is mounted in it comes as an empty directory.
-        without: directories that are passed over, each by device and inode; see ``own_directories``.
-        know: asked of every regular file before it is opened; unless it says None, the file is not read.
+        root: its path; if that is a link, it is followed, since the user named it.
+        selection: what to store.
+        one_file_system: what is mounted inside appears as an empty directory.
+        without: directories to skip, each by device and inode; see ``own_directories``.
+        know: called with every regular file before it is opened; if it returns something, the file is not
+            read.
         read: whether files are read at all.
         now_ns: nanoseconds since 1970.
     """
@@ -158,11 +155,11 @@ class LocalWalk:
         self._bytes = 0
         self._device = 0
         self._things = self._walk()
-        self._busy = Lock()  # whoever gives up does not wait for the thread that reads
+        self._busy = Lock()  # so that ``close`` need not wait for the thread that reads
 
     def batch(self) -> list[Thing]:
         """
-        Return what comes next; nothing: that was all.
+        Return the next entries; an empty list at the end.
 
         Raises:
             OSError: the root cannot be read.
@@ -178,7 +175,7 @@ class LocalWalk:
         return batch
 
     def close(self) -> None:
-        """Let go of all directories, when the batch that is being read has ended."""
+        """Close all directories, once the current batch has ended."""
         with self._busy:
             self._things.close()
             while self._levels:
@@ -186,10 +183,10 @@ class LocalWalk:
 
     def open(self, path: str) -> io.FileIO:
         """
-        Open a file of the walk once more.
+        Open a file of the walk again.
 
         Raises:
-            OSError: it cannot be, or is none any more.
+            OSError: it cannot be opened, or is not a file now.
         """
         *above, name = path.split("/")
         fd = os.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
@@ -248,7 +245,7 @@ class LocalWalk:
                 for entry in entries:
                     path = f"{level.path}/{entry.name}" if level.path else entry.name
                     if not self._selection.may_take(path):
-                        continue  # before it is looked at, as some file systems have it
+                        continue  # before it is examined, which some file systems do not allow
                     try:
                         level.names.append((entry.name, entry.is_dir(follow_symlinks=False)))
                     except OSError as error:
@@ -268,7 +265,7 @@ class LocalWalk:
                 raise
             level.names.clear()
             yield LeftOut(level.path, _reason(error))
-        # Files first, since they are held open no longer than needed; taken from the end.
+        # Files first, so that they are open only briefly; taken from the end.
         level.names.sort(key=lambda each: (each[1], each[0]), reverse=True)
 
     def _descend(self, name: str, path: str) -> Iterator[Thing]:
@@ -291,7 +288,7 @@ class LocalWalk:
         yield from self._list()
 
     def _leave(self) -> Iterator[LeftOut]:
-        """Go back up; a directory that was closed is opened again, if it is still there."""
+        """Go back up; a directory that was closed is opened again, if it still exists."""
         level = self._levels.pop()
         if self._levels and self._levels[-1].fd < 0:
             above = self._levels[-1]
@@ -319,7 +316,7 @@ class LocalWalk:
         if kind == stat.S_IFLNK:
             link = os.fsencode(os.readlink(name, dir_fd=level.fd))
             yield FileMet(level.number, raw, path, found, began_ns, link, link)
-        elif kind == stat.S_IFDIR:  # it was none when the names were read
+        elif kind == stat.S_IFDIR:  # it was not a directory when the names were read
             if self._selection.takes(path, True):
                 yield from self._descend(name, path)
         elif kind != stat.S_IFREG:
@@ -346,7 +343,7 @@ class LocalWalk:
             yield met
 
     def _take(self, file: io.FileIO, level: _Level, name: bytes, path: str) -> FileMet | None:
-        """Read a small file; None: it changed all the time."""
+        """Read a small file; None: it changed during each attempt."""
         fd = file.fileno()
         for _ in range(_TRIES):
             began_ns = self._now_ns()
@@ -361,17 +358,17 @@ class LocalWalk:
             if len(content) <= SMALL_BYTES:
                 self._bytes += len(content)
                 return FileMet(level.number, name, path, found, began_ns, content)
-            if not found.st_size:  # who stores it reads it to its end
+            if not found.st_size:  # its reader reads it to its end
                 return FileMet(level.number, name, path, found, began_ns, file)
         return None
 
 
 def own_directories(*paths: str | os.PathLike[str]) -> frozenset[tuple[int, int]]:
     """
-    Return which directories these are, as far as they are there.
+    Return the device and inode of these directories, of those that exist.
 
-    A backup of a home must not store the embedded grid in it, which grows by what is stored, nor the database
-    that it is writing.
+    A backup of a home directory must not store the local test grid in it, which grows by what is stored, nor
+    the database that the backup writes.
     """
     found = set()
     for path in paths:
@@ -410,7 +407,7 @@ _KINDS = {
 
 
 def _open_file(fd: int, name: str, shown: str) -> io.FileIO:
-    """Open a regular file, without waiting for whoever may have put a pipe in its place."""
+    """Open a regular file, without blocking if a pipe has replaced it."""
 
     def opener(_: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=fd)
@@ -427,7 +424,7 @@ def _signature(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _read_to_end(fd: int) -> bytes:
-    """Return a file's content whatever size it reports (none in ``/proc``); if it is small, all of it."""
+    """Return the whole content of a small file, whatever size it reports (files in ``/proc`` report 0)."""
     content = bytearray()
     while len(content) <= SMALL_BYTES:
         more = os.pread(fd, SMALL_BYTES + 1 - len(content), len(content))

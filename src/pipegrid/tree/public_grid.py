@@ -1,7 +1,6 @@
 """
-The grid as applications see it: files, and whole trees of them.
-
-What walks and fetches trees is imported when the first tree is asked for.
+The grid as applications see it: files, and whole trees of them. The modules that walk and fetch trees are
+imported when first used.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Trees:
-    """What a grid does with directories; ``Grid.tree`` has it."""
+    """Operations on directories; ``Grid.tree`` returns this."""
 
     def __init__(
         self,
@@ -51,16 +50,16 @@ class Trees:
     @started
     async def resolve(self, path: str, limits: ListingLimits | None = None) -> PathEnd:
         """
-        Find what a path leads to: a listing for each name.
+        Find what a path leads to; each name takes one listing.
 
         Args:
             path: ``CAP/some/path``, or a cap alone; or ``ALIAS:some/path`` with an alias of the client's
                 directory.
 
         Raises (through the Deferred):
-            NoSuchChild: there is no such name on the way.
-            UsageError, CapError: it is no path, or there is no such alias.
-            DirectoryError: a directory on the way is damaged.
+            NoSuchChild: a name of the path does not exist.
+            UsageError, CapError: this is not a path, or there is no such alias.
+            DirectoryError: a directory of the path is damaged.
         """
         from pipegrid.tree.grid_paths import parse_here, resolve
 
@@ -95,15 +94,15 @@ class Trees:
         listing: ListingLimits | None = None,
     ) -> Walk:
         """
-        Return an asynchronous iterator over all that is below a cap; see ``tree.walk``.
+        Return an asynchronous iterator over everything below a cap; see ``tree.walk``.
 
         Raises:
-            CapError: it is no well-formed cap.
-            UsageError: it is none at all, or these are no limits.
+            CapError: this is not a well-formed cap.
+            UsageError: this is not a cap at all, or these are not limits.
         """
         from pipegrid.tree.walk import WalkLimits, walk
 
-        check_kind(limits, (WalkLimits, type(None)), "what a walk may take", "a WalkLimits")
+        check_kind(limits, (WalkLimits, type(None)), "limits", "a WalkLimits")
         return walk(self._grid, cap, all_paths=all_paths, limits=limits, listing=listing)
 
     @started
@@ -126,39 +125,39 @@ class Trees:
         not_kept: Callable[[tuple[str, ...], str], None] | None = None,
     ) -> TreeGetResult:
         """
-        Fetch a directory with all that is in it; what is there already is not fetched again.
+        Fetch a directory with all its content; files that exist already are not fetched again.
 
-        What fails is told to ``problem``, and stops nothing else: look at ``failed`` of the result.
+        Failures are reported to ``problem``, and the rest is fetched: check ``failed`` of the result.
 
         Args:
             cap: of a directory.
-            directory: where it goes; made if missing. Nothing that is there is removed.
-            metadata_json: what the entry of the directory says, for its own mode and time.
-            force: replace files and links that are in the way.
-            paranoid: compare also those that have size and time of the file with what the cap says.
-            progress: called with bytes that are there, and those known so far.
+            directory: the target; created if missing. Nothing in it is removed.
+            metadata_json: the metadata of the directory's entry, for its own mode and time.
+            force: replace existing files and links.
+            paranoid: compare the content also of files that have the right size and time.
+            progress: called with bytes that are complete, and those known so far.
             problem: called with the path of what was left out, and why.
             done: called with the path of a file or link, ``fetched``, ``present`` or ``link``, and its size.
-            into: the directory that it is made in, or itself: nothing is written outside of that, whatever
-                comes into its place.
-            waiting: called with a sentence when too few servers are in reach, so that nothing more begins,
-                and with None when it goes on.
-            modes: what files and directories get of theirs: ``umask`` (permissions it allows), ``stored``
-                (all permissions; of directories, set-group-ID and sticky bits, too), or ``exact`` (all bits).
-            max_paths: of files, directories and links, a million by default; few bytes can hold many more.
-            not_kept: called with the path of what has not its mode or time, and why.
+            into: the directory above the target, or the target itself: nothing is written outside of it, even
+                if other processes replace directories by links.
+            waiting: called with a sentence when too few servers are reachable and nothing new begins, and
+                with None when it continues.
+            modes: the mode bits to set: ``umask`` (permissions it allows), ``stored`` (all permissions; for
+                directories, set-group-ID and sticky bits, too), or ``exact`` (all bits).
+            max_paths: of files, directories and links, a million by default; a small tree can have many more.
+            not_kept: called with the path of what did not get its mode or time, and why.
 
         Raises (through the Deferred):
             CapError: not the cap of a directory.
-            SinkError: the directory cannot be made, there are too many paths, or its disk is full or must not
-                be written to.
+            SinkError: the directory cannot be created, there are too many paths, or its disk is full or
+                read-only.
             PipegridError: the root cannot be read.
         """
         from pipegrid.core.caps import as_cap
         from pipegrid.tree.tree_download import TreeGet, TreeGetOptions, TreeGetReports
 
-        check_kind(directory, (str, os.PathLike), "where a tree goes", "a path")
-        check_kind(metadata_json, bytes, "what the entry of a directory says", "bytes")
+        check_kind(directory, (str, os.PathLike), "directory", "a path")
+        check_kind(metadata_json, bytes, "metadata_json", "bytes")
         reports = TreeGetReports(progress, problem, done, waiting, not_kept)
         _check_get(reports, modes)
         bounds = self._get_bounds(limits, max_paths)
@@ -171,7 +170,7 @@ class Trees:
 
         from pipegrid.tree.tree_download import GetTreeLimits, bounded
 
-        check_kind(limits, (GetTreeLimits, type(None)), "what a get may take", "a GetTreeLimits")
+        check_kind(limits, (GetTreeLimits, type(None)), "limits", "a GetTreeLimits")
         bounds = limits or bounded(self._grid.limits)
         if max_paths is not None:
             bounds = attrs.evolve(bounds, paths=check_whole(max_paths, "max_paths", 1))
@@ -189,31 +188,29 @@ class Trees:
         **options: Any,
     ) -> TreeResult:
         """
-        Store a directory with all that is in it; fires when all is stored.
+        Store a directory with all its content; fires when all is stored.
 
-        What cannot be read is left out and told (``TreeReports.left_out``); named pipes, sockets and devices
-        are skipped, and so are the parts of unfinished downloads (``TreeReports.skipped``). If this is
-        cut off, the next put of the same directory goes on: what was stored is checked, not sent again.
+        What cannot be read is left out and reported (``TreeReports.left_out``). Named pipes, sockets, devices
+        and part files of unfinished downloads are skipped (``TreeReports.skipped``). If it is interrupted,
+        the next put of the same directory resumes: what was stored is checked, not sent again.
 
         Args:
-            selection: what of it; by default everything.
+            selection: what to store; by default everything.
             one_file_system: what is mounted in it is stored as an empty directory.
             options: ``params``, ``happy``, ``convergence``, ``random_key``: see ``Grid.put``.
 
         Raises (through the Deferred):
             SourceError: the directory itself cannot be read.
-            GridError: the grid takes nothing.
+            GridError: the grid accepts nothing.
             UsageError: the options are impossible.
         """
         from pipegrid.tree.file_selection import TreeSelection
         from pipegrid.tree.tree_upload import TreeReports, tree_upload
         from pipegrid.tree.upload_journal import unfinished_put
 
-        check_kind(directory, (str, os.PathLike), "a directory that is stored", "a path")
-        check_kind(
-            selection, (TreeSelection, type(None)), "what is stored of it", "a TreeSelection"
-        )
-        check_kind(reports, (TreeReports, type(None)), "what a put reports", "a TreeReports")
+        check_kind(directory, (str, os.PathLike), "directory", "a path")
+        check_kind(selection, (TreeSelection, type(None)), "selection", "a TreeSelection")
+        check_kind(reports, (TreeReports, type(None)), "reports", "a TreeReports")
         check_callable(getattr(reports, "left_out", None), "left_out")
         check_callable(getattr(reports, "progress", None), "progress")
         self._grid._put_options(**{k: v for k, v in options.items() if k != "random_key"})
@@ -240,14 +237,14 @@ class Trees:
         unreadable: Callable[[Met, Exception], None] | None = None,
     ) -> TreeSummary:
         """
-        Look after everything in a tree, each object once; see ``tree.tree_check.check_tree``.
+        Check everything in a tree, each object once; see ``tree.tree_check.check_tree``.
 
         Args:
             verify, add_lease, repair: see ``Grid.check_many``.
             renew: only add leases, or renew them.
 
         Raises (through the Deferred):
-            CapError: it is no well-formed cap.
+            CapError: this is not a well-formed cap.
             UnhappyError: there are no servers.
         """
         from pipegrid.transfer.upkeep import UpkeepRequest
@@ -277,12 +274,12 @@ class Grid(FileGrid):
 
     @property
     def tree(self) -> Trees:
-        """Whole directories: walked, listed and fetched."""
+        """Operations on whole directories: walk, list, fetch, store."""
         return Trees(self, self._workers, self._start)
 
     def directory(self, cap: str | Cap) -> Directory:
         """
-        Return a directory to be listed and, with its write cap, changed; nothing is asked of the grid yet.
+        Return a directory, which can be listed and, with its write cap, changed; sends no request yet.
 
         Raises:
             CapError: the cap is malformed, or not that of a directory.
@@ -293,13 +290,13 @@ class Grid(FileGrid):
 
     def create_directory(self, *, format: str | None = None) -> Deferred[Directory]:
         """
-        Store an empty directory that can be changed; fires with it (``.cap`` is its write cap).
+        Store an empty mutable directory; fires with it (``.cap`` is its write cap).
 
         Args:
             format: ``"sdmf"`` or ``"mdmf"``; None: as configured.
 
         Raises (through the Deferred):
-            UnhappyError: too few servers took it.
+            UnhappyError: too few servers accepted it.
             UsageError: there is no such format.
         """
         from pipegrid.tree.directory import create_directory

@@ -10,44 +10,43 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from pipegrid.errors import NotEnoughSharesError, UnhappyError
 
-# What of a tree is tried a second time, since servers were out of reach, and when; pure.
+# Which objects of a tree are tried again after servers were unreachable, and when; pure.
 #
-# Servers go away in the middle of a long run, and come back: a router is restarted, a line fails. What was
-# under way then fails, and is kept. There are two cases:
+# Servers go away during a long run and come back: a router restarts, a link fails. What is running then
+# fails, and is kept. There are two cases:
 #
-# * Something else came through meanwhile: servers are there, and this object had bad luck. It is tried once
-#   more at the end.
-# * Nothing did: too few servers are in reach for anything. To begin what comes next would lose it as
-# well, all
-#   of the tree within seconds where connections are refused. So nothing new begins, and after a pause one of
-#   those that are kept is tried, again and again, until something comes through. Then the others are tried
-#   once more, and the run goes on.
+# * Other objects came through meanwhile: servers are reachable, and this object is tried again at the end.
+# * None did: too few servers are reachable. To begin further objects would lose the rest of the tree within
+#   seconds where connections are refused. So nothing new begins, and after a pause one of the kept objects is
+#   tried, again and again, until one comes through. Then the others are tried again, and the run continues.
 #
-# Bounds: of what is kept, ``MOST``; of the pauses, ``WAIT_S`` altogether, or ``FIRST_WAIT_S`` where nothing
-# has ever come through. Then all that is kept is given up, and nothing is kept before something comes through
+# Bounds: ``MOST`` objects are kept. The pauses last ``WAIT_S`` in total, or ``FIRST_WAIT_S`` if nothing has
+# ever come through. After that all kept objects are given up, and none is kept until something comes through
 # again.
 #
-#     out:   next() → what is to be tried again now      take_lost() → what is given up
+#     out:   next() → what to try again now      take_lost() → what is given up
 #     in:    failed(), succeeded(), or ended() of each object of the run
 
 T = TypeVar("T", bound=Hashable)
 
 MOST = 10_000
-"""Objects, each some kilobytes with the place that is kept for it."""
+"""Objects; each takes some kilobytes."""
 
 WAIT_S = 600.0
 FIRST_WAIT_S = 120.0
-"""Whoever begins without a network is to be told so; a machine that just wakes up has one soon."""
+"""
+Without a network the user must learn that soon; a machine that has just woken up has one within this time.
+"""
 
 PAUSES_S = (5.0, 10.0, 20.0, 30.0)
-"""Between tries; the last one again and again."""
+"""Between attempts; the last one repeats."""
 
 STRAGGLERS_S = PAUSES_S[0]
-"""So long what comes through does not end a wait; a probe that does ends it at any time."""
+"""For this long, only a probe that comes through ends a wait; after that, any object does."""
 
 
 def wants_servers(error: Exception) -> bool:
-    """Whether it failed for servers that were out of reach alone: with these it might have come through."""
+    """Whether it failed only because servers were unreachable: with them it might have come through."""
     if isinstance(error, UnhappyError):
         return error.absent > 0 and error.reached + error.absent >= error.wanted
     if isinstance(error, NotEnoughSharesError):
@@ -57,17 +56,17 @@ def wants_servers(error: Exception) -> bool:
 
 class RetryPolicy(Generic[T]):
     """
-    The second tries of one run. Times are seconds of one monotonic clock.
+    The retries of one run. Times are seconds of one monotonic clock.
 
     Args:
         most: objects that are kept.
-        wait_s: how long servers are waited for, all pauses of the run together.
-        first_wait_s: the same, as long as nothing has come through.
+        wait_s: the longest wait for servers, all pauses of the run together.
+        first_wait_s: the same, until something has come through.
 
     Attributes:
-        waiting: nothing new is to begin, as too few servers are in reach.
-        given_up: they were waited for in vain, and nothing has come through since.
-        next_s: while it waits, when ``next`` has something; while something is tried, that is not known.
+        waiting: nothing new may begin, as too few servers are reachable.
+        given_up: the wait was without effect, and nothing has come through since.
+        next_s: while it waits, the time at which ``next`` has something; None while an attempt runs.
     """
 
     def __init__(
@@ -80,8 +79,8 @@ class RetryPolicy(Generic[T]):
         self._first_wait_s = first_wait_s
         self._kept: deque[T] = deque()
         self._lost: list[T] = []
-        self._again: set[T] = set()  # under way a second time
-        self._probe: T | None = None  # the one that is to tell whether servers are back
+        self._again: set[T] = set()  # being tried again
+        self._probe: T | None = None  # the one that shows whether servers are back
         self._pauses = 0
         self._began_s = self._waited_s = 0.0
         self._good_s: float | None = None
@@ -92,43 +91,43 @@ class RetryPolicy(Generic[T]):
 
     @property
     def left_s(self) -> float:
-        """How long servers are waited for at most, from the beginning of this wait on."""
+        """How long servers are waited for at most, from the beginning of this wait."""
         allowed_s = self._first_wait_s if self._good_s is None else self._wait_s
         return max(0.0, allowed_s - self._waited_s)
 
     @property
     def is_asking(self) -> bool:
-        """Whether it waits, and something is tried just now."""
+        """Whether it waits and an attempt is running."""
         return self.waiting and self._probe is not None
 
     def is_probe(self, what: T) -> bool:
-        """Whether this is what is to tell whether servers are back."""
+        """Whether this attempt shows whether servers are back."""
         return what == self._probe
 
-    # Facts.
+    # Events.
 
     def succeeded(self, what: T, now_s: float) -> bool:
-        """Something came through; returns whether that was a second try."""
+        """Something came through; returns whether that was a retry."""
         probe = self._probe
         second = what == probe or what in self._again
         self._forget(what)
         self._good_s = now_s
         self.given_up = False
-        # What was on its way when servers went may still come, and says nothing of what is asked next.
+        # A response to a request sent before the outage says nothing about later requests.
         if self.waiting and (what == probe or now_s - self._began_s >= STRAGGLERS_S):
             self._end_wait(now_s)
         return second
 
     def failed(self, what: T, began_s: float, now_s: float) -> bool:
         """
-        Something failed for want of servers; returns whether it is kept, else it is lost.
+        Something failed because servers were unreachable; returns whether it is kept, else it is lost.
 
         Args:
-            began_s: when this try of it began.
+            began_s: when this attempt began.
         """
         if what == self._probe:
             self._probe = None
-            self._kept.append(what)  # another one may fare better
+            self._kept.append(what)  # another one may succeed
             self._pause(now_s)
             return True
         others_came = self._good_s is not None and self._good_s > began_s
@@ -143,20 +142,20 @@ class RetryPolicy(Generic[T]):
         return True
 
     def ended(self, what: T) -> None:
-        """Something came to another end."""
+        """Something ended in another way."""
         self._forget(what)
 
-    # Moves.
+    # Decisions.
 
     def next(self, now_s: float, at_end: bool = False) -> T | None:
         """
-        Return what is to be tried now; None: nothing.
+        Return what to try now; None: nothing.
 
         Args:
             at_end: nothing else is left to do.
         """
         if not self.waiting and self._kept and at_end and not self._back:
-            self._begin_wait(now_s)  # nobody knows how servers are: one is tried first
+            self._begin_wait(now_s)  # the state of servers is unknown: one is tried first
         if self.waiting:
             return self._next_probe(now_s)
         if not self._kept:
@@ -168,16 +167,16 @@ class RetryPolicy(Generic[T]):
         return None
 
     def take_lost(self) -> list[T]:
-        """Return what is given up since the last time."""
+        """Return what was given up since the last call."""
         lost, self._lost = self._lost, []
         return lost
 
-    # Within.
+    # Internal.
 
     def _next_probe(self, now_s: float) -> T | None:
         if self._probe is not None:
             return None
-        if not self._kept:  # the one that was tried came to an end that says nothing
+        if not self._kept:  # the attempt ended in a way that says nothing about servers
             self._end_wait(now_s)
         elif now_s - self._began_s >= self.left_s:
             self._end_wait(now_s)
@@ -208,7 +207,7 @@ class RetryPolicy(Generic[T]):
             self._probe = None
 
 
-# What of a tree is kept for a second try, with what that takes; which one comes when is ``secondtry``'s.
+# What is kept of a tree for a retry; ``RetryPolicy`` decides when it is tried.
 
 
 K = TypeVar("K")
@@ -220,10 +219,10 @@ class RetryQueue(Generic[T, K]):
 
     Args:
         wake: called when a pause is over, and ``next`` may have something.
-        tell: told a sentence when too few servers are in reach, and None when the run goes on.
+        tell: called with a sentence when too few servers are reachable, and with None when the run continues.
 
     Attributes:
-        tries: decides.
+        tries: the policy.
     """
 
     def __init__(
@@ -240,11 +239,11 @@ class RetryQueue(Generic[T, K]):
 
     @property
     def has_any(self) -> bool:
-        """Whether there is anything that ``next`` or ``take_lost`` may return, now or later."""
+        """Whether ``next`` or ``take_lost`` may return something, now or later."""
         return bool(self._kept or self._lost) or self.tries.waiting
 
     def keeps(self, place: T, kept: K, error: Exception, began_s: float) -> bool:
-        """Something failed in a try that began then; returns whether it is tried again."""
+        """Something failed in an attempt that began then; returns whether it is tried again."""
         if not wants_servers(error):
             return False
         if not self.tries.failed(place, began_s, self._clock.seconds()):
@@ -254,18 +253,18 @@ class RetryQueue(Generic[T, K]):
         return True
 
     def succeeded(self, place: T) -> bool:
-        """Something came through; returns whether that was a second try."""
+        """Something came through; returns whether that was a retry."""
         second = self.tries.succeeded(place, self._clock.seconds())
         self._tell_wait()
         return second
 
     def ended(self, place: T) -> None:
-        """Something came to another end."""
+        """Something ended in another way."""
         self.tries.ended(place)
 
     def next(self, at_end: bool) -> tuple[T, K] | None:
         """
-        Return what is to be tried now; None: nothing.
+        Return what to try now; None: nothing.
 
         Args:
             at_end: nothing else is left to do.
@@ -278,12 +277,12 @@ class RetryQueue(Generic[T, K]):
         return None if place is None else (place, self._kept.pop(place))
 
     def take_lost(self) -> list[tuple[T, K]]:
-        """Return what is given up, as servers were waited for in vain."""
+        """Return what is given up because servers stayed unreachable."""
         lost, self._lost = self._lost, []
         return lost
 
     def close(self) -> None:
-        """Let the pause, if there is one, end without waking anybody; for the end of the run."""
+        """Cancel the current pause without calling ``wake``; for the end of the run."""
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
 

@@ -24,10 +24,8 @@ from pipegrid.tree.walk import Met, TreePath, Unreadable, identity_of, walk
 if TYPE_CHECKING:
     from pipegrid.grid.file_grid import Grid
 
-# Objects of a tree that could not be repaired for want of servers: they are looked after once more, at
-# the end.
-#
-# When is ``secondtry``'s decision: at once, if others came through meanwhile; else when servers are back.
+# Objects of a tree whose repair failed because servers were unreachable. They are checked again at the end:
+# at once if others came through meanwhile, else when servers are back; see ``RetryPolicy``.
 
 T = TypeVar("T")
 
@@ -35,7 +33,7 @@ _SOMETHING_ELSE = -1
 
 
 def lacking(outcome: UpkeepOutcome) -> Exception | None:
-    """Return the error that says so, if servers that were out of reach may be all that was wanting."""
+    """Return the error of an outcome if it may have failed only because servers were unreachable."""
     if isinstance(outcome, Failure):
         error = outcome.value
         return error if isinstance(error, Exception) and wants_servers(error) else None
@@ -51,13 +49,14 @@ def lacking(outcome: UpkeepOutcome) -> Exception | None:
 
 class CheckRetries(Generic[T]):
     """
-    Those at the objects of one run.
+    The objects of one run that are checked again.
 
     Args:
-        waiting: told a sentence when too few servers are in reach, and None when the run goes on.
+        waiting: called with a sentence when too few servers are reachable, and with None when the run
+            continues.
 
     Attributes:
-        helped: objects that came through at a second try.
+        helped: objects whose retry came through.
     """
 
     def __init__(self, clock: IReactorTime, waiting: Callable[[str | None], None]) -> None:
@@ -70,7 +69,7 @@ class CheckRetries(Generic[T]):
         )
 
     def keeps(self, what: T, outcome: UpkeepOutcome) -> bool:
-        """Something came of an object; returns whether it is looked after once more."""
+        """An object has an outcome; returns whether it is checked again."""
         error = lacking(outcome)
         if error is None:
             self._later.succeeded(_SOMETHING_ELSE)
@@ -86,12 +85,12 @@ class CheckRetries(Generic[T]):
         tell: Callable[[T, UpkeepOutcome], None],
     ) -> None:
         """
-        Take them now.
+        Check the kept objects again now.
 
         Args:
-            look: begins to look after an object once more.
-            finished: returns when all that was begun has ended.
-            tell: told what came of each in the end.
+            look: begins to check an object.
+            finished: returns when all checks have ended.
+            tell: called with the final outcome of each.
         """
         for number, (what, outcome, error) in enumerate(self._kept):
             if not self._later.keeps(number, (what, outcome), error, -math.inf):
@@ -128,24 +127,22 @@ class CheckRetries(Generic[T]):
             self._later.close()
 
 
-# Looking after everything in a tree: each object once, while the tree is walked.
+# The check of everything in a tree: each object once, while the tree is walked.
 #
-# Directories have to be read to be entered, and what is found in them is looked after at once: reading and
-# checking overlap, so that a tree takes about as many round trips as it has levels, and one more.
+# Directories must be read to be entered, and what they contain is checked at once. Reading and checking
+# overlap, so a tree takes about one round trip per level, and one more.
 #
-# A directory that cannot be read is named, and looked after like any other object; the rest goes on.
+# A directory that cannot be read is reported, and checked like any other object; the rest continues. What
+# could not be repaired because servers were unreachable is checked again at the end.
 #
-# What could not be repaired for want of servers is looked after once more, at the end; see ``lookagain``.
-#
-# **Write caps.** To repair an object that can change takes its write cap, and so does a look at its private
-# key; but what is met first may be a link that only reads it, or a directory that only reads, with all in it.
-# What comes of such an object is held back where its write cap could have had another outcome. At the end, if
-# any object was met once more by a cap that writes it, the directories that can be changed are walked
-# again by their write caps, until the caps of all that is held are found. A tree where nothing is held is
-# walked once.
+# **Write caps.** Repairing a mutable object takes its write cap, and so does checking its private key. But
+# the walk may first meet it through a link or directory that only reads. The outcome of such an object is
+# held back if its write cap could change it. At the end, if a held object was also met by a write cap, the
+# mutable directories are walked again by their write caps, until the write caps of all held objects are
+# found. A tree without held objects is walked once.
 
 MAX_HELD = 10_000
-"""Objects whose write caps are looked for at a time, some 3 kB each; more take a walk for each so many."""
+"""Objects whose write caps are searched in one walk, about 3 kB each; more objects take more walks."""
 
 
 @attrs.frozen
@@ -155,8 +152,8 @@ class FirstMet:
 
     Attributes:
         path: names from the root; empty for the root itself.
-        cap: its cap; None if the tree does not tell it.
-        write_cap: what changes it, if that is known where it was met.
+        cap: its cap; None if the tree does not reveal it.
+        write_cap: that changes it, if it is known where the object was met.
     """
 
     path: TreePath
@@ -165,18 +162,18 @@ class FirstMet:
 
     @property
     def best(self) -> Cap | None:
-        """The cap that grants most of those that were met."""
+        """The cap of those met that grants most."""
         return self.cap if self.write_cap is None else self.write_cap
 
 
 @attrs.define
 class TreeSummary(UpkeepSummary):
     """
-    What came of a tree.
+    The outcome of a tree, in numbers.
 
     Attributes:
-        unreadable: directories that could not be entered; what is below is not counted.
-        second_tries: objects of which a repair came through when servers were in reach again.
+        unreadable: directories that could not be entered; their content is not counted.
+        second_tries: objects whose repair came through when servers were reachable again.
     """
 
     unreadable: int = 0
@@ -190,17 +187,15 @@ OnUnread = Callable[[int, FirstMet, Exception], None]
 @attrs.frozen(eq=False)
 class CheckReports:
     """
-    What a check of several trees calls, each with the number of the tree in front.
+    What a check of several trees calls, each with the number of the tree as first argument.
 
     Attributes:
-        ended: given each object's place and outcome, in the order of ending. Objects in their caps are
-            healthy; those that cannot be checked, being of an unknown kind, have a failure.
-        unreadable: given each directory that could not be entered, and why.
-        waiting: told why, when servers are waited for to repair what they were missing for, and None when
-            the run goes on.
-        met: given everything that the walk meets, an object that was met before, too.
-        ready: returns when the next object may be looked after; a reader of the reports that is slow
-            delays it.
+        ended: with each object's place and outcome, in the order of ending. Literal objects are healthy;
+            objects of an unknown kind, which cannot be checked, have a failure.
+        unreadable: with each directory that could not be entered, and why.
+        waiting: with a sentence when a repair waits for servers, and with None when the run continues.
+        met: with everything that the walk meets, also with objects that were met before.
+        ready: returns when the next check may begin; a slow consumer of the reports delays it.
     """
 
     ended: Ended | None = None
@@ -220,20 +215,20 @@ def check_tree(
     unreadable: Callable[[FirstMet, Exception], None] | None = None,
 ) -> Deferred[TreeSummary]:
     """
-    Look after everything in a tree; fires with what came of it, in numbers.
+    Check everything in a tree; fires with the outcome in numbers.
 
     Args:
         grid: an open ``Grid``.
-        cap: a directory's; or a file's, which is all that there is then.
-        todo: what is to be done with each object.
+        cap: of a directory; or of a file, which is then the only object.
+        todo: what to do with each object.
         bounds: how much at once.
-        ended: called with each object's place and outcome, in the order of ending. Objects in their caps are
-            healthy; those that cannot be checked, being of an unknown kind, have a failure.
-        unreadable: called with each directory that could not be entered, and why. It is looked after, too, as
-            far as its own shares go.
+        ended: called with each object's place and outcome, in the order of ending. Literal objects are
+            healthy; objects of an unknown kind, which cannot be checked, have a failure.
+        unreadable: called with each directory that could not be entered, and why. Its own shares are checked
+            as well.
 
     Raises (through the Deferred):
-        CapError: it is no well-formed cap.
+        CapError: this is not a well-formed cap.
         UnhappyError: there are no servers.
     """
     reports = CheckReports(
@@ -253,10 +248,10 @@ def check_trees(
     reports: CheckReports | None = None,
 ) -> Deferred[TreeSummary]:
     """
-    Look after several trees, one behind the other, as one; an object that is in two counts once.
+    Check several trees in turn as one; an object that is in two of them counts once.
 
     Args:
-        summary: to be counted in as it goes; by default a new one.
+        summary: counts are added to it; by default a new one.
         Others: see ``check_tree``.
     """
     reports = reports or CheckReports()
@@ -268,12 +263,12 @@ def check_trees(
 
 _Keepable = ChkCap | ChkVerifierCap | LitCap | MutableCap
 _Placed = tuple[int, FirstMet, _Keepable]
-"""An object by the number of its tree, its place, and what it is looked after by."""
+"""The number of an object's tree, its place, and the cap that it is checked by."""
 
 
 @attrs.frozen
 class _Held:
-    """What came of an object, unless there is a cap that writes it."""
+    """An outcome that is held back until the end, in case a write cap is found."""
 
     number: int
     place: FirstMet
@@ -341,7 +336,7 @@ class _Trees:
             upkeep.begin(cap, partial(self._note_read, identity, (number, place, cap)))
 
     async def _look_again(self, upkeep: Upkeep) -> None:
-        """Look once more after what was not repaired for want of servers."""
+        """Check again what was not repaired because servers were unreachable."""
 
         async def look(what: _Placed, told: OnOutcome) -> None:
             await upkeep.wait_for_space()
@@ -354,7 +349,7 @@ class _Trees:
         self._summary.second_tries += self._again.helped
 
     def _came(self, what: _Placed, outcome: UpkeepOutcome) -> None:
-        """Note what came of an object, unless it is to be repaired, and servers were missing for that."""
+        """Record an outcome, unless the repair must be tried again because servers were unreachable."""
         if not (self._todo.repair and self._again.keeps(what, outcome)):
             self._note(what[0], what[1], outcome)
 
@@ -363,14 +358,14 @@ class _Trees:
         if self._reports.ended is not None:
             self._reports.ended(number, place, outcome)
 
-    # Write caps that come later.
+    # Write caps that are found later.
 
     def _note_read(self, identity: bytes, what: _Placed, outcome: UpkeepOutcome) -> None:
-        """Hold back what came of an object that can change, if a write cap could do more."""
+        """Hold back the outcome of a mutable object if a write cap could change it."""
         if isinstance(outcome, Failure):
             wants_more = self._todo.repair and outcome.check(CapError) is not None
         else:
-            # Its private key was not looked at.
+            # Its private key was not checked.
             wants_more = self._todo.verify and isinstance(outcome, CheckResult) and outcome.healthy
         if wants_more:
             self._held[identity] = _Held(what[0], what[1], outcome)
@@ -378,7 +373,7 @@ class _Trees:
             self._came(what, outcome)
 
     async def _find_write_caps(self, upkeep: Upkeep) -> None:
-        """Look after what is held by the write caps that the trees tell; tell of the rest as it is."""
+        """Check held objects again by the write caps that the trees reveal; report the others as they are."""
         held, self._held = self._held, {}
         for cap in self._caps:
             with walk(self._grid, cap, by_write_caps=True) as tree:

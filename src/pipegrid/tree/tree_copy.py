@@ -1,14 +1,4 @@
-"""
-Copies into directories of a grid: of local files and directories, and of what is on the grid already.
-
-What can never change is linked by its cap, and no byte of it moves. Of what can change a copy is made as it
-is now, which can never change: whoever changes the original does not change the copy. (A second name for the
-original is a link: ``Directory.link``.) A directory whose name is there already goes into the one that is
-there, if that can be changed; a file of that name is replaced only if that is wanted, but a mutable one is
-overwritten, and keeps its cap.
-
-Everything is looked at before anything is sent, and the names in one directory are changed in one publish.
-"""
+"""Copies of local files and directories, and of objects on the grid, into directories of a grid."""
 
 from __future__ import annotations
 
@@ -34,7 +24,7 @@ from pipegrid.tree.directory import Child, Directory, check_writable
 from pipegrid.tree.entry_metadata import entry_metadata, entry_name
 
 MAX_DEPTH = 200
-"""Of directories that can be changed, one in the other, of which a copy is made."""
+"""Levels of mutable directories in a directory that is copied."""
 
 MAX_ITEMS = 100_000
 """In one directory, of one copy."""
@@ -48,14 +38,14 @@ CopiedAs = Literal["linked", "copied", "overwritten", "same", "merged"]
 @attrs.frozen(eq=False)
 class Item:
     """
-    One thing that is copied: a path of this machine, or what is on the grid.
+    Something to copy: a local path, or an object on the grid.
 
     Attributes:
-        name: that it gets.
-        label: what errors call it.
+        name: of the copy.
+        label: its name in messages.
         path: local, or None.
         child: on the grid, or None.
-        follow: a local symbolic link stands for what it leads to.
+        follow: copy the target of a local symbolic link.
     """
 
     name: str
@@ -66,7 +56,7 @@ class Item:
 
     @property
     def is_directory(self) -> bool:
-        """Whether it is a directory."""
+        """Whether it is a directory, perhaps through a link."""
         if self.child is not None:
             return self.child.kind == "directory"
         assert self.path is not None
@@ -76,11 +66,11 @@ class Item:
 @attrs.frozen
 class CopyReports:
     """
-    What the caller is told.
+    What a copy calls.
 
     Attributes:
-        done: called with an item, what became of it, and its cap.
-        failed: called with what something is called, and why it is not copied; the rest goes on.
+        done: with an item, what was done with it, and its cap.
+        failed: with a label, and why it was not copied; the rest continues.
     """
 
     done: Callable[[Item, CopiedAs, Cap | None], None] = lambda item, how, cap: None
@@ -89,10 +79,10 @@ class CopyReports:
 
 def decide(item: Item, there: Child | None, force: bool) -> CopyAction:
     """
-    Return what to do with an item in a directory where something may have its name; pure but for local kinds.
+    Return what to do with an item in a directory that may have a child of its name; pure but for local kinds.
 
     Raises:
-        ChildExists: that is in the way.
+        ChildExists: the child must not be replaced.
     """
     if there is None:
         return "new"
@@ -130,10 +120,17 @@ class Copier:
     """
     One copy.
 
+    Immutable objects are linked by their caps, and no bytes are sent. Of a mutable object an immutable copy
+    of its present state is made: later changes of the original do not change the copy. (``Directory.link``
+    gives the original a second name.) A directory is merged into an existing mutable directory of its name. A
+    file of the same name is replaced only with ``force``; a mutable file is overwritten, and keeps its cap.
+
+    Everything is examined before anything is sent, and all names of one directory change in one publish.
+
     Args:
         put_tree: stores a local directory; returns its cap.
-        force: replace files, and directories that can never change, whose names are needed.
-        calls: returns what ``put_many`` of such sources reports to.
+        force: replace files and immutable directories of the same names.
+        calls: returns the callbacks for ``put_many`` of these sources.
     """
 
     def __init__(
@@ -149,15 +146,15 @@ class Copier:
         self._put_tree = put_tree
         self._reports = reports or CopyReports()
         self._force = force
-        self._frozen: dict[bytes | None, Cap] = {}  # by what they are copies of
+        self._frozen: dict[bytes | None, Cap] = {}  # by the identities of the originals
         self._partial: set[Cap] = set()
 
     async def into(self, directory: Directory, items: Sequence[Item], depth: int = 0) -> None:
         """
-        Copy items into a directory; one of several that cannot be copied is reported.
+        Copy items into a directory; if one of several cannot be copied, it is reported.
 
         Raises:
-            ChildExists: the name of the only item is there already.
+            ChildExists: the name of the only item exists already.
             PipegridError: the directory could not be changed.
         """
         check_writable(directory.cap)
@@ -187,7 +184,7 @@ class Copier:
     def _actions(
         self, items: Sequence[Item], there: Mapping[str, Child], alone: bool
     ) -> dict[Item, CopyAction]:
-        """Return what to do with each item; those with which nothing can be done are reported."""
+        """Return what to do with each item; items that cannot be copied are reported."""
         actions: dict[Item, CopyAction] = {}
         labels: dict[str, str] = {}
         for item in items:
@@ -207,7 +204,7 @@ class Copier:
         Overwrite a mutable file with a file.
 
         Raises:
-            PipegridError: either failed.
+            PipegridError: reading or writing failed.
         """
         assert isinstance(cap, MutableCap)
         if item.path is not None:
@@ -227,7 +224,7 @@ class Copier:
         self._reports.done(item, "merged", there.cap)
 
     async def items_in(self, item: Item) -> list[Item]:
-        """Return what is in a directory, as items."""
+        """Return the content of a directory as items."""
         if item.path is not None:
             return local_items(item.path, item.label)
         assert item.child is not None
@@ -235,10 +232,10 @@ class Copier:
         children = await Directory(self._grid, item.child.cap).list()
         return [Item(name, f"{item.label}/{name}", None, each) for name, each in children.items()]
 
-    # Caps of what is copied.
+    # Caps of the copies.
 
     async def _store(self, items: Sequence[Item]) -> dict[Item, Cap]:
-        """Return the caps of items that are stored now, in their order; failures are told."""
+        """Store items and return their caps in the same order; failures are reported."""
         caps: dict[Item, Cap] = {}
         files = {item for item in items if item.path is not None and not item.is_directory}
         sources = await self._sources([item for item in items if item in files])
@@ -294,28 +291,28 @@ class Copier:
             is_link = stat.S_ISLNK(found.st_mode)
             link = os.fsencode(os.readlink(item.path)) if is_link else None
         except OSError:
-            return {}  # it vanished, and is stored
+            return {}  # it was deleted, but it is stored
         return entry_metadata(found, link=link, name=entry_name(_raw_name(item.path))[1])
 
     async def frozen(
         self, child: Child, label: str, above: frozenset[bytes | None] = frozenset()
     ) -> Cap:
         """
-        Return a cap of what something is now, and can never change. A directory that is met again is the
-        copy that was made of it: thirty can have a billion paths.
+        Return the cap of an immutable copy of something. A directory that is met again gets the same copy,
+        since a tree of thirty directories can have a billion paths.
 
         Args:
             above: storage indexes of the directories that it is in.
 
         Raises:
-            UsageError: it is of no known kind.
+            UsageError: it is of an unknown kind.
             DirectoryError: a directory contains itself, or is too deep.
             PipegridError: the grid failed.
         """
         cap = child.cap
         file = cap.file if isinstance(cap, DirectoryCap) else cap
         if child.kind == "unknown" or cap is None:
-            raise UsageError("no cap is known that reads it, so it cannot be copied; link it")
+            raise UsageError("no read cap of it is known, so it cannot be copied; link it instead")
         if isinstance(file, (ChkCap, LitCap)):
             return cap
         if not isinstance(cap, DirectoryCap):
@@ -328,7 +325,7 @@ class Copier:
             )
         if index in self._frozen:
             if self._frozen[index] in self._partial:
-                told = DirectoryError("as before, a part of it could not be copied")
+                told = DirectoryError("a part of it could not be copied, as reported before")
                 self._reports.failed(label, told)
             return self._frozen[index]
         children = await Directory(self._grid, cap).list()
@@ -366,11 +363,11 @@ class Copier:
 
 def local_items(path: str, label: str) -> list[Item]:
     """
-    Return what is in a local directory; links stand for themselves.
+    Return the content of a local directory; symbolic links are not followed.
 
     Raises:
         SourceError: it cannot be read.
-        UsageError: there is too much in it.
+        UsageError: it has too many entries.
     """
     items: list[Item] = []
     try:
@@ -390,6 +387,8 @@ def local_items(path: str, label: str) -> list[Item]:
 
 def check_name_free(item: Item, other: str | None) -> None:
     """
+    Check that no other item has the name of this one.
+
     Args:
         other: label of an item with the same name, or None.
 
@@ -408,5 +407,5 @@ def _raw_name(path: str) -> bytes:
 
 
 def _without_times(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return metadata without the times of linking, which an entry that never changes does not have."""
+    """Return metadata without the times of linking, which entries of immutable directories do not have."""
     return {key: value for key, value in metadata.items() if key != "tahoe"}

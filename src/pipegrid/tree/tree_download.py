@@ -34,34 +34,34 @@ from pipegrid.tree.walk import Found, TreePath, Unreadable, WalkLimits, walk
 if TYPE_CHECKING:
     from pipegrid.grid.file_grid import Grid
 
-# What fetching a tree needs, what it may take, and what comes of it.
+# Limits and results of fetching a tree.
 
 SMALL_IN_FLIGHT_BYTES = 16 << 20
-"""Of small files together: it fills a line of 1 Gbit/s at 100 ms."""
+"""Of all small files together: it fills a link of 1 Gbit/s at 100 ms."""
 
 LARGE_AT_ONCE = 3
-"""Each may hold what ``DownloadSettings.memory_bytes`` says."""
+"""Each may use ``DownloadSettings.memory_bytes``."""
 
 
 MAX_PATHS = 1_000_000
-"""Of a tree that is fetched, unless somebody says otherwise."""
+"""Of one fetched tree, by default."""
 
 
 @attrs.define
 class TreeGetResult:
     """
-    What came of fetching a tree.
+    The outcome of fetching a tree, in numbers.
 
     Attributes:
-        files: that were fetched.
-        present: files that were there.
-        directories, links: that are there now.
-        size: bytes of files that were fetched or there.
-        fetched_bytes: of the former.
-        second_tries: files that came, and directories that were read, when servers were in reach again.
-        failed: how many objects were left out; each was told.
-        part_files: of other downloads, which the tree has and which were skipped.
-        not_kept: how many files, directories and links have not the mode or time that they should.
+        files: fetched files.
+        present: files that existed already.
+        directories, links: that exist now.
+        size: bytes of files that were fetched or existed.
+        fetched_bytes: of fetched files.
+        second_tries: files and directories whose retry succeeded when servers were reachable again.
+        failed: objects that were left out; each was reported.
+        part_files: part files of other downloads, which the tree contains and which were skipped.
+        not_kept: files, directories and links that did not get their mode or time.
     """
 
     files: int = 0
@@ -79,13 +79,13 @@ class TreeGetResult:
 @attrs.frozen
 class GetTreeLimits:
     """
-    What fetching a tree may take.
+    Limits of fetching a tree.
 
     Attributes:
         in_flight_bytes: of small files.
         large_at_once: files that are larger.
         jobs: files of either kind.
-        paths: files, directories and links; a few of them can have a billion paths.
+        paths: files, directories and links; a small tree can have a billion paths.
         walk, listing: see there.
     """
 
@@ -98,7 +98,9 @@ class GetTreeLimits:
 
 
 def bounded(limits: Limits) -> GetTreeLimits:
-    """Return what fetching a tree may take, of what its grid may: a quarter of the memory for each use."""
+    """
+    Return the limits of fetching a tree on a grid with these limits: a quarter of the memory for each use.
+    """
     bounds = GetTreeLimits()
     jobs = bounds.jobs if limits.jobs is None else limits.jobs
     in_flight_bytes, walk = bounds.in_flight_bytes, bounds.walk
@@ -109,19 +111,19 @@ def bounded(limits: Limits) -> GetTreeLimits:
     return GetTreeLimits(in_flight_bytes, min(bounds.large_at_once, jobs), jobs, walk)
 
 
-# A local directory while a tree is fetched into it: what is yet to come, and what has come.
+# A local directory while a tree is fetched into it.
 
 
 @attrs.define(eq=False)
 class IncomingDirectory:
     """
-    A local directory that something is in, or comes into.
+    A local directory of the tree that is fetched.
 
     Attributes:
-        path: None if it is left out, with all in it; so is ``home``, which knows whether it is still there.
+        path: None if it is left out with all its content; then ``home`` is None, too.
         names: its path on the grid.
-        unfinished: what is yet to end in it, the walk through it included.
-        links: to be made in it.
+        unfinished: what has not ended in it, the walk through it included.
+        links: to be created in it.
     """
 
     path: str | None
@@ -141,34 +143,34 @@ class IncomingDirectory:
 
     @property
     def there(self) -> DirectoryFd:
-        """The directory, if it is not left out."""
+        """The descriptor of the directory, which must not be left out."""
         assert self.home is not None
         return self.home
 
     def claim(self, path: str) -> None:
-        """Give what stands at a path in it to the entry of that name; see ``NameCollisions``."""
+        """Record that what exists at a path belongs to the entry of that name; see ``NameCollisions``."""
         self.taken.claim(self.there, path)
 
 
 @attrs.frozen
 class Unread:
-    """A directory of the tree that could not be read, and the local one that it comes into."""
+    """A directory of the tree that could not be read, and its local directory."""
 
     met: Unreadable
     parent: IncomingDirectory
 
 
-# One file of a tree on its way to its place, or found to be there.
+# One file of a tree, until it is complete.
 
 SMALL_BYTES = 1 << 20
-"""Files up to this are held in memory whole."""
+"""Files up to this size are held in memory whole."""
 
 LOOK_S = 0.1
 WAIT_S = 60.0
-"""When nothing has come for so long into a file that another process writes, the wait ends."""
+"""Waiting for another process that writes the same file ends when it has written nothing for this long."""
 
 MAX_LOOKS = 5
-"""At a file that comes while it is fetched, each time anew."""
+"""Attempts at a file that changes while it is fetched."""
 
 How = Literal["fetched", "present"]
 
@@ -176,15 +178,15 @@ How = Literal["fetched", "present"]
 @attrs.frozen(eq=False)
 class WantedFile:
     """
-    A file that is to come.
+    A file to be fetched.
 
     Attributes:
         path: names from the root of the tree.
-        size: None if nobody knows before it is read.
+        size: None if it is known only by reading the file.
         parent: the local directory.
-        place: where it goes.
-        standing: what stood there when it was met.
-        kept: what its entry says.
+        place: the local path.
+        standing: what existed there when the walk met the file.
+        kept: the metadata of its entry.
     """
 
     path: TreePath
@@ -203,10 +205,10 @@ class WantedFile:
 
 class OtherWriter:
     """
-    Waits for another process that writes to the same file, while that goes on.
+    Waits for another process that writes the same file, as long as it makes progress.
 
     Args:
-        grid: whose clock tells the time.
+        grid: its clock is used.
     """
 
     def __init__(self, grid: Grid, file: WantedFile) -> None:
@@ -221,9 +223,9 @@ class OtherWriter:
         Wait a little.
 
         Raises:
-            SinkError: this one; nothing has changed for ``WAIT_S``.
+            SinkError: this error; nothing has changed for ``WAIT_S``.
         """
-        if isinstance(error, TargetExists):  # it has just been completed, or is another file
+        if isinstance(error, TargetExists):  # it is complete now, or another file
             self._looks += 1
             if self._looks > MAX_LOOKS:
                 raise error
@@ -245,8 +247,8 @@ class FileFetcher:
     Fetches files.
 
     Args:
-        workers: for what takes as long as the disk does.
-        force: replace what differs.
+        workers: threads for operations on the disk.
+        force: replace files that differ.
     """
 
     def __init__(self, grid: Grid, workers: CpuWorkers, force: bool) -> None:
@@ -256,15 +258,16 @@ class FileFetcher:
 
     async def fetch(self, file: WantedFile, progress: Progress | None) -> tuple[How, int, str]:
         """
-        Have it there; returns how it came, its size, and what of its mode and time could not be set.
+        Fetch a file, unless it exists; returns how it was obtained, its size, and a clause about its mode and
+        time if they could not be set.
 
-        A file to which another process writes is waited for, as long as that goes on.
+        If another process writes the file, this waits as long as that makes progress.
 
         Args:
-            progress: of a large one, called with bytes that have come and their sum.
+            progress: for a large file, called with bytes fetched and their total.
 
         Raises:
-            PipegridError, OSError: it is not there.
+            PipegridError, OSError: the file could not be obtained.
         """
         other = OtherWriter(self._grid, file)
         while True:
@@ -276,7 +279,7 @@ class FileFetcher:
     async def _attempt(
         self, file: WantedFile, progress: Progress | None, other: OtherWriter
     ) -> tuple[How, int, str] | WantedFile:
-        """Do so, or return the file as it is met after another process has written to it."""
+        """Fetch it, or return the file as it is found after another process has written it."""
         try:
             return await self._fetch(file, progress)
         except (PartInUse, TargetExists) as error:
@@ -293,13 +296,13 @@ class FileFetcher:
 
     async def _fetch(self, file: WantedFile, progress: Progress | None) -> tuple[How, int, str]:
         """
-        Have it there, unless another process is about to.
+        Fetch it, unless another process is writing it.
 
         Raises:
-            PipegridError, OSError: it is not there.
+            PipegridError, OSError: the file could not be obtained.
         """
         home, cap, size = file.parent.there, file.cap, file.size
-        home.check()  # before bytes are fetched for nothing
+        home.check()  # before bytes are fetched without effect
         if file.standing in ("same", "perhaps"):
             if await self._is_same(file):
                 not_kept = local_files.restore_mode_and_time(home, file.place, file.kept)
@@ -320,7 +323,7 @@ class FileFetcher:
             if not part.closed:
                 await self._workers.run(part.publish)
         finally:
-            part.leave()  # and keep what is in it for another time
+            part.leave()  # keep its content for a later run
         return "fetched", result.size, part.not_kept
 
     async def _is_same(self, file: WantedFile) -> bool:
@@ -337,13 +340,13 @@ class FileFetcher:
         return True
 
 
-# Directories of a tree that could not be read for want of servers: they are read once more, at the end of
-# all.
+# Directories of a tree that could not be read because servers were unreachable. They are read again at the
+# end.
 
 
 class DirectoryRetries:
     """
-    Those of one tree.
+    The directories of one tree to read again.
 
     Args:
         woken: fired when a pause is over.
@@ -365,7 +368,7 @@ class DirectoryRetries:
         )
 
     def keeps(self, one: Unread) -> bool:
-        """A directory could not be read; returns whether that is tried again."""
+        """A directory could not be read; returns whether it is tried again."""
         met = one.met
         if self.is_reading:
             return met.path == self._path and self._keeps(one)
@@ -375,7 +378,7 @@ class DirectoryRetries:
         return True
 
     def is_read(self, path: TreePath) -> bool:
-        """A directory was read; returns whether that was at a second try."""
+        """A directory was read; returns whether that was a retry."""
         return path == self._path and self._later.succeeded(path)
 
     async def read(
@@ -387,8 +390,8 @@ class DirectoryRetries:
         Read them now.
 
         Args:
-            walk: through one, with all that is in it; returns whether the next may follow.
-            give_up: told of those that are given up.
+            walk: walks through one and everything in it; returns whether the next may follow.
+            give_up: called with those that are given up.
         """
         self.is_reading = True
         for each in self._unread:
@@ -411,27 +414,27 @@ class DirectoryRetries:
             self._later.close()
 
     def _keeps(self, one: Unread) -> bool:
-        # Nobody knows when its reading began: other things may have come meanwhile.
+        # When its reading began is not known: other objects may have come through since.
         return self._later.keeps(one.met.path, one, one.met.error, -math.inf)
 
 
 # Fetching a whole tree: directories and files as one pipeline.
 #
-# The walk reads directories far ahead; files leave as they are met. Small ones, up to a segment, are fetched
-# into memory, many at once, bounded by their bytes; of large ones a few are on their way at a time, each into
-# a part beside its name. What lies ahead waits in the walk, which is bounded as well.
+# The walk reads directories in advance, and files are fetched as they are met. Small files, up to a segment,
+# are fetched into memory, many at once, bounded by their bytes. A few large files are fetched at a time, each
+# into a part file next to its name. Everything else waits in the walk, which is bounded as well.
 #
-# **A rerun** fetches what is missing or differs. A file that has size and time of its entry is taken for that
-# file; one that has its size alone, or all of them with ``paranoid``, is compared: it is encrypted again,
-# segment for segment, and checked against the hashes to which the cap leads, for which a round trip and the
-# hashes are fetched.
+# **A second run** fetches what is missing or differs. A file with the size and time of its entry counts as
+# the same file. One with only the same size, and every file with ``paranoid``, is compared: it is encrypted
+# again segment by segment and checked against the hashes of its cap, which takes a round trip and the bytes
+# of the hashes.
 #
-# **What fails** is told with its path, and stops nothing else; for want of servers it is tried once more
-# (``secondtry``). Directories get their modes and times when all in them has ended; links are made just
-# before, since no file is then written there any more.
+# **Failures** are reported with their paths, and the rest continues. A failure due to unreachable servers is
+# retried (``RetryPolicy``). Directories get their modes and times when all their content has ended; links are
+# created just before that, when no more files are written there.
 
 FILE_BYTES = 32 << 10
-"""What even an empty file counts as: objects of its download. So at most 512 are on their way."""
+"""The least that a file counts, for the objects of its download. So at most 512 are fetched at a time."""
 
 
 @attrs.frozen
@@ -440,12 +443,12 @@ class TreeGetOptions:
     How a tree is fetched.
 
     Attributes:
-        metadata_json: what the entry of the root says.
-        force: replace files and links that are in the way.
-        paranoid: compare also files that have size and time of their entries.
-        limits: what it may take.
-        into: see ``target.begin_tree``.
-        modes: what files and directories get of the modes that their entries say.
+        metadata_json: the metadata of the root's entry.
+        force: replace existing files and links.
+        paranoid: compare the content also of files with the size and time of their entries.
+        limits: memory and counts.
+        into: see ``begin_tree``.
+        modes: the mode bits to set.
     """
 
     metadata_json: bytes = b"{}"
@@ -462,11 +465,11 @@ class TreeGetReports:
     What fetching a tree calls.
 
     Attributes:
-        progress: called with bytes that are present, or were fetched, and those known so far.
-        problem: told what was left out, and why.
-        done: told of each file or link that is present now: path, ``fetched``, ``present`` or ``link``, size.
+        progress: with bytes that existed or were fetched, and those known so far.
+        problem: with what was left out, and why.
+        done: with each file or link that exists now: path, ``fetched``, ``present`` or ``link``, size.
         waiting: see ``TreeReports``.
-        not_kept: told of what has not the mode or time that it should, and why.
+        not_kept: with what did not get its mode or time, and why.
     """
 
     progress: Progress | None = None
@@ -481,10 +484,10 @@ class TreeGet:
     Fetches one tree, once.
 
     Args:
-        grid: an open one.
-        workers: for what takes as long as the disk does.
+        grid: an open grid.
+        workers: threads for operations on the disk.
         cap: of the root, a directory.
-        directory: where it goes; made if missing.
+        directory: the target; created if missing.
     """
 
     def __init__(
@@ -532,11 +535,11 @@ class TreeGet:
 
     async def run(self) -> TreeGetResult:
         """
-        Fetch it.
+        Fetch the tree.
 
         Raises:
-            CapError: it is not the cap of a directory.
-            SinkError: the target cannot be made.
+            CapError: this is not the cap of a directory.
+            SinkError: the target cannot be created.
             PipegridError: the root cannot be read.
         """
         try:
@@ -555,7 +558,7 @@ class TreeGet:
         return self.result
 
     async def _walk(self, cap: Cap, metadata_json: bytes, base: TreePath) -> None:
-        """Meet a directory, whose path is ``base``, and all that is below."""
+        """Meet a directory, whose path is ``base``, and everything below it."""
         walking = self._limits.walk
         walking = attrs.evolve(walking, objects=max(walking.objects, self._limits.paths + 1))
         bounds: Any = {"limits": walking, "listing": self._limits.listing}
@@ -571,10 +574,10 @@ class TreeGet:
                 if self._bug is not None:
                     break
 
-    # What is tried a second time.
+    # Retries.
 
     async def _catch_up(self, at_end: bool = False) -> None:
-        """Begin what is to be tried again now; return when something new may begin, or nothing is left."""
+        """Begin the retries that are due; return when new files may begin, or nothing is left."""
         later = self._later
         while self._bug is None and (at_end or later.has_any):
             again = later.next(at_end and not self._running)
@@ -588,7 +591,7 @@ class TreeGet:
                 return
 
     async def _walk_again(self, one: Unread) -> bool:
-        """Walk through a directory that could not be read before; returns whether nobody made a mistake."""
+        """Walk through a directory that could not be read before; returns False after an unexpected error."""
         self._stack = [one.parent]
         assert one.met.cap is not None
         await self._walk(one.met.cap, one.met.metadata_json, one.met.path)
@@ -597,7 +600,7 @@ class TreeGet:
         return self._bug is None
 
     def _could_not_read(self, one: Unread) -> None:
-        """A directory could not be read; perhaps it can later."""
+        """A directory could not be read; keep it for a retry."""
         if self._unread.keeps(one):
             one.parent.unfinished += 1
         else:
@@ -671,8 +674,10 @@ class TreeGet:
             home, mode_before = local_files.begin_tree(path, self._into, kept, self._force)
             self._folds = local_files.folds_names(home)
         else:
-            parent.claim(path)  # a file there may go
-            home, mode_before = local_files.make_directory(parent.there, path, kept, self._force)
+            parent.claim(path)  # a file of this name may be replaced
+            home, mode_before = downloaded_files.make_directory(
+                parent.there, path, kept, self._force
+            )
             parent.claim(path)
         self.result.directories += 1
         self._enter(home, parent, met, kept, mode_before)
@@ -694,12 +699,12 @@ class TreeGet:
         )
 
     def _leave_down_to(self, depth: int) -> None:
-        """The walk is in no directory any more whose path is so long."""
+        """The walk has left all directories with longer paths than this."""
         while self._stack and self._stack[-1].depth >= depth:
             self._ended_in(self._stack.pop())
 
     def _ended_in(self, local: IncomingDirectory | None) -> None:
-        """Something in a directory has ended; the last one finishes it."""
+        """Something in a directory has ended; the last one finishes the directory."""
         while local is not None:
             local.unfinished -= 1
             if local.unfinished:
@@ -707,8 +712,8 @@ class TreeGet:
             if local.path is not None:
                 for path, place, kept in local.links:
                     self._make_link(local, path, place, kept)
-                with suppress(PipegridError):  # it is gone, as was told of what is in it
-                    not_kept = local_files.finish_directory(
+                with suppress(PipegridError):  # it was removed, which was reported for its content
+                    not_kept = downloaded_files.finish_directory(
                         local.there, local.kept, local.mode_before
                     )
                     self._note(local.names, not_kept)
@@ -755,7 +760,7 @@ class TreeGet:
         await self._begin(WantedFile(met.path, cap, size, parent, path, standing, kept))
 
     async def _begin(self, file: WantedFile) -> None:
-        """Begin to fetch a file when there is room for it."""
+        """Begin to fetch a file when the limits allow it."""
         budget = self._small if file.is_small else self._large
         lent = await budget.borrow(FILE_BYTES + (file.size or 0) if file.is_small else 1)
         await self._jobs.borrow(1)
@@ -766,7 +771,9 @@ class TreeGet:
         def ended(outcome: Failure | None) -> None:
             try:
                 self._fetched(file, began_s, outcome)
-            except BaseException as error:  # of whoever is told; nobody else would hear of it
+            except (
+                BaseException
+            ) as error:  # raised by a callback of the caller, and reported only here
                 self._bug = self._bug or error
             self._running.discard(running)
             budget.give_back(lent)
@@ -786,7 +793,7 @@ class TreeGet:
         self._is_here(file.path, how, size)
 
     def _fetched(self, file: WantedFile, began_s: float, outcome: Failure | None) -> None:
-        """A file has come to its end; what is cut off, or nobody foresaw, ends all."""
+        """A file has ended; a cancellation or an unexpected error ends the whole run."""
         error = None if outcome is None else outcome.value
         if isinstance(error, OSError):
             error = failed("write", file.place, error)
@@ -794,7 +801,7 @@ class TreeGet:
             raise error
         try:
             file.parent.claim(file.place)
-        except PipegridError as other:  # which is why
+        except PipegridError as other:  # this is the reason to report
             error = other
         again = error is not None and not self._unread.is_reading
         if error is None:
@@ -817,7 +824,7 @@ class TreeGet:
 
         return progress
 
-    # Telling.
+    # Reports.
 
     def _is_here(self, path: TreePath, how: str, size: int) -> None:
         if how == "fetched":
@@ -835,7 +842,7 @@ class TreeGet:
             self._done(path, how, size)
 
     def _note(self, path: TreePath, not_kept: str) -> None:
-        """Something is there, but perhaps without its mode or time."""
+        """Something exists now, but perhaps without its mode or time."""
         if not_kept:
             self.result.not_kept += 1
             if self._not_kept is not None:
@@ -844,7 +851,7 @@ class TreeGet:
     def _fail(self, path: TreePath, error: Exception) -> None:
         if self._bug is None and local_files.stops_all(error):
             self._bug = SinkError(
-                f"{error}; nothing more is fetched: see that the disk has space and may be written to, and "
+                f"{error}; nothing more is fetched: free space on the disk or make it writable, and "
                 "run the same command again"
             )
             self._bug.__cause__ = error
@@ -855,5 +862,7 @@ class TreeGet:
 
 
 def _is_part(met: Found, kept: RestoredMetadata) -> bool:
-    """Return whether an entry is the part of an unfinished download, which was stored with its directory."""
+    """
+    Return whether an entry is the part file of an unfinished download, which was stored with its directory.
+    """
     return is_part_name(met.path[-1] if kept.name is None else os.fsdecode(kept.name))

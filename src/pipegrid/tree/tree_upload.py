@@ -41,7 +41,7 @@ from pipegrid.tree.upload_target import (
     unreadable_root,
 )
 
-# How far the upload of a tree has come, and what came of it.
+# Counts, reports and results of the upload of a tree.
 
 SubtreeCounts = tuple[int, int, int, int]
 """Files, directories, links and bytes."""
@@ -50,19 +50,19 @@ SubtreeCounts = tuple[int, int, int, int]
 @attrs.define
 class TreeCounts:
     """
-    How far a tree has come.
+    Progress of the upload of a tree.
 
     Attributes:
         files, directories, links: met so far, without those that were left out.
         bytes: of those files.
-        sent_files, sent_directories, sent_bytes: that were not known, and are stored now. What lives in its
-            cap is not sent.
-        already_stored: objects of these of which servers said that they had all shares already.
+        sent_files, sent_directories, sent_bytes: that were not known, and are stored now. Literal objects are
+            not sent.
+        already_stored: those of them whose shares servers had already.
         unchanged_bytes: of files that an earlier run has stored, and that were not sent again.
-        checked: known objects that were looked for on the grid, and were found whole or stored again.
-        unleased: those of them that are whole, and to which too few servers gave leases.
-        second_tries: objects that were stored, or found, when servers were in reach again.
-        left_out: files, directories and whatever else is not in the tree, or only in part.
+        checked: known objects that were checked on the grid, and were healthy or stored again.
+        unleased: those of them that are healthy, but to which too few servers gave leases.
+        second_tries: objects whose retry succeeded when servers were reachable again.
+        left_out: files, directories and others that the tree lacks, at least in part.
         skipped: named pipes, sockets and devices, which no tree holds.
         part_files: of unfinished downloads, which are skipped, too.
     """
@@ -86,10 +86,10 @@ class TreeCounts:
 
 class TreeTally:
     """
-    Counts what is met, and takes back what turns out not to be in the tree.
+    Counts what is met, and subtracts what is left out later.
 
-    A directory that cannot be stored is missing with all that is in it, so each node knows what it holds; the
-    one above is told when the walk leaves it.
+    A directory that cannot be stored is lost with all its content, so each node counts its content; this is
+    added to the directory above when the walk leaves it.
     """
 
     def __init__(self, counts: TreeCounts) -> None:
@@ -98,14 +98,14 @@ class TreeTally:
     def met(
         self, place: TreeNode, files: int = 0, directories: int = 0, links: int = 0, size: int = 0
     ) -> None:
-        """Count one thing; ``size``: its bytes."""
+        """Count one entry; ``size`` is in bytes."""
         place.held = amounts = (files, directories, links, size)
         self._count(amounts, 1)
         if not isinstance(place, DirectoryNode) and place.parent is not None:
             _hold(place.parent, amounts, 1)
 
     def grown(self, place: TreeNode, more: int) -> None:
-        """A file is so many bytes longer than its file system said."""
+        """A file is this many bytes longer than its file system reported."""
         amounts = (0, 0, 0, more)
         self._count(amounts, 1)
         _hold(place, amounts, 1)
@@ -115,12 +115,14 @@ class TreeTally:
             _hold(at, amounts, 1)
 
     def left(self, directory: DirectoryNode) -> None:
-        """All that is in a directory was met; before the plan hears of it."""
+        """Everything in a directory was met; call this before the plan's method."""
         if directory.parent is not None:
             _hold(directory.parent, directory.held, 1)
 
     def lost(self, place: TreeNode) -> None:
-        """Count it no more, unless a directory above it is lost already; before the plan hears of it."""
+        """
+        Stop counting it, unless a directory above it is lost already; call this before the plan's method.
+        """
         amounts = place.held
         above = place.parent
         while above is not None:
@@ -158,9 +160,9 @@ class TreeResult:
     A stored tree.
 
     Attributes:
-        cap: of its root; all that is below it is stored.
+        cap: of its root; everything below it is stored.
         metadata: of its root, which no entry has.
-        counts: what is in it, what was sent, how much was left out.
+        counts: what it contains, what was sent, how much was left out.
         elapsed_s: from the start until all was stored.
     """
 
@@ -173,17 +175,17 @@ class TreeResult:
 @attrs.frozen
 class TreeReports:
     """
-    What the caller of a tree's put is told.
+    What a tree's put calls.
 
     Attributes:
-        left_out: called with a path (from the root; the root is ``.``) and a sentence.
-        skipped: called with a path, and what that is, in words: a named pipe, a socket, a device, or the part
-            of an unfinished download.
-        progress: called when something is stored, and when more was met.
-        sending: called with how many bytes more servers have acknowledged of files that are not stored yet;
-            less than nothing when one is stored, or will not be.
-        waiting: called with a sentence when too few servers are in reach, so that nothing more begins, and
-            with None when it goes on.
+        left_out: with a path (from the root; the root is ``.``) and a sentence.
+        skipped: with a path, and a phrase that says what it is: a named pipe, a socket, a device, or the part
+            file of an unfinished download.
+        progress: when something is stored, and when more was met.
+        sending: with the change of the number of bytes that servers have acknowledged of unfinished files;
+            negative when one is stored, or has failed.
+        waiting: with a sentence when too few servers are reachable and nothing new begins, and with None when
+            it continues.
     """
 
     left_out: Callable[[str, str], None] = lambda path, why: None
@@ -194,7 +196,7 @@ class TreeReports:
 
 
 class FileProgress:
-    """Reports how far one large file has come, until it is stored; then it is one of the counts."""
+    """Reports the progress of one large file until it is stored and counted."""
 
     def __init__(self, reports: TreeReports, counts: TreeCounts, size: int) -> None:
         self._reports = reports
@@ -203,11 +205,11 @@ class FileProgress:
         self._told = 0
 
     def is_at(self, done: int, total: int) -> None:
-        """So much of its shares is acknowledged."""
+        """This part of its shares is acknowledged."""
         self._tell(self._size * done // max(1, total))
 
     def end(self) -> None:
-        """It is under way no more."""
+        """It has ended, stored or not."""
         self._tell(0)
 
     def _tell(self, now: int) -> None:
@@ -217,7 +219,7 @@ class FileProgress:
 
 
 def path_of(directory: DirectoryNode) -> str:
-    """Return where a directory is, from the root, which is nothing."""
+    """Return the path of a directory from the root; empty for the root."""
     names = []
     at: TreeNode | None = directory
     while at is not None and at.parent is not None:
@@ -226,16 +228,16 @@ def path_of(directory: DirectoryNode) -> str:
     return "/".join(reversed(names))
 
 
-# One file or directory of a tree on its way to the store, as the tree's counts, reports and bounds see it.
+# One file or directory of a tree that is being stored, with counts, reports and limits.
 
 
 class FailedObject:
     """
-    What could not be stored.
+    An object that could not be stored.
 
     Attributes:
         path: from the root.
-        error: of its last try.
+        error: of its last attempt.
         met: of a file or link; a file's content is read again.
         size: of that, in bytes.
     """
@@ -253,13 +255,13 @@ class FailedObject:
 
 def reopened(walk: LocalWalk, path: str, why: str) -> io.FileIO:
     """
-    Open a file of the walk once more.
+    Open a file of the walk again.
 
     Args:
-        why: it would be of use, for the error.
+        why: it is needed, for the error.
 
     Raises:
-        SourceError: it is gone, or cannot be read.
+        SourceError: it does not exist any more, or cannot be read.
     """
     try:
         return walk.open(path)
@@ -270,11 +272,11 @@ def reopened(walk: LocalWalk, path: str, why: str) -> io.FileIO:
 
 class TreeSending:
     """
-    Gives to the store, and asks it, for one tree.
+    Stores and checks the objects of one tree.
 
     Args:
-        in_flight: is told of large files how much is left.
-        wake: called when there may be room for more, or a cap has become known.
+        under_way: receives the number of bytes left of large files.
+        wake: called when more may begin, or a cap has become known.
     """
 
     def __init__(
@@ -318,7 +320,7 @@ class TreeSending:
         return cap
 
     async def is_whole(self, known: KnownObject) -> bool:
-        """Look for something on the grid; whatever is wrong with it is mended by storing it again."""
+        """Check something on the grid; if it is not healthy, storing it again repairs it."""
         try:
             health = await self._store.check(known.cap)
         except PipegridError:
@@ -329,36 +331,37 @@ class TreeSending:
         return health.whole
 
 
-# A directory of this machine on its way to a grid, as one pipeline.
+# The upload of a local directory as one pipeline.
 #
-#     local walk (thread) ─ files, in batches → puts, side by side ─ caps known → plan ─ directories → puts
+#     local walk (thread) ─ files, in batches → puts, in parallel ─ caps known → plan ─ directories → puts
 #
-# Files are read when there is room for them. A directory leaves as soon as the caps of its children are
-# known, which is when they are coded; so a tree of any depth takes a round trip and its bytes. What
-# counts is what is *stored*: ``plan`` says when that is all. What cannot be read or stored is told, and
-# left out; the rest goes on.
+# Files are read when the limits allow it. A directory is stored as soon as the caps of its children are
+# known, which is after encoding; so a tree of any depth takes a round trip and the time for its bytes. The
+# result counts what is *stored*: ``TreePlan`` knows when that is everything. What cannot be read or stored is
+# reported and left out; the rest continues.
 #
-# What may be under way at a time: ``underway``. What fails for want of servers: ``secondtry``.
+# ``UploadQueue`` bounds what runs at a time. ``RetryPolicy`` retries what failed because servers were
+# unreachable.
 
 GIVE_UP = 10
 """
-When so many objects could not be stored, and none could (ever, or since servers were waited for in vain), the
-grid is at fault and not the files.
+After this many objects failed and none succeeded (ever, or since a wait for servers was without effect), the
+grid is at fault, not the files.
 """
 
 _LARGE_DIRECTORY = 1000
-"""Entries from which packing is left to a thread: a millisecond has some 50."""
+"""Directories with more entries are packed in a thread; 50 entries take about a millisecond."""
 
 
 class TreeUpload:
     """
-    One tree on its way.
+    The upload of one tree.
 
     Args:
-        grid: whose workers, clock and limits are used.
+        grid: its workers, clock and limits are used.
         walk: through the directory; closed at the end.
-        store: takes files; closed at the end.
-        root: what errors call the directory.
+        store: stores the files; closed at the end.
+        root: the name of the directory in messages.
         memory: what earlier runs have stored.
     """
 
@@ -401,11 +404,11 @@ class TreeUpload:
 
     async def run(self) -> TreeResult:
         """
-        Store it all.
+        Store everything.
 
         Raises:
             SourceError: the root cannot be read.
-            GridError: the grid takes nothing.
+            GridError: the grid accepts nothing.
         """
         began_s = self._clock.seconds()
         try:
@@ -462,12 +465,12 @@ class TreeUpload:
         return self._walked and self._in_flight.is_idle and self._begin_again(True)
 
     def _begin_again(self, at_end: bool) -> bool:
-        """Begin a second try, or tell what is given up; returns whether there was either."""
+        """Begin a retry, or report what is given up; returns whether there was either."""
         again = self._later.next(at_end)
         lost = self._later.take_lost()
         for each, why in lost:
             self._lose(each, why.path, why.error)
-            self._failures = 0  # what comes next is to show whether it is as hopeless
+            self._failures = 0  # count again, from here
         if again is None:
             return bool(lost)
         place, kept = again
@@ -482,7 +485,7 @@ class TreeUpload:
         self._in_flight.begin(size, work, place, at_once=True)
         return True
 
-    # What the walk meets.
+    # From the walk.
 
     def _take(self, batch: Sequence[Any]) -> None:
         self._batch = None
@@ -505,8 +508,8 @@ class TreeUpload:
                 else:
                     assert isinstance(thing, LeftOut)
                     self._leave_out(thing.path, thing.why)
-            self._reports.progress(self.counts)  # of what is unchanged nothing else tells
-        except Exception as error:  # nobody else would hear of it
+            self._reports.progress(self.counts)  # unchanged files cause no other report
+        except Exception as error:  # it is reported only here
             self._error = error
         self._wake()
 
@@ -533,16 +536,16 @@ class TreeUpload:
     def _entry(
         self, number: int, raw: bytes, path: str, found: os.stat_result, link: bytes | None
     ) -> tuple[DirectoryNode, str, dict[str, Any]] | None:
-        """Return where something goes, under which name, with which metadata; None: nowhere."""
+        """Return the place of an entry in the tree, with name and metadata; None: it is left out."""
         parent = self._directories.get(number)
         if parent is None:
-            return None  # that was left out, with a sentence
-        if not self._plan.has_space(parent):
+            return None  # its directory was left out, and reported
+        if not self._plan.has_room(parent):
             self._leave_out(path, "its directory is larger than a directory may be; split it")
             return None
         name, exact = entry_name(raw)
         unique = self._plan.free_name(parent, name)
-        if unique != name:  # two names that look the same
+        if unique != name:  # an entry with the same composed name exists
             exact = raw
         return parent, unique, entry_metadata(found, link=link, name=exact)
 
@@ -574,7 +577,7 @@ class TreeUpload:
         else:
             self._in_flight.begin(size, self._store_file(place, met, met.content, size), place)
 
-    # What is stored.
+    # Storing.
 
     async def _store_file(self, place: TreeNode, met: FileMet, source: Content, size: int) -> None:
         began_s = self._clock.seconds()
@@ -597,7 +600,9 @@ class TreeUpload:
         self._plan.stored(place, cap)
 
     def _remember(self, met: FileMet, cap: ChkCap | LitCap) -> None:
-        """Remember a file, unless it reports another size: then nothing tells that it changes."""
+        """
+        Remember a file, unless its size differs from the reported one: then a later change could not be seen.
+        """
         if cap.size == met.found.st_size:
             self._memory.file_stored(met, cap)
 
@@ -613,7 +618,10 @@ class TreeUpload:
     async def _store_once_more(
         self, place: TreeNode, met: FileMet, why: str = "and too few servers were reachable before"
     ) -> None:
-        """Store something that the walk has met earlier; ``why`` it is of no use if it is gone."""
+        """
+        Store something that the walk has met before; ``why`` is for the message if it does not exist any
+        more.
+        """
         if met.link is not None:
             await self._store_file(place, met, met.link, len(met.link))
             return
@@ -642,7 +650,7 @@ class TreeUpload:
                 self._plan.bytes_known(directory, known.cap)
                 self.counts.checked += known.due
                 if not known.due or await self._sending.is_whole(known):
-                    if known.due:  # else no server was asked
+                    if known.due:  # otherwise no server was asked
                         self._came_through(directory, stored=False)
                     self._later.ended(directory)
                     self._plan.stored(directory, directory_cap(known.cap))
@@ -659,13 +667,13 @@ class TreeUpload:
         self._plan.stored(directory, directory_cap(cap))
 
     def _came_through(self, place: TreeNode, stored: bool = True) -> None:
-        """Servers have taken something, or (not ``stored``) have it from before."""
+        """Servers have accepted something or, if not ``stored``, had it already."""
         self._stored += stored
         self._failures = 0
         self.counts.second_tries += self._later.succeeded(place)
 
     def _failed(self, place: TreeNode, kept: FailedObject, began_s: float) -> None:
-        """Something could not be stored now; perhaps it can later."""
+        """An attempt to store something failed; it may be retried."""
         is_probe = self._later.tries.is_probe(place)
         has_space = self._plan.held_entries <= MAX_ENTRIES
         if has_space and self._later.keeps(place, kept, kept.error, began_s):
@@ -676,7 +684,7 @@ class TreeUpload:
             self._lose(place, kept.path, kept.error)
 
     def _lose(self, place: TreeNode, path: str, error: PipegridError) -> None:
-        """Something could not be stored."""
+        """Something could not be stored, and is left out."""
         self._later.ended(place)
         self._leave_out(path, str(error))
         self._count_failure(error)
@@ -702,7 +710,7 @@ class TreeUpload:
             self._error = outcome.value
         try:
             self._reports.progress(self.counts)
-        except Exception as error:  # nobody else would hear of it
+        except Exception as error:  # it is reported only here
             self._error = self._error or error
         self._wake()
 
@@ -712,10 +720,10 @@ class TreeUpload:
             waiter.callback(None)
 
 
-# The upload of a directory of this machine to a grid, put together from its parts.
+# Construction of the upload of a directory.
 
 NOTES_NAME = "unfinished-trees"
-"""Where a client notes what was stored of trees, below what it remembers; see ``unfinished``."""
+"""The directory of upload journals, inside a client's state; see ``upload_journal``."""
 
 
 def tree_upload(
@@ -727,7 +735,7 @@ def tree_upload(
     options: Mapping[str, Any] | None = None,
     memory: KnownObjects | None = None,
 ) -> TreeUpload:
-    """Return the upload of a directory with all that is in it; ``options`` are those of ``Grid.put``."""
+    """Return the upload of a directory with all its content; ``options`` are those of ``Grid.put``."""
     root = os.fspath(path)
     local = grid.config.local
     walk = LocalWalk(

@@ -1,15 +1,5 @@
 """
-What a ``put -r`` has stored, in case that it does not end: the next one of the same directory goes on.
-
-A put that ends within ``WRITTEN_AFTER_S`` writes nothing down. What is written down was stored before, and is
-forgotten when a put of that directory has ended well. Whoever goes on has the grid asked about each object
-(in surveys, without its bytes): so a grid that has lost it meanwhile is sent it again. It is a database as
-those of backups are (``backup.backup_database``), beside the client's other notes on what is unfinished.
-
-At most one put at a time has the notes of a directory; another one does without. Whoever has them has a lock
-beside them, and only who has it removes any: neither does a put that takes a week lose them to others, nor
-does one whose lock a cleaner has taken away take them from the next. Where there are no locks nothing is
-noted.
+The upload journal: what an unfinished ``put -r`` has stored, so that the next one of that directory resumes.
 """
 
 from __future__ import annotations
@@ -36,7 +26,7 @@ from pipegrid.tree.upload_target import KnownObject, KnownObjects
 WRITTEN_AFTER_S = 1.0
 MAX_UNWRITTEN = 100
 MAX_UNWRITTEN_BYTES = 1 << 20
-"""Files, and their bytes, after which it is written down even sooner."""
+"""The journal is written after this many bytes of files, even before ``WRITTEN_AFTER_S``."""
 
 _LOCK = ".lock"
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT
@@ -52,10 +42,10 @@ def unfinished_put(
     now: Callable[[], float] = time.time,
 ) -> UploadJournal | NoUnfinishedPut:
     """
-    Return what an earlier put of a directory has stored, and remembers for a later one what this one stores.
+    Return what an earlier put of a directory has stored; the new put's objects are added for a later one.
 
     Args:
-        options: of ``Grid.put``; what was stored with others does not count.
+        options: of ``Grid.put``; objects stored with other options do not count.
     """
     config = grid.config
     if not config.caches:
@@ -71,28 +61,38 @@ def unfinished_put(
     context = repr((numbers, happy)).encode() + convergence
     root = os.path.realpath(directory)
     notes = config.caches[0] / NOTES_NAME
-    with suppress(OSError):  # at once, so that the walk passes it over if it is within the tree
+    with suppress(OSError):  # at once, so that the walk skips it if it is inside the tree
         notes.mkdir(mode=0o700, exist_ok=True)
     _forget_stale(notes, now())
     return UploadJournal(notes, context, root, now)
 
 
 class NoUnfinishedPut(KnownObjects):
-    """There is no place for notes."""
+    """There is no place for a journal."""
 
     def forget(self) -> None:
-        """There is nothing to forget."""
+        """Do nothing: no journal exists."""
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: no journal is open."""
 
 
 class UploadJournal(KnownObjects):
     """
-    The notes on one directory; see the module. Close it at the end.
+    The journal of one directory. Close it at the end.
+
+    A put that ends within ``WRITTEN_AFTER_S`` writes nothing. The journal lists objects that are stored, and
+    is removed when a put of that directory has succeeded. A resuming put checks each object on the grid (in
+    surveys, without its bytes), and sends again what is missing. It is a database like that of backups
+    (``backup.backup_database``).
+
+    At most one put at a time uses the journal of a directory; another one runs without. A put holds a lock
+    next to the journal, and only its holder removes the journal: so a put that runs for a week keeps it, and
+    one whose lock file was deleted does not remove the journal of the next. Without support for locks there
+    is no journal.
 
     Args:
-        notes: where they are.
+        notes: the directory of journals.
         context: how files are encoded and keyed.
         root: absolute path of the directory that is stored.
         now: seconds since 1970.
@@ -114,11 +114,11 @@ class UploadJournal(KnownObjects):
             self._open()
 
     def file(self, path: str, found: os.stat_result) -> KnownObject | None:
-        """Return what is known of a regular file, if it is unchanged; it has to be checked."""
+        """Return the record of a regular file, if it is unchanged; it must be checked."""
         return None if self._database is None else _due(self._database.file(path, found))
 
     def directory(self, packed: bytes) -> KnownObject | None:
-        """Return what is known of a directory of exactly these bytes; it has to be checked."""
+        """Return the record of a directory of exactly these bytes; it must be checked."""
         return None if self._database is None else _due(self._database.directory(packed))
 
     def file_stored(self, met: FileMet, cap: ChkCap | LitCap) -> None:
@@ -129,14 +129,14 @@ class UploadJournal(KnownObjects):
             self._note(lambda memory: memory.file_stored(met, cap))
 
     def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
-        if self._database is not None:  # few, and large: they are not held
+        if self._database is not None:  # not many, and large: they are not held in memory
             self._database.directory_stored(packed, cap)
 
     def checked(self, cap: ChkCap | LitCap) -> None:
-        """What this cap reads was found to be whole: the note stays true."""
+        """The object of this cap was found to be healthy: its record stays true."""
 
     def forget(self) -> None:
-        """The put has ended: remove the notes."""
+        """The put has succeeded: remove the journal."""
         self._off = True
         self._unwritten.clear()
         self._close_database()
@@ -146,7 +146,7 @@ class UploadJournal(KnownObjects):
                     os.unlink(f"{self._path}{suffix}")
 
     def close(self) -> None:
-        """Write down what is stored, if the put did not end, and let go."""
+        """Write down what is stored, if the put did not succeed, and release the journal."""
         if self._unwritten and not self._off:
             self._write()
         self._off = True
@@ -185,7 +185,7 @@ class UploadJournal(KnownObjects):
             self._lock = lock
             self._database = Database(self._path, self._context, self._root, now=self._now)
         except (OSError, PipegridError) as error:
-            # Another put has the notes, or nothing can be written: this one is not remembered.
+            # Another put uses the journal, or nothing can be written: this one has none.
             self._off = True
             if isinstance(error, CannotLock):
                 with suppress(OSError):
@@ -204,8 +204,8 @@ def _due(known: KnownObject | None) -> KnownObject | None:
     return known if known is None or isinstance(known.cap, LitCap) else KnownObject(known.cap, True)
 
 
-def _forget_stale(notes: Path, now_s: float) -> None:
-    """Remove notes that nobody came back for; their file that was written last tells how old they are."""
+def _forget_old(notes: Path, now_s: float) -> None:
+    """Remove old journals; the time of the file written last is their age."""
     files: dict[str, list[os.DirEntry[str]]] = {}
     with suppress(OSError), os.scandir(notes) as entries:
         for entry in entries:
@@ -218,7 +218,7 @@ def _forget_stale(notes: Path, now_s: float) -> None:
 
 
 def _remove(lock_path: str, paths: list[str]) -> None:
-    """Remove the notes of a put, unless it runs."""
+    """Remove the journal of a put, unless it runs."""
     try:
         lock = open_locked(lock_path, _LOCK_FLAGS, mode=0o600)
         if lock is None:

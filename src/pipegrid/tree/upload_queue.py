@@ -1,12 +1,4 @@
-"""
-What of the upload of a tree is under way, and what waits to begin.
-
-Bounds: of what is under way, ``MAX_OBJECTS`` and ``MAX_BYTES`` of plaintext that is not acknowledged; a
-large file counts as half of the bytes at most, so that two of them leave room for nobody, and one for small
-ones. Where each share is a request of its own, fewer objects are stored at once, by how long they take
-(``flow.concurrency_limits``). What coding takes is bounded by the grid. A batch of the walk comes when there
-is room for anything, and is taken whole; what the grid's ``Limits`` allow no more begins later.
-"""
+"""What runs of the upload of a tree, and what waits to begin."""
 
 from __future__ import annotations
 
@@ -22,31 +14,31 @@ from pipegrid.transfer.put.put_many import SMALL_BYTES
 from pipegrid.transfer.settings import Limits
 
 P = TypeVar("P")
-"""What a piece of work is for; hashable."""
+"""What a job is for; hashable."""
 
 MAX_OBJECTS = 256
 MAX_BYTES = 8 << 20
-"""As for many files that are stored at once: at 3-of-10 this fills a line of 2 Gbit/s at 100 ms."""
+"""As for many files that are stored at once: at 3-of-10 this fills a link of 2 Gbit/s at 100 ms."""
 
 UNDECIDED_S = 0.25
 SOME = 8
 """
-So long no more than some are stored before many, or all, are known: connections take as long to be made, and
-a walk less for as many. With four, ten servers on two cores had done with them before all of a thousand files
-were met, of which ten had changed.
+At most this many are stored at once until it is known whether there are many. Connections are made, and the
+walk ends, as fast for eight as for one. With four, ten servers on two cores stored all ten changed files
+before the walk had met the thousand unchanged ones.
 """
 
 _HELD_PART = 4
-"""Of the memory that may be taken so much is for plaintext; the rest is for what it is coded to."""
+"""The share of the allowed memory that plaintext may take; the rest is for its encoded form."""
 
 
 @attrs.define(eq=False)
 class _Work(Generic[P]):
     """
-    One object that is to be stored, or checked.
+    One object to store or check.
 
     Attributes:
-        stores: it is to be stored.
+        stores: it is stored, not only checked.
         began_s: when it began.
     """
 
@@ -59,17 +51,23 @@ class _Work(Generic[P]):
 
 class UploadQueue(Generic[P]):
     """
-    The pieces of work of one upload, by what each is for.
+    The jobs of one upload, by what each is for.
+
+    At most ``MAX_OBJECTS`` and ``MAX_BYTES`` of unacknowledged plaintext are in progress. A large file counts
+    as half of the bytes at most, so two of them fill the queue, and one leaves space for small ones. Where
+    each share is a request of its own, fewer objects are stored at once, depending on how long they take
+    (``flow.concurrency``). The grid bounds the memory for coding. A batch of the walk is requested when
+    something may begin, and is taken whole; what exceeds the grid's ``Limits`` begins later.
 
     Args:
-        ended: called with what came of one, a ``Failure`` or None, when its room is free again.
+        ended: called with the outcome of a job, a ``Failure`` or None, when its space is free again.
         limits: of the grid; those of the module hold as well.
-        seconds: tells the time.
-        small_file_capacity: how many small files the servers bear.
-        expect: told how many small ones are about to be stored, where they are many.
+        seconds: returns the time.
+        appetite: how many small files the servers take.
+        expect: called with the number of small files about to be stored, if they are many.
 
     Attributes:
-        held: nothing begins but what is to begin at once.
+        held: only jobs begin that must begin at once.
     """
 
     def __init__(
@@ -100,13 +98,13 @@ class UploadQueue(Generic[P]):
         self.weight_bytes = 0
 
     @property
-    def has_space(self) -> bool:
-        """Whether anything more may come."""
+    def has_room(self) -> bool:
+        """Whether another job may be added."""
         return len(self._weights) < self._most_objects and self.weight_bytes < self._most_bytes
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way, or waits to begin."""
+        """Whether no job is running or waiting."""
         return not self._weights
 
     def begin(
@@ -118,11 +116,11 @@ class UploadQueue(Generic[P]):
         at_once: bool = False,
     ) -> None:
         """
-        Take in a piece of work; it begins now, or when the limits allow.
+        Add a job; it begins now, or when the limits allow.
 
         Args:
             size: bytes of plaintext.
-            stores: it is to store something; else it looks whether something is stored.
+            stores: it stores something; otherwise it checks whether something is stored.
             at_once: it begins before others, and also while they are held.
         """
         assert place not in self._weights
@@ -140,12 +138,12 @@ class UploadQueue(Generic[P]):
         self._begin_more()
 
     def all_met(self) -> None:
-        """Nothing more comes but what follows from what has come."""
+        """Nothing more comes, except what follows from jobs that were added."""
         self._all_met = True
         self._begin_more()
 
     def weigh(self, place: P, left: int) -> bool:
-        """So many bytes of it are not acknowledged; returns whether it is under way at all."""
+        """This many bytes of a job are not acknowledged; returns whether it is running."""
         if place not in self._weights:
             return False
         weight = min(left, self._most_bytes // 2)
@@ -154,21 +152,21 @@ class UploadQueue(Generic[P]):
         return True
 
     def forget_waiting(self) -> list[Deferred[Any]]:
-        """Let nothing more begin; returns what runs."""
+        """Drop the waiting jobs; returns the running ones."""
         while self._later:
             self._later.pop().coroutine.close()
         return list(self.running.values())
 
     def _begin_more(self) -> None:
         if self._beginning:
-            return  # something ended at once
+            return  # a job ended at once
         self._beginning = True
         while self._later and self._may_begin(self._later[0]):
             self._start(self._later.popleft())
         self._beginning = False
 
     def hold(self, held: bool) -> None:
-        """Let nothing begin but what is to begin at once; or let it again."""
+        """Begin only jobs that must begin at once; or, if not ``held``, begin all again."""
         if held != self.held:
             self.held = held
             self._begin_more()
@@ -184,7 +182,7 @@ class UploadQueue(Generic[P]):
     def _may_begin(self, work: _Work[P]) -> bool:
         if self.held or (self._jobs is not None and len(self.running) >= self._jobs):
             return False
-        # Questions are many to a message, whatever the server.
+        # A request carries many checks, to any server.
         if not work.stores:
             return True
         small_file_capacity = self._small_file_capacity()
@@ -197,7 +195,7 @@ class UploadQueue(Generic[P]):
         return self._depth.has_slot(self._storing, small_file_capacity)
 
     def _is_undecided(self) -> bool:
-        """Whether it is not known yet if there are many."""
+        """Whether it is not known yet if there are many jobs."""
         if self._all_met or self._met_small >= MANY:
             return False
         now_s = self._seconds()

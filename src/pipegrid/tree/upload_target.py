@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pipegrid.transfer.upkeep import Upkeep, UpkeepOutcome
 
 
-# Where the files of a tree go: to a grid, or nowhere, to learn what would be sent.
+# Where the files of a tree are stored: on a grid or, in a dry run, nowhere.
 
 Content = bytes | io.FileIO | None
 ImmutableFileCap = ChkCap | LitCap
@@ -34,11 +34,11 @@ ImmutableFileCap = ChkCap | LitCap
 @attrs.frozen
 class Health:
     """
-    How the grid keeps a file.
+    How well the grid keeps a file.
 
     Attributes:
-        whole: it is as good as a put leaves it.
-        leased: so many servers have given leases that this stays so; also if there are no leases.
+        whole: it is as good as after a put.
+        leased: enough servers have given leases to keep it so; also if leases were not requested.
     """
 
     whole: bool
@@ -46,14 +46,14 @@ class Health:
 
 
 class StoresFiles(Protocol):
-    """What the files of a tree are given to: a grid, or what only counts them."""
+    """Stores the files of a tree, or only counts them."""
 
     @property
-    def small_file_capacity(self) -> SmallFileCapacity:
-        """How many small files may be under way."""
+    def appetite(self) -> SmallFileCapacity:
+        """How many small files may be stored at once."""
 
     def expect(self, objects: int) -> None:
-        """So many small ones are about to be stored."""
+        """This many small objects are about to be stored."""
 
     def put(
         self,
@@ -65,19 +65,19 @@ class StoresFiles(Protocol):
         """
         Store one file; see ``Grid.put``. ``source`` is None where nothing is read.
 
-        Fires with its cap, and whether servers had all of it already.
+        Fires with its cap, and whether servers had all its shares already.
         """
 
     def check(self, cap: ImmutableFileCap) -> Deferred[Health]:
-        """Renew the leases of a file; fires with how it is."""
+        """Renew the leases of a file; fires with its health."""
 
     def close(self) -> Deferred[Any]:
-        """Give up all checks; fires when they are let go of."""
+        """Cancel all checks; fires when they have ended."""
 
 
 class GridFiles:
     """
-    A grid.
+    Stores files on a grid.
 
     Args:
         options: of ``Grid.put``, the same for all.
@@ -95,12 +95,12 @@ class GridFiles:
         self._watching = False
 
     @property
-    def small_file_capacity(self) -> SmallFileCapacity:
-        """How many all servers bear."""
-        return self._grid._small_file_capacity
+    def appetite(self) -> SmallFileCapacity:
+        """How many the servers take together."""
+        return self._grid._appetite
 
     def expect(self, objects: int) -> None:
-        """Have the servers prepare for so many."""
+        """Let the servers prepare for this many objects."""
         self._grid._expect(objects)
 
     def put(
@@ -117,14 +117,14 @@ class GridFiles:
         )
 
     def check(self, cap: ImmutableFileCap) -> Deferred[Health]:
-        """Count its shares, and renew their leases, together with others that are asked for meanwhile."""
+        """Count the shares of a file, and renew their leases, in one batch with other checks."""
         told: Deferred[Any] = Deferred()
         if self._upkeep is not None:
             self._begin(self._upkeep, cap, told)
         else:
             self._waiting.append((cap, told))
             if self._opening is None:
-                # Most runs check nothing, and need not load what does.
+                # Imported here, since most runs check nothing.
                 from pipegrid.transfer.upkeep import UpkeepRequest
 
                 self._opening = self._grid.upkeep(UpkeepRequest(add_lease=True)).addCallback(
@@ -159,7 +159,9 @@ class GridFiles:
             Deferred.fromCoroutine(upkeep.finished()).addBoth(self._finished)
 
     def _finished(self, failure: Failure | None) -> None:
-        """All checks have ended; or a mistake of ours keeps them from it, which must not be waited for."""
+        """
+        All checks have ended, perhaps because of an unexpected error, which must not keep callers waiting.
+        """
         self._watching = False
         if failure is not None:
             checks, self._checks = self._checks, set()
@@ -183,11 +185,11 @@ class GridFiles:
 
 class DryRunStore:
     """
-    Nothing is stored: what would be is counted.
+    Stores nothing, and counts what would be stored.
 
     Attributes:
         objects, bytes: files and directories, before they are encoded.
-        checks: of those that would be checked.
+        checks: known objects that would be checked.
     """
 
     def __init__(self, params: Params) -> None:
@@ -200,7 +202,7 @@ class DryRunStore:
         return SmallFileCapacity.ANY
 
     def expect(self, objects: int) -> None:
-        """Do nothing, for the same reason."""
+        """Do nothing, as nothing is sent."""
 
     def put(
         self,
@@ -209,7 +211,7 @@ class DryRunStore:
         cap_known: Callable[[ChkCap], None] | None,
         progress: Progress | None,
     ) -> Deferred[tuple[ImmutableFileCap, bool]]:
-        """Count it, and make up a cap of the right length."""
+        """Count the file, and invent a cap of the right length."""
         if is_literal_size(size):
             return succeed((LitCap(b"?" * size), False))
         self.objects += 1
@@ -219,34 +221,34 @@ class DryRunStore:
         return succeed((ChkCap(digest[:16], digest, k, n, size), False))
 
     def check(self, cap: ImmutableFileCap) -> Deferred[Health]:
-        """Count one more check; fires at once, as if all were well."""
+        """Count one more check; fires at once, as if the file were healthy."""
         self.checks += 1
         return succeed(Health(True))
 
     def close(self) -> Deferred[Any]:
-        """Do nothing; fires at once, as no check is under way."""
+        """Do nothing; fires at once, as no check is running."""
         return succeed(None)
 
 
 def unreadable_root(root: object, error: OSError) -> SourceError:
-    """Return the error for a tree whose own directory cannot be read, perhaps since it is a file."""
+    """Return the error for a tree whose root cannot be read, perhaps because it is a file."""
     called = printable(str(root))
     if isinstance(error, NotADirectoryError):
         return SourceError(f"{called} is not a directory; 'pipegrid put' alone stores a file")
     return SourceError(f"cannot read {called}: {error.strerror}")
 
 
-# What is remembered of files and directories that earlier runs have stored, so that they are not sent again.
+# Files and directories that earlier runs have stored, which need not be sent again.
 
 
 @attrs.frozen
 class KnownObject:
     """
-    What is remembered of a file or directory that has not changed.
+    An unchanged file or directory that was stored before.
 
     Attributes:
-        cap: of the file; of a directory: of the file that it is packed in.
-        due: it has to be checked before it counts as stored.
+        cap: of the file; for a directory, of the file that contains it.
+        due: it must be checked before it counts as stored.
     """
 
     cap: ChkCap | LitCap
@@ -254,21 +256,21 @@ class KnownObject:
 
 
 class KnownObjects:
-    """What earlier runs have stored: here nothing. ``file`` is asked in a thread, never twice at a time."""
+    """What earlier runs have stored; here nothing. ``file`` is called in a thread, one call at a time."""
 
     def file(self, path: str, found: os.stat_result) -> KnownObject | None:
-        """Return what is known of a regular file, if it is unchanged."""
+        """Return the record of a regular file, if it is unchanged."""
         return None
 
     def directory(self, packed: bytes) -> KnownObject | None:
-        """Return what is known of a directory of exactly these bytes."""
+        """Return the record of a directory of exactly these bytes."""
         return None
 
     def file_stored(self, met: FileMet, cap: ChkCap | LitCap) -> None:
         """A file was read, and is stored."""
 
     def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
-        """A directory of exactly these bytes is stored, under this cap."""
+        """A directory of exactly these bytes is stored under this cap."""
 
     def checked(self, cap: ChkCap | LitCap) -> None:
-        """What this cap reads was found to be whole."""
+        """The object of this cap was found to be healthy."""

@@ -29,13 +29,13 @@ from pipegrid.tree.walk_order import (
     identity_of,
 )
 
-# Walking a tree: everything in it, in order, while its directories are read far ahead.
+# Walking a tree: everything in it, in order, while its directories are read in advance.
 #
 #     with walk(grid, cap) as tree:
 #         async for met in tree:
 #             ...
 #
-# What comes next, and what is read ahead, is ``order``'s decision.
+# ``WalkOrder`` decides what comes next, and what is read in advance.
 
 __all__ = ["Found", "Met", "TreePath", "Unreadable", "Walk", "WalkLimits", "identity_of", "walk"]
 
@@ -44,9 +44,9 @@ class Walk:
     """
     An asynchronous iterator over a tree, for one consumer; also a context manager, which ends it.
 
-    A directory comes before its children, these in ascending order of their names; one that cannot be read
-    comes as ``Unreadable`` in its place, and the walk goes on. While the consumer takes its time, what is
-    ahead of it stays within the bounds of ``order``.
+    A directory comes before its children, which come in ascending order of their names; one that cannot be
+    read comes as ``Unreadable`` in its place, and the walk continues. While the consumer is slow, what was
+    read in advance stays within the limits.
     """
 
     def __init__(self, grid: ReadsFiles, order: WalkOrder, listing: ListingLimits) -> None:
@@ -71,7 +71,7 @@ class Walk:
                 if self._order.done:
                     break
                 if self._read_ahead():
-                    continue  # literal directories are there at once
+                    continue  # literal directories are available at once
                 self._waiter = Deferred()
                 await self._waiter
         except BaseException:
@@ -81,7 +81,7 @@ class Walk:
         raise StopAsyncIteration
 
     def close(self) -> None:
-        """End the walk, and all reading for it."""
+        """End the walk, and all its reads."""
         self._closed = True
         self._waiter = None
         for running in list(self._running.values()):
@@ -95,7 +95,7 @@ class Walk:
         self.close()
 
     def _read_ahead(self) -> bool:
-        """Begin to read what is to be read now; returns whether any of it is there already."""
+        """Begin the reads that are due; returns whether any has ended at once."""
         arrived = False
         while not self._closed:
             directory = self._order.next_read()
@@ -116,7 +116,7 @@ class Walk:
         if isinstance(outcome, Failure):
             error = outcome.value
             if not isinstance(error, PipegridError):
-                # Neither is a cancelled read a damaged directory, nor is a mistake of ours.
+                # A cancelled read does not mean that the directory is damaged; nor does an unexpected error.
                 self._bug = self._bug or outcome
                 error = CancelledError()
             self._order.arrived(directory, error)
@@ -145,14 +145,14 @@ def walk(
     Args:
         grid: an open ``Grid``.
         cap: where to begin.
-        all_paths: enter a directory under each of its paths, and not only under the first.
-        by_write_caps: enter only directories that can be changed, by their write caps.
-        metadata_json: what the entry of ``cap`` says, if it has one.
-        limits: what the walk may take.
-        listing: what a directory may have.
+        all_paths: enter a directory under each of its paths, not only the first.
+        by_write_caps: enter only mutable directories, by their write caps.
+        metadata_json: the metadata of the entry of ``cap``, if it has one.
+        limits: of the walk.
+        listing: limits of each directory.
 
     Raises:
-        CapError: it is no well-formed cap.
+        CapError: this is not a well-formed cap.
     """
     parsed = as_cap(cap)
     check_listing_limits(listing)
@@ -166,15 +166,11 @@ def walk(
     return Walk(grid, order, listing or ListingLimits())
 
 
-# What is in a tree, counted; pure.
-#
-# Names and meanings are those of Tahoe-LAFS's statistics.
-#
-# Source: the reference on trees, section 5.
+# Counts of what a tree contains; pure. Names and meanings are those of Tahoe-LAFS's ``deep-stats``.
 
 
 class TreeStats:
-    """Counts what a walk meets, each object once; literal ones every time."""
+    """Counts what a walk meets: each object once, literal ones every time."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -192,7 +188,7 @@ class TreeStats:
         if met.again and met.listing is None:
             return
         if isinstance(cap, DirectoryCap):
-            # One that was met by its verifier cap before is counted, but not what is in it.
+            # It was met before by its verify cap: it is counted, but its content is not.
             self._counts["directories"] += not met.again
             if met.listing is not None:
                 self._sizes["directories"] += met.listing.size
@@ -219,11 +215,11 @@ class TreeStats:
         self._largest[what] = max(self._largest[what], size)
 
     def histogram(self) -> list[tuple[int, int, int]]:
-        """Return least size, greatest size, and number of files of each class that has any."""
+        """Return smallest size, largest size, and number of files of each class that has any."""
         return [(*limits, files) for limits, files in sorted(self._histogram.items())]
 
     def fields(self) -> dict[str, Any]:
-        """Return all of it, as documented."""
+        """Return all counts, as documented."""
         counted = (
             "files",
             "immutable-files",
@@ -248,12 +244,14 @@ class TreeStats:
 
 
 def bucket(size: int) -> tuple[int, int]:
-    """Return the class of a size: 0, 1 to 3, 4 to 10, 11 to 31, 32 to 100, and so on by the root of ten."""
+    """
+    Return the class of a size: 0, 1 to 3, 4 to 10, 11 to 31, 32 to 100, and so on by the square root of ten.
+    """
     if size == 0:
         return 0, 0
     least, exponent = 1, 1
     while True:
-        # Exact, however large: the whole part of 10 to the power of half the exponent.
+        # Exact for any size: the integer part of 10 to the power of half the exponent.
         greatest = isqrt(10**exponent)
         if size <= greatest:
             return least, greatest

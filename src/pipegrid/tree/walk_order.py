@@ -1,4 +1,4 @@
-"""Order of a walk (pure)."""
+"""The order in which a walk reads and meets the directories of a tree; pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, UnknownCap, wr
 from pipegrid.errors import DirectoryError
 from pipegrid.tree.directory_reading import ENTRY_BYTES, Entry, Kind, Listing, kind_of, metadata_of
 
-# What is met on a walk through a tree, and what a walk may take.
+# What a walk meets, and its limits.
 
 TreePath = tuple[str, ...]
 """Names from the root of a tree."""
@@ -21,11 +21,11 @@ TreePath = tuple[str, ...]
 @attrs.frozen
 class WalkLimits:
     """
-    What a walk may take.
+    Limits of a walk.
 
     Attributes:
         reads: directories that are being read at a time.
-        ahead_bytes: of memory for directories that were read, or are being read, ahead of the walk.
+        ahead_bytes: of memory for directories that were read, or are being read, in advance.
         open_bytes: of memory for those that the walk is in.
         depth: levels below the root.
         objects: that are met; a tree of thirty directories can have a billion paths.
@@ -45,14 +45,14 @@ class Found:
 
     Attributes:
         path: names from the root; empty for the root itself.
-        cap: what reads it; None if only a write cap is stored, encrypted.
+        cap: that reads it; None if only a write cap is stored, encrypted.
         kind: ``directory``, ``file`` or ``unknown``.
-        metadata_json: what its entry says beside the cap; see ``entry_metadata``.
-        again: an object of this verifier cap was met before. If all paths are wanted, it is entered all the
-            same, and otherwise not, but for a directory that was met by its verifier cap only. Literal ones
-            are never met again, since they are on no server.
-        listing: of a directory that is entered next, what is in it.
-        best: the cap that grants most, where the tree tells one that does more than read.
+        metadata_json: the metadata of its entry; see ``metadata``.
+        again: an object with the same verify cap was met before. Then it is entered only if all paths are
+            wanted, or if the object was met by its verify cap only. Literal objects are never met again,
+            since they are on no server.
+        listing: the content of a directory that is entered next.
+        best: the cap that grants most, if the tree reveals one that does more than read.
     """
 
     path: TreePath
@@ -65,18 +65,18 @@ class Found:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What its entry says beside the cap."""
+        """The metadata of its entry."""
         return metadata_of(self.metadata_json)
 
 
 @attrs.frozen
 class Unreadable:
     """
-    A directory that could not be read, or is not entered; the walk goes on behind it.
+    A directory that could not be read, or is not entered; the walk continues after it.
 
     Attributes:
-        path, cap, metadata_json, best: as of what is found.
-        error: why, a sentence.
+        path, cap, metadata_json, best: as in ``Found``.
+        error: the reason, a sentence.
     """
 
     path: TreePath
@@ -87,7 +87,7 @@ class Unreadable:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What its entry says beside the cap."""
+        """The metadata of its entry."""
         return metadata_of(self.metadata_json)
 
 
@@ -96,9 +96,9 @@ Met = Found | Unreadable
 
 def identity_of(cap: Cap | None) -> bytes | None:
     """
-    Return 16 bytes that tell an object from all others, whatever its cap grants; None if it is on no server.
+    Return 16 bytes that identify an object, whatever its cap grants; None if it is on no server.
 
-    They are made of the verifier cap, so that a hostile cap with the storage index of another file hides
+    They derive from the verify cap, so that a hostile cap with the storage index of another file hides
     nothing.
     """
     if cap is None or isinstance(cap, UnknownCap):
@@ -112,31 +112,32 @@ def identity_of(cap: Cap | None) -> bytes | None:
 # Which directory of a tree is read next, and what the walk meets next; pure.
 #
 # A tree is met depth first: each directory before its children, these in ascending order of their names. So
-# what is met does not depend on which server was fast, and who walks knows that a directory is finished when
-# something comes that is not below it. It is *read* far ahead of that: all directories that are known,
-# nearest first, many at once, so that a level costs a round trip and not a directory.
+# the order does not depend on how fast servers are, and the consumer knows that a directory has ended when it
+# gets something that is not below it. Directories are *read* in advance: all that are known, nearest first,
+# many at once, so that a level takes one round trip, not one per directory.
 #
-# **Memory.** What lies open at a time: the directories on the way from the root down to where the walk
-# is, and those that were read ahead. Both are bounded in bytes: of the first, a directory that would lead
-# beyond it is left out with a sentence; the others wait. The next directory in order is always read,
-# whatever is ahead of it. An open directory takes one place among those to be read ahead, not one for
-# each child, so that a directory of 100,000 directories costs no more than its own listing.
+# **Memory.** Open directories are those from the root to the walk's position, and those read in advance. Both
+# are bounded in bytes. A directory that would exceed the first bound is left out with a message; the second
+# bound delays reads. The next directory in order is always read. An open directory counts as one candidate
+# for reading in advance, not one per child, so a directory of 100,000 directories takes only the memory of
+# its listing.
 #
-# **Loops.** A directory that contains itself, possible where directories can change, is met again as its own
-# descendant: it is not entered again, nor read again ahead of that. Neither is, unless all paths are wanted,
-# any directory that was met before; but a verifier cap, by which none is entered, hides nothing.
+# **Loops.** A mutable directory can contain itself. It is then met as its own descendant, and is neither
+# entered nor read again. Nor is, unless all paths are wanted, any directory that was met before, except by
+# its verify cap, which does not allow entering it.
 
 _UNREAD_BYTES = 1 << 20
-"""What a directory of unknown size is thought to take in memory."""
+"""The memory that is assumed for a directory of unknown size."""
 
 _EXPANSION = 6
 """
-Of a packed directory as large in memory as its bytes times this, until it is there: an entry has some 300.
+Until a directory is read, its memory is assumed to be its packed size times this: an entry has about 300
+bytes.
 """
 
 
 def _expected_bytes(cap: DirectoryCap) -> int:
-    """Return what a directory is thought to take in memory, before it was read."""
+    """Return the memory that is assumed for a directory before it is read."""
     file = cap.file
     if isinstance(file, (ChkCap, LitCap)):
         return _EXPANSION * file.size + ENTRY_BYTES
@@ -145,7 +146,9 @@ def _expected_bytes(cap: DirectoryCap) -> int:
 
 @attrs.frozen(eq=False)
 class _Step:
-    """A directory on the way to another. It holds no listing, so that none is left to the collector."""
+    """
+    A directory above another one. It holds no listing, so that memory is freed without the garbage collector.
+    """
 
     identity: bytes | None
     before: _Step | None = attrs.field(repr=False)
@@ -154,19 +157,19 @@ class _Step:
 @attrs.define(eq=False)
 class AheadDirectory:
     """
-    A directory that is to be read, is being read, or lies open; the book of ``WalkOrder``.
+    A directory that will be read, is being read, or is open; its fields belong to ``WalkOrder``.
 
     Attributes:
-        cap: what reads it.
+        cap: that reads it.
         way: from the root to it.
         depth: levels below the root.
-        key: its place in order: the places in their directories of all on the way to it.
+        key: its place in order: the positions of the directories above it, and its own.
         state: ``unread``, ``reading``, ``ready`` or ``failed``.
-        ahead: it counts among those that were read ahead.
+        ahead: it counts among those that were read in advance.
         position: of the entry that is met next.
-        next_ahead: of the entry from which on none was read ahead.
+        next_ahead: position of the first entry that reading in advance has not reached.
         children: by position, those that were begun and not met yet.
-        dropped: nobody waits for it any more.
+        dropped: it is not needed any more.
     """
 
     cap: DirectoryCap
@@ -186,14 +189,14 @@ class AheadDirectory:
 
     @property
     def memory_bytes(self) -> int:
-        """What it takes, or is expected to."""
+        """The memory that it takes, or is expected to take."""
         if self.listing is not None:
             return self.listing.memory_bytes
         return 0 if self.state == "failed" else self.expected_bytes
 
     @property
     def is_in_itself(self) -> bool:
-        """Whether it is one of those on the way to it; at most as many steps as it is deep."""
+        """Whether it is one of the directories above it; takes as many steps as it is deep."""
         step = self.way if self.identity is not None else None
         while step is not None and step.identity != self.identity:
             step = step.before
@@ -206,10 +209,11 @@ class WalkOrder:
 
     Args:
         cap: of the root: a directory, or anything else.
-        metadata_json: what its entry says, if it has one.
-        all_paths: enter a directory under each of its paths, as whoever restores them must.
-        by_write_caps: enter only directories that can be changed, by the caps that do so: since nothing below
-            others has a write cap, all that the tree has are met so. Nothing else counts as met before.
+        metadata_json: the metadata of its entry, if it has one.
+        all_paths: enter a directory under each of its paths, as restoring a tree requires.
+        by_write_caps: enter only mutable directories, by their write caps. Nothing below other directories
+            has a write cap, so this finds all write caps of the tree. Other objects do not count as met
+            before.
     """
 
     def __init__(
@@ -246,18 +250,18 @@ class WalkOrder:
 
     @property
     def done(self) -> bool:
-        """Whether the walk is at its end: all was met, or it was given up."""
+        """Whether the walk has ended: everything was met, or it was closed."""
         return self._over or (self._began and not self._stack)
 
     @property
     def held_bytes(self) -> int:
-        """Of memory, for directories that lie open, or are ahead."""
+        """Memory of the directories that are open, or were read in advance."""
         return self._open_bytes + self._ahead_bytes
 
     # Reading.
 
     def next_read(self) -> AheadDirectory | None:
-        """Return the directory to read now, if any; tell its end to ``arrived``."""
+        """Return the directory to read now, if any; report its outcome to ``arrived``."""
         if self._over:
             return None
         head = self._head
@@ -284,14 +288,14 @@ class WalkOrder:
         return None
 
     def _is_over(self, directory: AheadDirectory) -> bool:
-        """Return whether a directory was met before, and this cap shows no more of it."""
+        """Return whether a directory was met before, and this cap reveals no more of it."""
         identity = directory.identity
         if identity is None or identity not in self._seen:
             return False
         return identity not in self._shut or kind_of(directory.cap) != "directory"
 
     def _entered(self, cap: Cap | None) -> DirectoryCap | None:
-        """Return the cap, if it is that of a directory that is to be entered."""
+        """Return the cap, if it is that of a directory to be entered."""
         if isinstance(cap, DirectoryCap) and (not self._by_write_caps or writes(cap)):
             return cap
         return None
@@ -323,7 +327,7 @@ class WalkOrder:
 
     def _next_child(self, parent: AheadDirectory) -> DirectoryCap | None:
         """
-        Return the next directory in an open one that was not begun, if any; ``next_ahead`` is its place.
+        Return the next directory in an open one that was not begun, if any; ``next_ahead`` is its position.
         """
         assert parent.listing is not None
         entries = parent.listing.entries
@@ -351,7 +355,7 @@ class WalkOrder:
     # Meeting.
 
     def next_met(self) -> Met | None:
-        """Return what is met next; None if it has to be read first, or if all is done."""
+        """Return what is met next; None if it must be read first, or if all is done."""
         if self._over:
             return None
         if not self._began:
@@ -418,7 +422,7 @@ class WalkOrder:
             assert child.listing is not None
             if self._open_bytes + child.memory_bytes > self.limits.open_bytes:
                 error = DirectoryError(
-                    "this directory and those around it have more entries than are held in memory; it "
+                    "this directory and those above it have more entries than fit in memory; it "
                     "was left out: walk it by itself, by its cap"
                 )
         self._head = None
@@ -439,15 +443,15 @@ class WalkOrder:
     def _obstacle(self, child: AheadDirectory) -> Exception | None:
         if child.depth > self.limits.depth:
             return DirectoryError(
-                f"this directory lies {child.depth} levels deep, and was not entered; if you mean it, begin "
-                "with its own cap"
+                f"this directory lies {child.depth} levels deep, too deep, and was not entered; to "
+                "walk it, begin with its own cap"
             )
         if child.is_in_itself:
             return DirectoryError("this directory contains itself, and was not entered again")
         return None
 
     def _note(self, identity: bytes | None) -> bool:
-        """Return whether an object was met before, and remember it."""
+        """Return whether an object was met before, and record it."""
         if identity is None:
             return False
         if identity in self._seen:
@@ -469,7 +473,7 @@ class WalkOrder:
         self._forget(top)
 
     def _drop(self, directory: AheadDirectory) -> None:
-        """Forget a directory that is not entered, and all that was read ahead below it."""
+        """Forget a directory that is not entered, and everything that was read in advance below it."""
         dropping = [directory]
         while dropping:
             each = dropping.pop()

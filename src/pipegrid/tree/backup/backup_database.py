@@ -22,33 +22,33 @@ from pipegrid.errors import CapError, SinkError, UsageError
 from pipegrid.tree.local_walk import FileMet
 from pipegrid.tree.upload_target import KnownObject, KnownObjects
 
-# What has not changed since it was stored, and when it has to be looked for on the grid again; pure.
+# Which files are unchanged since they were stored, and when an object must be checked on the grid again;
+# pure.
 #
-# A file is unchanged if size, inode, and the times of its last change (``mtime``) and of the last change
-# of its inode (``ctime``) are what they were. ``ctime`` cannot be set back by programs, so neither
-# ``touch`` nor ``cp -p`` deceive. One hole is left: times advance in steps, so a file that is written
-# twice within one step, and read in between, looks as it did when it was read. So what was **racily
-# clean**, changed less than ``RACY_NS`` before it was read, is read once more by the next run, as git
-# does with its index. A ``mtime`` that was in the future by then is no such change: a program or another
-# machine has set it, and a write would have made it the present.
+# A file is unchanged if size, inode, ``mtime`` and ``ctime`` are the same. Programs cannot set ``ctime``
+# back, so ``touch`` and ``cp -p`` are noticed. One gap remains: times advance in steps, so a file that is
+# written twice within one step, and read in between, looks unchanged. So a file that changed less than
+# ``RACY_NS`` before it was read (git calls it **racily clean**) is read again by the next run. This does not
+# apply to a ``mtime`` in the future, which was set by a program or another machine: a write would have set it
+# to the present.
 
 RACY_NS = 2_000_000_000
-"""The coarsest steps in which file systems keep time (FAT) have two seconds; Linux' own ten milliseconds."""
+"""The coarsest file times (FAT) have steps of two seconds; those of Linux have ten milliseconds."""
 
 _DAY_S = 86400.0
 
 SOONEST_S = 12 * _DAY_S
 LATEST_S = 24 * _DAY_S
 """
-An object is checked, and its leases are renewed, when it was not for 12 to 24 days, each at an age of its
-own, so that what was stored in one night is not due in one night. Tahoe-LAFS's servers keep leases for 31
+An object is checked, and its leases are renewed, 12 to 24 days after the last check; the age depends on the
+object, so that what was stored in one night is not due in one night. Servers of Tahoe-LAFS keep leases for 31
 days: a weekly backup renews them in time.
 """
 
 
 @attrs.frozen
 class Signature:
-    """What tells one state of a file from another: numbers of 64 bits with a sign, as SQLite keeps them."""
+    """The numbers that change when a file changes, as signed 64-bit integers for SQLite."""
 
     size: int
     mtime_ns: int
@@ -59,7 +59,7 @@ class Signature:
 @attrs.frozen
 class Recorded:
     """
-    A file as it was when it was stored.
+    A file when it was stored.
 
     Attributes:
         read_ns: when it was read, in nanoseconds since 1970.
@@ -70,7 +70,7 @@ class Recorded:
 
 
 def signature_of(found: os.stat_result) -> Signature:
-    """Return what is compared of a file."""
+    """Return the numbers of a file that are compared."""
     return Signature(
         found.st_size, _kept(found.st_mtime_ns), _kept(found.st_ctime_ns), _kept(found.st_ino)
     )
@@ -78,16 +78,16 @@ def signature_of(found: os.stat_result) -> Signature:
 
 def _kept(number: int) -> int:
     """
-    Return the number of 64 bits that stands for one that may have more.
+    Return a signed 64-bit integer for a number that may be larger.
 
-    Inodes have no sign, and network and FUSE file systems use all of their bits; files may be of years that
-    64 bits of nanoseconds do not reach (2262).
+    Inodes are unsigned, and network and FUSE file systems use all 64 bits; times of files may be later than
+    64 bits of nanoseconds allow (2262).
     """
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def is_unchanged(recorded: Recorded, found: os.stat_result) -> bool:
-    """Return whether a file holds what it held when it was stored, beyond doubt."""
+    """Return whether a file certainly has the content that was stored."""
     signature = recorded.signature
     changed_ns = signature.ctime_ns
     if signature.mtime_ns <= recorded.read_ns + RACY_NS:
@@ -96,36 +96,35 @@ def is_unchanged(recorded: Recorded, found: os.stat_result) -> bool:
 
 
 def is_due(cap: str, checked_s: float, now_s: float) -> bool:
-    """Return whether something has to be looked for, which was found whole at a time (since 1970)."""
+    """Return whether an object that was healthy at a time (seconds since 1970) must be checked."""
     age_s = now_s - checked_s
     if 0 <= age_s <= SOONEST_S:
-        return False  # nearly all of them, each time
+        return False  # the usual case, without the hash below
     digest = hashlib.sha256(cap.encode("ascii", "replace")).digest()
     spread = int.from_bytes(digest[:4], "big") / (1 << 32)
-    # A clock that was set back must not make objects fresh for years.
+    # A clock that was set back must not delay checks for years.
     return age_s < -_DAY_S or age_s > SOONEST_S + (LATEST_S - SOONEST_S) * spread
 
 
-# What a client remembers of its backups: which files had which cap, and when each cap was last found on the
-# grid.
+# The database of a client's backups: which files had which cap, and when each cap was last found on the grid.
 #
-# One SQLite file, written in WAL mode and in small transactions, so that a process that is killed loses a
-# window of what it had learned and nothing else: what is missing is read and stored again. What is recorded
-# was stored before. One process uses it at a time, which ``BackupPlace.lock`` ensures.
-# A database that is damaged is set aside, and a new one begun: nothing is lost but time.
+# One SQLite file in WAL mode, written in small transactions. A process that is killed loses only the last
+# records, and those files are read and stored again. Only stored objects are recorded. One process uses the
+# database at a time, which ``BackupPlace.lock`` ensures. A damaged database is renamed, and a new one is
+# created: this costs nothing but time.
 #
-# Paths, names and caps are secrets; the file is nobody else's to read. Two threads use it, one after the
-# other: one reads while the walk asks, the reactor's writes.
+# Paths, names and caps are secrets, so only the owner may read the file. Two threads use it in turn: the one
+# of the walk reads, the reactor's writes.
 
 VERSION = 1
 
 COMMIT_ROWS = 200
 COMMIT_S = 1.0
 COMMIT_BYTES = 1 << 20
-"""What a process that is killed forgets at most; bytes of files."""
+"""A killed process forgets at most the records of this many bytes of files."""
 
 _FORGET_S = 120 * 86400.0
-"""What nobody has met for so long is not there any more: everything that is met is checked within 24 days."""
+"""Files not met for this long do not exist any more: everything that is met is checked within 24 days."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -139,18 +138,18 @@ CREATE TABLE IF NOT EXISTS objects (cap TEXT PRIMARY KEY, checked REAL NOT NULL)
 
 class Database(KnownObjects):
     """
-    The memory of one client's backups.
+    The database of one client's backups.
 
     Args:
-        path: where it is; made if missing.
-        context: how files are encoded and keyed; what was stored otherwise counts as not stored.
+        path: of the file; created if missing.
+        context: how files are encoded and keyed; what was stored in another way counts as not stored.
         root: absolute path of the directory that is stored.
         now: seconds since 1970.
-        say: told if a damaged database was set aside.
+        say: called with a sentence if a damaged database was renamed.
 
     Raises:
         UsageError: it was made by a later PipeGrid, or cannot be opened.
-        SinkError: its disk is full, or does not do what databases need; what is there stays.
+        SinkError: its disk is full or unsuitable for databases; an existing database stays.
     """
 
     def __init__(
@@ -172,12 +171,12 @@ class Database(KnownObjects):
         self._rows = self._bytes = 0
         self._committed_s = now()
         self._broken = False
-        self._busy = Lock()  # the thread that asks, and the reactor's
+        self._busy = Lock()  # the thread of the walk, and the reactor's
         try:
             try:
                 self._open()
             except sqlite3.OperationalError:
-                raise  # its disk is full or not to be written to: what is there is good
+                raise  # the disk is full or read-only: the database itself is good
             except sqlite3.DatabaseError as error:
                 self._close_connections()
                 self._set_aside(error)
@@ -210,10 +209,10 @@ class Database(KnownObjects):
         self._connection.executescript(_SCHEMA)
         self._connection.execute(f"PRAGMA user_version={VERSION}")
 
-    # Memory, as uploads ask it.
+    # Queries and records of uploads.
 
     def file(self, path: str, found: os.stat_result) -> KnownObject | None:
-        """Return what is known of a regular file, if it is unchanged."""
+        """Return the record of a regular file, if it is unchanged."""
         row = self._ask(
             "SELECT size, mtime_ns, ctime_ns, inode, read_ns, files.cap, checked FROM files "
             "LEFT JOIN objects ON objects.cap = files.cap WHERE path = ? AND context = ?",
@@ -224,7 +223,7 @@ class Database(KnownObjects):
         return self._known(row[5], row[6])
 
     def directory(self, packed: bytes) -> KnownObject | None:
-        """Return what is known of a directory of exactly these bytes."""
+        """Return the record of a directory of exactly these bytes."""
         row = self._ask(
             "SELECT directories.cap, checked FROM directories "
             "LEFT JOIN objects ON objects.cap = directories.cap WHERE digest = ?",
@@ -259,11 +258,11 @@ class Database(KnownObjects):
         self.checked(cap)
 
     def checked(self, cap: ChkCap | LitCap) -> None:
-        """What this cap reads is whole now."""
+        """The object of this cap is healthy now."""
         self._write("INSERT OR REPLACE INTO objects VALUES (?, ?)", (str(cap), self._now()))
 
     def doubt(self) -> None:
-        """Have all that is remembered looked for before it counts as stored."""
+        """Require a check of every recorded object before it counts as stored."""
         long_ago = self._now() - LATEST_S - 1
         self._write("UPDATE objects SET checked = ? WHERE checked > ?", (long_ago, long_ago))
         self._commit()
@@ -271,7 +270,7 @@ class Database(KnownObjects):
     # The end.
 
     def finish(self) -> None:
-        """A run has ended well: forget what nobody has met for long."""
+        """A run has succeeded: forget files that were not met for a long time."""
         before = (self._now() - _FORGET_S,)
         old = "(SELECT cap FROM objects WHERE checked < ?)"
         self._write(f"DELETE FROM files WHERE cap IN {old}", before)
@@ -279,7 +278,7 @@ class Database(KnownObjects):
         self._write("DELETE FROM objects WHERE checked < ?", before)
 
     def close(self) -> None:
-        """Write down what was learned."""
+        """Write the last records and close the file."""
         self._commit()
         self._close_connections()
         if self._broken:
@@ -290,7 +289,7 @@ class Database(KnownObjects):
         if connection is not None:
             connection.close()
 
-    # Within.
+    # Internal.
 
     def _known(self, text: str, checked: float | None) -> KnownObject | None:
         try:
@@ -318,7 +317,7 @@ class Database(KnownObjects):
             self._stop_writing(error)
             return None
         except sqlite3.DatabaseError:
-            self._broken = True  # what is not remembered is read and stored again
+            self._broken = True  # files that are not recorded are read and stored again
             return None
         return row
 
@@ -330,7 +329,7 @@ class Database(KnownObjects):
                 if not self._connection.in_transaction:
                     self._connection.execute("BEGIN")
                 self._connection.execute(statement, values)
-        except sqlite3.OperationalError as error:  # the disk is full: what is there is good
+        except sqlite3.OperationalError as error:  # the disk is full: the database itself is good
             self._stop_writing(error)
             return
         except sqlite3.DatabaseError:
@@ -362,7 +361,7 @@ class Database(KnownObjects):
             )
 
     def _set_aside(self, error: Exception | None) -> None:
-        """Move a database away that cannot be used; of those that were before nobody needs to know."""
+        """Rename a database that cannot be used; one that was renamed earlier is removed."""
         for earlier in self._path.parent.glob(f"{self._path.name}.damaged-*"):
             with suppress(OSError):
                 earlier.unlink()

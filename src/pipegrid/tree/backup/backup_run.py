@@ -39,9 +39,9 @@ from pipegrid.tree.local_walk import LocalWalk, own_directories
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports, TreeResult, TreeUpload
 from pipegrid.tree.upload_target import DryRunStore, GridFiles, StoresFiles
 
-# Listing a run that is stored, in the catalogue and under an alias.
+# Listing a stored run, in the catalogue and under an alias.
 #
-# It is noted before, so that a run that cannot be listed is listed by the next one.
+# The run is recorded locally first, so that the next run lists it if this fails.
 
 T = TypeVar("T")
 
@@ -49,13 +49,13 @@ T = TypeVar("T")
 @attrs.frozen
 class ListedRun:
     """
-    What came of listing a run.
+    The outcome of listing a run.
 
     Attributes:
         run: as it is listed.
         forgotten: runs that are not listed any more.
-        problems: why it is not listed, or not under its alias; the catalogue's is the first.
-        is_nowhere: of the servers that answered none has anything of the catalogue.
+        problems: why it is not listed, or not under its alias; the catalogue's problem is the first.
+        is_nowhere: no server that responded has shares of the catalogue.
     """
 
     run: BackupRun
@@ -69,7 +69,7 @@ class RunLister:
     Lists runs of one client.
 
     Args:
-        say: told, in a sentence, what the user should know.
+        say: called with sentences for the user.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RunLister:
     async def list(
         self, noted: CatalogueState, archives: Archives | None, run: BackupRun, retention: Retention
     ) -> ListedRun:
-        """List a run that is stored; ``noted`` is what is remembered of the catalogue without it."""
+        """List a run that is stored; ``noted`` is the remembered catalogue without it."""
         others = [each for each in noted.unlisted if entry_name(each) != entry_name(run)]
         noted = attrs.evolve(noted, unlisted=(*others, run))
         self._place.note(noted)
@@ -117,7 +117,7 @@ class RunLister:
             return await self._catalogues.change(noted.cap, change, noted.content)
         except RollbackError as error:
             if noted.content is None or noted.version < error.seen:
-                raise  # what was seen last may be another machine's, and come back
+                raise  # the version seen last may come from another machine, and may reappear
             self._say(
                 "servers show an older list of backups than this client has seen, so it is written again "
                 "from what this client remembers"
@@ -125,11 +125,11 @@ class RunLister:
             return await self._catalogues.rewrite(noted.cap, change, noted.content)
 
 
-# Storing a directory beside what is remembered of earlier runs, or finding out what that would take.
+# Storing a directory with the records of earlier runs, or finding out what a run would store.
 
 
 class SelectsFiles(Protocol):
-    """What of a directory is stored."""
+    """Selects what is stored of a directory."""
 
     @property
     def selection(self) -> Callable[[], TreeSelection]:
@@ -142,19 +142,19 @@ class SelectsFiles(Protocol):
 
 class Storing:
     """
-    One directory of one client.
+    Stores one directory of one client.
 
     Args:
-        say: told, in a sentence, what the user should know.
+        say: called with sentences for the user.
         now: seconds since 1970.
-        reports: told of what is met.
+        reports: called for entries that are met.
         read_only: nothing is recorded, and no file is read.
 
     Attributes:
         root: its absolute path.
 
     Raises:
-        UsageError, SinkError: what is remembered cannot be used.
+        UsageError, SinkError: the database cannot be used.
     """
 
     def __init__(
@@ -188,11 +188,11 @@ class Storing:
 
     async def store(self, files: SelectsFiles, store: StoresFiles) -> TreeResult:
         """
-        Give the store what is not remembered.
+        Store what is not recorded as stored.
 
         Raises:
             SourceError: the directory cannot be read.
-            GridError: the store takes nothing.
+            GridError: the store accepts nothing.
         """
         local = self._grid.config.local
         own = [*self._place.own, *([] if local is None else [local.directory])]
@@ -209,11 +209,11 @@ class Storing:
         return await upload.run()
 
 
-# What backups may be called, and whose a name is; pure, but for a look at whether a directory is still there.
+# Names of backups, and which directory a name belongs to; pure, except that it checks whether a directory
+# exists.
 #
-# Runs of one name are one series: '--keep-...' has its older runs forgotten, and 'restore' takes its
-# newest. So a directory, or a machine, does not come into another one's series unless somebody has said
-# so.
+# Runs of one name are one series: '--keep-...' forgets its older runs, and 'restore' takes the newest. So
+# runs of another directory or machine join a series only if the user asks for it.
 
 MAX_NAME_BYTES = 200
 
@@ -223,10 +223,10 @@ def check_name(name: str, listed: Iterable[BackupRun] = ()) -> str:
     Return the name of a backup as it is listed: composed (NFC).
 
     Args:
-        listed: runs whose names do, since versions of old took others.
+        listed: runs whose names are accepted, since earlier versions allowed others.
 
     Raises:
-        UsageError: it cannot be one.
+        UsageError: a backup cannot have this name.
     """
     name = composed(name)
     if _is_sensible(name) or (name and any(run.name == name for run in listed)):
@@ -239,7 +239,7 @@ def check_name(name: str, listed: Iterable[BackupRun] = ()) -> str:
 
 
 def _is_sensible(name: str) -> bool:
-    # What does not show, or looks like nothing, is a slip: a variable that is not set, a key that was hit.
+    # An invisible or nearly empty name is a mistake: an unset variable, or an accidental key.
     shows = any(each.isalnum() or unicodedata.category(each) == "So" for each in name)
     fits = len(name.encode("utf-8", "replace")) <= MAX_NAME_BYTES
     return shows and fits and name.isprintable() and "/" not in name and name == name.strip()
@@ -247,15 +247,15 @@ def _is_sensible(name: str) -> bool:
 
 def check_owner(runs: Iterable[BackupRun], name: str, root: str, machine: Machine) -> None:
     """
-    Do nothing if a directory of this machine may go on with the runs of this name.
+    Check that a directory of this machine may add runs to the series of this name.
 
-    A machine that has a run among them goes on: somebody has said so, or it was the first.
+    A machine that has a run in the series may continue it: it was the first, or the user asked for it.
 
     Args:
         root: the absolute path of the directory.
 
     Raises:
-        UsageError: they are another machine's, or those of another directory, which is still there.
+        UsageError: the runs are another machine's, or those of another directory that still exists.
     """
     same = [run for run in runs if run.name == name]
     ours = [run for run in same if run.machine.id in ("", machine.id)]
@@ -273,7 +273,7 @@ def check_owner(runs: Iterable[BackupRun], name: str, root: str, machine: Machin
     try:
         if other == printable(root) or os.path.samefile(other, root):
             return
-    except (OSError, ValueError):  # it was moved, perhaps to here; or is no path at all
+    except (OSError, ValueError):  # it was moved, perhaps to here; or is not a path at all
         return
     raise _taken(name, other, root)
 
@@ -285,14 +285,13 @@ def _taken(name: str, by: str, root: str) -> UsageError:
     )
 
 
-# One run of a backup: what has changed is read and stored, and the list of runs gets a line.
+# One run of a backup: changed files are read and stored, and the run is added to the list.
 #
-# The order is what makes it safe to be killed at any moment: a file is recorded when it is stored, a run is
-# noted when all of it is, and listed then. So what was written down is always true; what was not is done
-# again, and a run that was noted but could not be listed is listed by the next one.
+# The order makes it safe to kill a run at any moment. A file is recorded when it is stored, a run when
+# everything is stored, and then it is listed. So every record is true; what is not recorded is done again,
+# and a recorded run that could not be listed is listed by the next one.
 #
-# What the catalogue needs beforehand, and the directories under an alias, is seen to while the tree is
-# stored.
+# The catalogue, and the directories under an alias, are prepared while the tree is stored.
 
 
 U = TypeVar("U")
@@ -301,14 +300,13 @@ U = TypeVar("U")
 @attrs.frozen
 class BackupOptions:
     """
-    What is stored, and what becomes of older runs.
+    What is stored, and which older runs are kept.
 
     Attributes:
-        selection: made anew for each run, since it notes what it has met.
-        archives: the cap of a directory that can be changed, and names below it, which need not be there
-            yet: where the run is kept as Tahoe-LAFS's ``backup`` keeps it, beside the catalogue.
-        name_was_chosen: runs of another directory or machine may have the same name, since somebody has said
-            so.
+        selection: makes a new one for each run, since a selection records what it has met.
+        archives: the cap of a mutable directory, and names below it, which need not exist
+            yet: where the run is kept as Tahoe-LAFS's ``backup`` does, in addition to the catalogue.
+        name_was_chosen: the user chose the name, so runs of another directory or machine may have it.
     """
 
     selection: Callable[[], TreeSelection] = TreeSelection
@@ -325,11 +323,11 @@ class BackupResult:
 
     Attributes:
         run: as it is listed.
-        catalogue: the cap that brings back all runs that are listed, and cannot change the list.
+        catalogue: the cap that reads the list of runs, and all of them; it cannot change the list.
         counts: what was met, sent, checked and left out.
         forgotten: runs that are not listed any more.
-        elapsed_s: in all.
-        problems: why the run is stored, and is not listed, or not under its alias; see ``run``.
+        elapsed_s: in total.
+        problems: why the stored run is not listed, or not under its alias; see ``run``.
     """
 
     run: BackupRun
@@ -346,10 +344,10 @@ class DryRunResult:
     What a run would do now.
 
     Attributes:
-        objects, bytes: files and directories that would be sent, before they are encoded; of directories
-            above changed files about so many bytes.
-        share_bytes: about what servers would take.
-        checks: objects that would be looked for on the grid.
+        objects, bytes: files and directories that would be sent, before they are encoded; for directories
+            above changed files, an estimate.
+        share_bytes: about what servers would store.
+        checks: objects that would be checked on the grid.
         counts: what was met and left out.
     """
 
@@ -365,10 +363,10 @@ class Backups:
     One client's backups on one grid.
 
     Args:
-        say: told, in a sentence, what the user should know.
+        say: called with sentences for the user.
         now: seconds since 1970.
         catalogues: where the list of runs is kept.
-        machine: this one, if it is another than the system says.
+        machine: this one; None: the one that the system names.
     """
 
     def __init__(
@@ -396,16 +394,16 @@ class Backups:
         reports: TreeReports | None = None,
     ) -> BackupResult:
         """
-        Store a directory as it is now, and list it.
+        Store a directory as it is now, and list the run.
 
-        If it is stored but cannot be listed, that is no error here: ``problems`` of the result tells why, and
-        the next run lists it.
+        If it is stored but cannot be listed, no error is raised: ``problems`` of the result says why, and the
+        next run lists it.
 
         Raises:
-            UsageError: another run is under way, the name cannot be one, or is another directory's or
-                machine's, or a directory under which it is to be kept cannot be changed.
+            UsageError: another run is running, the name is impossible or belongs to another directory or
+                machine, or the directory that keeps the run cannot be changed.
             SourceError: the directory cannot be read.
-            GridError: the grid takes nothing, or the list of runs cannot be made.
+            GridError: the grid accepts nothing, or the list of runs cannot be created.
         """
         options = options or BackupOptions()
         began_s = self._grid.clock.seconds()
@@ -436,7 +434,7 @@ class Backups:
     async def _checked_name(
         self, name: str, noted: CatalogueState, root: str, machine: Machine, options: BackupOptions
     ) -> str:
-        """Return the name as it is listed, if it can be one, and this directory's."""
+        """Return the name as it is listed, if it is possible and belongs to this directory."""
         name = check_name(name, noted.runs)
         if not options.name_was_chosen:
             check_owner(await self._listed(noted), name, root, machine)
@@ -450,8 +448,8 @@ class Backups:
         storing: Storing,
         options: BackupOptions,
     ) -> tuple[CatalogueState, TreeCounts, ListedRun]:
-        """Store a directory, and list it; returns what was remembered of the catalogue then, too."""
-        # What was stored before is on the grid that has the list which is remembered here.
+        """Store a directory, and list the run; also returns the catalogue as it was remembered then."""
+        # The records of earlier runs hold for the grid that has the remembered list.
         believed = noted.content is not None
         if not believed:
             storing.database.doubt()
@@ -477,15 +475,15 @@ class Backups:
         self, noted: CatalogueState, run: BackupRun, storing: Storing, options: BackupOptions
     ) -> tuple[BackupRun, TreeResult]:
         """
-        Store a directory on a grid that has lost the list, and with it perhaps all else: nothing is believed.
+        Store a directory on a grid that has lost the list, and perhaps all other objects: nothing is trusted.
 
-        It may be another grid than before, by mistake; so the list is not made anew.
+        It may be another grid, by mistake; so no new list is created.
         """
         self._say(
             "no server has the list of backups, perhaps because this is another grid than before: "
             "everything is checked, and stored again if it is missing"
         )
-        self.place.note(noted)  # without a run that may be nowhere
+        self.place.note(noted)  # without a run that may not be stored
         storing.database.doubt()
         result = await storing.store(options, GridFiles(self._grid))
         run = _filled(run, storing.root, result)
@@ -494,7 +492,7 @@ class Backups:
         return run, result
 
     def _without_list(self) -> NotEnoughSharesError:
-        """Return the error of a grid on which nothing is left of the list, with the way on."""
+        """Return the error for a grid that has nothing of the list; its message says how to continue."""
         return NotEnoughSharesError(
             "no server has the list of backups: if this is another grid than before, use that one again; "
             f"if this one has lost it, move {self.place.directory} away, and the next run begins a new list",
@@ -505,7 +503,7 @@ class Backups:
     async def _prepare(
         self, noted: CatalogueState, options: BackupOptions
     ) -> tuple[CatalogueState, Archives | None]:
-        """Return a catalogue that can be changed, and what is under the alias, if there is to be one."""
+        """Return a catalogue that can be changed, and the archives under the alias, if one is given."""
         archives = None
         if options.archives is not None:
             archives = Archives(self._grid, *options.archives, now=self._now)
@@ -516,12 +514,12 @@ class Backups:
         return prepared, archives
 
     async def _catalogue(self, noted: CatalogueState) -> CatalogueState:
-        """Return what is remembered of a catalogue that can be changed; it is made if there is none."""
+        """Return the remembered catalogue, which can be changed; it is created if there is none."""
         if noted.cap is not None and _is_writable(noted.cap):
             return noted
         runs = noted.runs
         if noted.cap is not None and noted.content is None:
-            # A list without the runs of the one before would be a lie.
+            # A new list without the runs of the previous one would be wrong.
             before = runs_of(noted.cap, await self.catalogues.load(noted.cap))
             names = {entry_name(run) for run in runs}
             runs = (*(run for run in before if entry_name(run) not in names), *runs)
@@ -530,10 +528,10 @@ class Backups:
         return made
 
     async def _listed(self, noted: CatalogueState) -> tuple[BackupRun, ...]:
-        """Return the runs beside which the next one will be listed."""
+        """Return the runs that are in the list to which the next one is added."""
         if noted.cap is None or noted.content is not None:
             return noted.runs
-        # Somebody has put the cap of another catalogue here: what is in that is what counts.
+        # The user has put the cap of another catalogue here: its runs count.
         return tuple(runs_of(noted.cap, await self.catalogues.load(noted.cap)))
 
     async def would_send(
@@ -547,7 +545,7 @@ class Backups:
         Find out what a run would send; no file is opened, and nothing is stored or recorded.
 
         Args:
-            name: what it would be called, which must be possible, and its own; None: that does not matter.
+            name: of the run, which is checked; None: not checked.
 
         Raises: as ``run`` does.
         """
@@ -572,10 +570,10 @@ class Backups:
 
     async def runs(self) -> tuple[BackupRun, ...]:
         """
-        Return all runs that are listed, oldest first; if the grid cannot tell, those that are remembered.
+        Return all listed runs, oldest first; if the grid does not have the list, the remembered ones.
 
         Raises:
-            PipegridError: the list is on the grid, cannot be read, and is not remembered.
+            PipegridError: the list cannot be read from the grid, and is not remembered.
         """
         noted = self.place.noted(self._say)
         if noted.cap is None:
@@ -606,7 +604,7 @@ class Backups:
 
 
 def _filled(run: BackupRun, root: str, result: TreeResult) -> BackupRun:
-    """Return a run of what was stored."""
+    """Return a run with the results of its upload."""
     counts = result.counts
     return attrs.evolve(
         run,
@@ -620,7 +618,7 @@ def _filled(run: BackupRun, root: str, result: TreeResult) -> BackupRun:
 
 
 async def _both(first: Deferred[T], second: Deferred[U]) -> tuple[T, U]:
-    """Return both results; if one fails the other is cancelled, and has ended when this has."""
+    """Return both results; if one fails, the other is cancelled, and has ended when this returns."""
     running: list[Deferred[Any]] = [first, second]
     try:
         one, other = await gather(running)

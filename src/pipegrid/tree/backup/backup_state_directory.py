@@ -27,12 +27,11 @@ from pipegrid.grid.client_config import GridConfig
 from pipegrid.grid.mutables import KNOWN_NAME
 from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_name, entry_of, runs_of
 
-# Which machine this is, for the list of runs: several may share one.
+# Which machine this is, for a list of runs that several may share.
 #
-# ``/etc/machine-id`` tells it wherever there is one: it is made when a system is installed, and copying a
-# client's directory does not copy it. It is told to nobody as it is (its manual wants that), only a hash
-# of it. Elsewhere, as in containers, a random id beside what backups remember stands for it, as long as
-# that is kept.
+# ``/etc/machine-id`` identifies it: it is made when a system is installed, and copying a client's directory
+# does not copy it. Only a hash of it is used, as its manual asks. Systems without it, such as containers, get
+# a random id, kept with the state of backups.
 
 SYSTEM_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 _OWN_NAME = "machine"
@@ -43,14 +42,14 @@ _ID_BYTES = 8
 
 def this_machine(directory: Path, keep: bool = True) -> Machine:
     """
-    Return which one this is.
+    Return the identity of this machine.
 
     Args:
-        directory: where backups remember things; it is there.
-        keep: an id that has to be made is written down.
+        directory: of the state of backups; it exists.
+        keep: a new id is written down.
 
     Raises:
-        OSError: an id had to be made, and could not be written.
+        OSError: a new id could not be written.
     """
     return Machine(_id(directory, keep), os.uname().nodename)
 
@@ -59,7 +58,9 @@ def _id(directory: Path, keep: bool) -> str:
     for path in SYSTEM_FILES:
         with suppress(OSError):
             text = read_file(Path(path), _MAX_BYTES).strip()
-            if re.fullmatch(rb"[0-9a-f]{32}", text):  # 'uninitialized' while a system boots first
+            if re.fullmatch(
+                rb"[0-9a-f]{32}", text
+            ):  # 'uninitialized' while a system boots for the first time
                 return tagged_hash(_TAG, text)[:_ID_BYTES].hex()
     own = directory / _OWN_NAME
     with suppress(OSError):
@@ -72,10 +73,10 @@ def _id(directory: Path, keep: bool) -> str:
     return made
 
 
-# A directory that used to be kept elsewhere: moved to its new place, with a link where it was.
+# Moving a state directory from its earlier place to its new one, with a link in the earlier place.
 #
-# Versions of before follow the link, and so have the same files and take the same lock. Whatever is in
-# the way of moving it, it stays where it is, whole, and is used there.
+# Earlier versions follow the link, and so use the same files and the same lock. If it cannot be moved, it
+# stays whole in its place, and is used there.
 
 
 def relocated(old: Path, new: Path) -> Path:
@@ -83,8 +84,8 @@ def relocated(old: Path, new: Path) -> Path:
     Return where the directory is now: ``new``, or ``old`` if it could not be moved.
 
     Args:
-        old: with a file ``lock`` in it, which whoever changes it has locked.
-        new: if it is there already, that is the one, and ``old`` stays as it is.
+        old: contains a file ``lock``, which a process holds while it changes the directory.
+        new: if it exists already, it is used, and ``old`` stays unchanged.
     """
     if os.path.lexists(new) or not _is_itself(old):
         return new
@@ -92,9 +93,9 @@ def relocated(old: Path, new: Path) -> Path:
     try:
         lock = open_private(str(old / "lock"), os.O_RDWR)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_itself(old) and not os.path.lexists(new):  # nobody else has moved it since
+        if _is_itself(old) and not os.path.lexists(new):  # no other process has moved it since
             _move(old, new)
-    except OSError:  # somebody uses it, or the new place cannot be written
+    except OSError:  # another process uses it, or the new place is not writable
         pass
     finally:
         if lock >= 0:
@@ -115,16 +116,19 @@ def _move(old: Path, new: Path) -> None:
             raise
         _copy(old, new)
         shutil.rmtree(old, ignore_errors=True)
-    with suppress(OSError):  # then versions of before begin anew, as after a cache was emptied
+    with suppress(
+        OSError
+    ):  # without the link earlier versions begin with an empty state, as after clearing a cache
         os.symlink(new.absolute(), old)
 
 
 def _copy(old: Path, new: Path) -> None:
     """
-    Copy it to another file system; it appears when all of it is on the disk, and is there for good when this
-    returns: the other file system may forget the old one before this one knows the new name.
+    Copy it to another file system. It appears only when all of it is there, and is synced when this returns,
+    before the original is removed.
 
-    What a process that was killed has left of its copy has one name, and goes; whoever copies has the lock.
+    A copy that a killed process has left incomplete has a fixed name, and is removed; the caller holds the
+    lock.
     """
     beside = new.with_name(f".{new.name}{SUFFIX}")
     shutil.rmtree(beside, ignore_errors=True)
@@ -138,18 +142,18 @@ def _copy(old: Path, new: Path) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-# Where a client keeps what its backups have to know: ``backup`` beside its secrets, or, if its directory is a
-# Tahoe-LAFS node's, among the user's data; earlier versions had that in the user's cache.
+# The state of a client's backups: the directory ``backup`` next to its secrets or, for the directory of a
+# Tahoe-LAFS node, in the user's data; earlier versions used the user's cache.
 #
-#     lock             held by the backup that runs
+#     lock             held by the running backup
 #     database.sqlite  which files had which cap
 #     catalogue.json   the list of runs as it was stored last, its cap, and runs that are not in it yet
-#     machine          which machine this is, where the system does not tell
-#     catalogue.cap    that cap alone, on one line: whoever has it may change the list
+#     machine          the id of this machine, if the system has none
+#     catalogue.cap    the cap of the list, on one line: it grants changing the list
 #
-# The list is there to be at hand, and to be compared with what servers say: the grid has it, under that cap.
-# ``catalogue.cap`` is obeyed if it was changed: to let several machines share a catalogue, or to go on
-# with one on a new machine, that of the other one is put there.
+# The grid has the list under that cap; the local copy is compared with it, and is read if the grid cannot be
+# reached. A user may put another cap into ``catalogue.cap``, so that several machines share a catalogue, or a
+# new machine continues one.
 
 _PLACE_MAX_BYTES = 128 << 20
 _MAX_CAP_BYTES = 1 << 20
@@ -163,10 +167,10 @@ class CatalogueState:
     What a client remembers of its catalogue.
 
     Attributes:
-        cap: under which the grid has it; None: there is none yet.
+        cap: of the list on the grid; None: there is none yet.
         content: its bytes as they were stored last; None: they are not remembered.
-        unlisted: runs that are stored, and to be listed in it.
-        version: the sequence number of the version that has the content; 0: that is not known.
+        unlisted: runs that are stored, and must be added to the list.
+        version: the sequence number of the version with this content; 0: unknown.
     """
 
     cap: DirectoryCap | None = None
@@ -176,7 +180,7 @@ class CatalogueState:
 
     @property
     def runs(self) -> tuple[BackupRun, ...]:
-        """All runs that are remembered, oldest first."""
+        """All remembered runs, oldest first."""
         listed: list[BackupRun] = []
         if self.cap is not None and self.content is not None:
             listed = runs_of(self.cap, self.content)
@@ -186,16 +190,16 @@ class CatalogueState:
 
 class BackupPlace:
     """
-    The directory of one client's backups.
+    The state directory of one client's backups.
 
     Args:
-        config: of the client. What an earlier version has kept elsewhere is moved.
+        config: of the client. State that an earlier version kept in another place is moved.
 
     Attributes:
-        own: directories that each run changes; a backup of them would never find nothing changed.
+        own: directories that each run changes; in a backup of them something would always be new.
 
     Raises:
-        UsageError: nothing may be written for it.
+        UsageError: the client must not write state.
     """
 
     def __init__(self, config: GridConfig) -> None:
@@ -212,11 +216,11 @@ class BackupPlace:
 
     def lock(self) -> None:
         """
-        Let no other backup of this client run.
+        Take the lock, so that no other backup of this client runs.
 
         Raises:
-            UsageError: one does.
-            SinkError: the directory cannot be made, or nothing in it locked.
+            UsageError: another backup holds it.
+            SinkError: the directory cannot be created, or its files cannot be locked.
         """
         try:
             for each in self.own:
@@ -239,7 +243,7 @@ class BackupPlace:
             ) from error
 
     def unlock(self) -> None:
-        """Let another backup of this client run; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -249,7 +253,7 @@ class BackupPlace:
         Return which machine this is; see ``this_machine``.
 
         Raises:
-            SinkError: nobody knows, and nothing can be written.
+            SinkError: the system has no id, and none can be written.
         """
         try:
             return this_machine(self.directory, keep)
@@ -273,12 +277,12 @@ class BackupPlace:
         cap = self._read_cap()
         if cap is None or (said.cap is not None and cap in (said.cap, said.cap.readonly())):
             return said
-        # The user has put another one there: what this client has listed is to be listed in that.
+        # The user has put another cap here: the runs of this client must be added to that list.
         return CatalogueState(cap, None, said.runs)
 
     def note(self, noted: CatalogueState) -> None:
         """
-        Remember this of the catalogue.
+        Remember the state of the catalogue.
 
         Raises:
             SinkError: it cannot be written.
@@ -312,7 +316,7 @@ class BackupPlace:
         version = said.get("version", 0)
         number = version if type(version) is int else 0
         noted = CatalogueState(cap, content, tuple(runs_of(_IMMUTABLE, unlisted)), number)
-        assert noted.runs is not None  # what is damaged in it shows now
+        assert noted.runs is not None  # a damaged one raises here
         return noted
 
     def _read_cap(self) -> DirectoryCap | None:

@@ -21,17 +21,17 @@ from pipegrid.tree.directory import Directory, check_writable, make_directories
 from pipegrid.tree.directory_reading import Entry, ListingLimits, metadata_of, unpack
 from pipegrid.tree.entry_metadata import KEY
 
-# The list of all runs of a client's backups, stored on the grid as a directory: one cap brings back all.
-# Pure.
+# The list of all runs of a client's backups, stored on the grid as a directory, so that one cap restores all;
+# pure.
 #
-# Each run is an entry, named after the backup and its time, ``home 2026-11-22_18:23:31Z``, whose cap is that
-# of the root of its tree. So whatever reads directories, Tahoe-LAFS included, lists the runs and what is in
-# them. The entry's metadata are those of the root, and under ``backup`` within ``pipegrid`` what was said of
-# the run.
+# Each run is an entry, named after the backup and its time, ``home 2026-11-22_18:23:31Z``, with the cap of
+# the root of its tree. So every program that reads directories, Tahoe-LAFS included, lists the runs and their
+# content. The entry's metadata is that of the root, with the details of the run under ``backup`` in
+# ``pipegrid``.
 #
-# The directory can be changed, so that its cap stays the same, and several machines may share it: what a run
-# does to it is edits, which are applied to whatever is there. Entries that are no runs stay as they are.
-# Before, each list was an immutable directory of its own; those are read as well.
+# The directory is mutable, so its cap stays the same, and several machines may share it: a run changes it by
+# edits, which apply to any content. Entries that are not runs stay. In earlier versions each list was an
+# immutable directory of its own; those are read as well.
 
 MAX_BYTES = 64 << 20
 TIME_FORMAT = "%Y-%m-%d_%H:%M:%SZ"
@@ -43,8 +43,8 @@ class Machine:
     Where a run was made.
 
     Attributes:
-        id: no two machines have the same; empty: nobody has noted it, as versions of old did not.
-        name: what it called itself then.
+        id: unique to the machine; empty: unknown, as in runs of earlier versions.
+        name: its host name then.
     """
 
     id: str = ""
@@ -62,10 +62,10 @@ class BackupRun:
         cap: of the root of the tree.
         metadata: of the root.
         files, bytes: in the tree.
-        left_out: how many things are not in it that should be.
-        directory: the absolute path that was stored, as it can be shown; empty: nobody has noted it.
-        machine: that it was stored on.
-        counted: ``files``, ``bytes`` and ``left_out`` are known; archives do not tell them.
+        left_out: number of entries that should be in the tree but are not.
+        directory: the absolute path that was stored, printable; empty: unknown.
+        machine: on which the run was made.
+        counted: ``files``, ``bytes`` and ``left_out`` are known; archives do not have them.
     """
 
     name: str
@@ -86,12 +86,12 @@ class BackupRun:
 
 
 def entry_name(run: BackupRun) -> str:
-    """Return what a run's entry is called."""
+    """Return the name of a run's entry."""
     return f"{run.name} {run.time}"
 
 
 def entry_of(run: BackupRun) -> Link:
-    """Return the edit that lists a run; of two with one name in one second the later one counts."""
+    """Return the edit that lists a run; of two with one name and second the later edit counts."""
     ours = dict(run.metadata.get(KEY) or {})
     ours["backup"] = {
         "name": run.name,
@@ -114,12 +114,12 @@ def runs_of(cap: DirectoryCap, content: bytes) -> list[BackupRun]:
         content: the bytes of the directory.
 
     Raises:
-        DirectoryError: it is no directory, or there is something in it and no run.
+        DirectoryError: it is not a directory, or has entries but no run.
     """
     return list(_runs_of(cap, content))
 
 
-@lru_cache(maxsize=2)  # one run of a backup asks six times
+@lru_cache(maxsize=2)  # one run of a backup needs it six times
 def _runs_of(cap: DirectoryCap, content: bytes) -> tuple[BackupRun, ...]:
     entries = unpack(cap, content, ListingLimits(MAX_BYTES)).entries
     runs = []
@@ -151,12 +151,12 @@ def _runs_of(cap: DirectoryCap, content: bytes) -> tuple[BackupRun, ...]:
 
 
 def shown_time(seconds: float) -> str:
-    """Return a time (seconds since 1970) as runs have it."""
+    """Return a time (seconds since 1970) in the format of runs."""
     return dates.utc(seconds).strftime(TIME_FORMAT)
 
 
 def own_time(name: str, now: float, runs: Iterable[BackupRun]) -> str:
-    """Return the time of a run; what follows another within its second gets the next, so that both stay."""
+    """Return the time of a run; if another run has this second, the next one, so that both are kept."""
     taken = {run.time for run in runs if run.name == name}
     while (when := shown_time(now)) in taken:
         now += 1
@@ -164,18 +164,20 @@ def own_time(name: str, now: float, runs: Iterable[BackupRun]) -> str:
 
 
 def said_of_later(run: BackupRun, listed: Iterable[BackupRun]) -> str:
-    """Return a sentence if what is listed claims to be newer than what was stored just now; else nothing."""
+    """
+    Return a message if a listed run claims to be newer than the one just stored; otherwise an empty string.
+    """
     later = max((each.time for each in listed if each.name == run.name), default="")
     if later <= run.time:
         return ""
     return (
-        f"a run of {run.name!r} that is listed claims to be of {later}, later than this one, of {run.time}: "
-        "some clock is or was wrong; 'restore' takes that one for the newest unless --at says when"
+        f"a listed run of {run.name!r} has the time {later}, later than this one's, {run.time}: "
+        "some clock is or was wrong; 'restore' restores that run unless --at gives a time"
     )
 
 
 def is_time(text: str) -> bool:
-    """Return whether this is the time of a run, as a whole."""
+    """Return whether the whole text is the time of a run."""
     try:
         datetime.strptime(text, TIME_FORMAT)
     except ValueError:
@@ -185,11 +187,11 @@ def is_time(text: str) -> bool:
 
 def parse_time(text: str) -> datetime:
     """
-    Return a time in UTC: as runs have it, or shorter (``2026-11-22``, ``2026-11-22_18:23``); ``T`` or a
-    space will do for ``_``. A shorter one means the end of that day or minute.
+    Return a time in UTC, in the format of runs or shorter (``2026-11-22``, ``2026-11-22_18:23``); ``T`` or a
+    space may replace ``_``. A shorter one means the end of that day or minute.
 
     Raises:
-        UsageError: it is none.
+        UsageError: this is not a time.
     """
     bare = text.strip().removesuffix("Z").replace("T", "_").replace(" ", "_")
     for form, rest in (
@@ -209,13 +211,13 @@ def parse_time(text: str) -> datetime:
 
 def chosen(runs: Sequence[BackupRun], name: str | None, at: str | None) -> BackupRun:
     """
-    Return the run that was the newest at a time (now, if None is given).
+    Return the run that was the newest at a time (by default now).
 
     Args:
         name: of the backup; None, if there is only one.
 
     Raises:
-        UsageError: there is none, or it is not clear which.
+        UsageError: there is none, or several backups.
     """
     names = sorted({run.name for run in runs})
     name = None if name is None else composed(name)
@@ -243,16 +245,15 @@ def _count(value: Any) -> int:
     return int(value) if type(value) is int and value >= 0 else 0
 
 
-# Runs of a backup under an alias, as Tahoe-LAFS's ``backup`` keeps them, so that either reads the other's:
+# Runs of a backup under an alias, in the layout of Tahoe-LAFS's ``backup``, so that each program reads the
+# other's:
 #
-#     TO/Archives/2026-11-22_18:23:31Z   the tree of that run, which can never change
+#     TO/Archives/2026-11-22_18:23:31Z   the tree of that run, immutable
 #     TO/Latest                          the tree of the last one
 #
-# ``TO`` and ``Archives`` can be changed; they are made if they are missing. Of two runs of one second,
-# such as those of two machines, the later one to be kept gets the next second that is free, and notes its
-# own.
-#
-# Source: the reference on trees, section 4.
+# ``TO`` and ``Archives`` are mutable, and are created if they are missing. Of two runs of one second, such as
+# those of two machines, the one stored later gets the next free second, and its own time goes into the
+# metadata.
 
 ARCHIVES = "Archives"
 LATEST = "Latest"
@@ -265,7 +266,7 @@ class Archives:
 
     Args:
         root: the cap of the directory that the path begins with.
-        names: of the path; may be missing.
+        names: of the path; the directories may be missing.
         now: seconds since 1970.
     """
 
@@ -278,10 +279,10 @@ class Archives:
 
     async def prepare(self) -> None:
         """
-        Find the directories, or make them.
+        Find the directories, or create them.
 
         Raises:
-            ChildExists: a file is in the way.
+            ChildExists: a file has the name of one.
             CapError: one of them cannot be changed.
             PipegridError: the grid failed.
         """
@@ -294,8 +295,7 @@ class Archives:
 
     async def keep(self, run: BackupRun, forgotten: Sequence[BackupRun] = ()) -> None:
         """
-        Keep a run, as the latest, beside all others; take out those that are forgotten, if they are still
-        what they were.
+        Add a run as the latest; remove those that are forgotten, if they have not changed.
 
         Raises:
             PipegridError: the grid failed.
@@ -322,13 +322,13 @@ async def archived_runs(
     grid: Grid, cap: DirectoryCap, content: bytes, name: str
 ) -> list[BackupRun] | None:
     """
-    Return the runs that are kept below a directory, oldest first, or None if it keeps no archives.
+    Return the runs in the archives of a directory, oldest first, or None if it has no archives.
 
-    How many files each has is not told there.
+    The number of files in each run is not known.
 
     Args:
         content: its bytes.
-        name: what the backup is called.
+        name: of the backup.
 
     Raises:
         PipegridError: the archives could not be read.
@@ -345,7 +345,7 @@ async def archived_runs(
 
 
 def _time_of(entry: Entry) -> str:
-    """Return when the run of an entry was: its name, unless another run had that already."""
+    """Return the time of an entry's run: its name, unless another run had that already."""
     try:
         time = metadata_of(entry.metadata_json)[KEY]["backup"]["time"]
     except (KeyError, TypeError):
@@ -354,7 +354,7 @@ def _time_of(entry: Entry) -> str:
 
 
 def _free_time(run: BackupRun, entries: Mapping[str, Entry]) -> str:
-    """Return the first second from that of a run on in which there is no other one."""
+    """Return the first second, from that of a run on, which no other run has."""
     when = run.time
     while (there := entries.get(when)) is not None and there.cap != run.cap:
         when = shown_time(parse_time(when).timestamp() + 1)

@@ -1,8 +1,8 @@
 """
-Where the list of runs is kept: in a directory of the grid that can be changed, whose cap stays the same.
+The list of runs in a mutable directory of the grid, whose cap stays the same.
 
-One publish a run. If the client remembers what is there, that takes one round trip; if another machine has
-changed the list meanwhile, what this run does is done to what the other has made of it.
+A run publishes it once, which takes one round trip if the client remembers the current content; if another
+machine has changed the list meanwhile, the edits are applied to the new content.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from pipegrid.tree.directory import Directory, create_directory
 @attrs.frozen
 class CatalogueChange:
     """
-    What a run does to the catalogue, whatever is in it.
+    What a run changes in the catalogue, whatever its content.
 
     Attributes:
-        added: runs that are to be listed; the last one is that of now, which always is.
-        retention: which runs of all are kept.
+        added: runs to list; the last one is the current run, which is always listed.
+        retention: which runs are kept.
     """
 
     added: tuple[BackupRun, ...]
@@ -57,7 +57,7 @@ class CatalogueChange:
         return stay, [run for run in runs if entry_name(run) not in staying]
 
     def placed(self, listed: Sequence[BackupRun]) -> tuple[BackupRun, ...]:
-        """Return the added runs; one of which another machine's has the name and second gets the next."""
+        """Return the added runs; one whose name and second another machine's run has gets the next second."""
         there = {entry_name(run): run.machine for run in listed}
         added = {entry_name(run): run for run in self.added}
         placed = []
@@ -71,13 +71,13 @@ class CatalogueChange:
         return tuple(placed)
 
     def done(self, listed: Sequence[BackupRun]) -> Changed:
-        """Return what comes of it; content and version are to be filled in."""
+        """Return the result of the change, still without content and version."""
         stay, forgotten = self.apply(listed)
         placed = self.placed(listed)
         return Changed(b"", 0, tuple(stay), tuple(forgotten), placed[-1] if placed else None)
 
     def edits(self, listed: Sequence[BackupRun]) -> list[Edit]:
-        """Return what changes a directory with these runs so."""
+        """Return the edits for a directory with these runs."""
         stay, forgotten = self.apply(listed)
         staying = set(map(entry_name, stay))
         there = set(map(entry_name, listed))
@@ -94,9 +94,9 @@ class Changed:
 
     Attributes:
         content: its bytes.
-        version: the sequence number of the version that has them.
+        version: the sequence number of the version with this content.
         runs: that are listed, oldest first.
-        forgotten: that are no more.
+        forgotten: runs that are not listed any more.
         run: the last one that was added, as it is listed; None: none was.
     """
 
@@ -108,11 +108,11 @@ class Changed:
 
 
 class CatalogueStore(Protocol):
-    """Where the list is kept."""
+    """Reads and changes the list of runs."""
 
     async def create(self) -> DirectoryCap:
         """
-        Make an empty catalogue; return the cap that changes it.
+        Create an empty catalogue; return its write cap.
 
         Raises:
             PipegridError: it could not be stored.
@@ -130,20 +130,20 @@ class CatalogueStore(Protocol):
         self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes | None = None
     ) -> Changed:
         """
-        Change a catalogue, whatever others have made of it.
+        Change a catalogue, whatever other machines have written.
 
         Args:
             remembered: its bytes as far as this client knows.
 
         Raises:
-            RollbackError: an older one is there than this client has seen.
+            RollbackError: servers have an older version than this client has seen.
             PipegridError: it could not be changed.
         """
 
     async def rewrite(
         self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes
     ) -> Changed:
-        """Change what is remembered of a catalogue, and put that in the place of whatever is there."""
+        """Change the remembered content of a catalogue, and write it over whatever the servers have."""
 
 
 class GridCatalogues:

@@ -13,12 +13,12 @@ from pipegrid.tree.backup.catalogue import BackupRun, Machine
 @attrs.frozen
 class Retention:
     """
-    How many runs to keep of each backup; None: the rule keeps none of its own. Without any rule all are kept.
+    How many runs of each backup are kept; None: the rule does not apply. Without rules all are kept.
 
     Attributes:
-        last: so many, the newest.
-        daily, weekly: of so many days or weeks in which there was a run, the newest of each (UTC; weeks begin
-            on Mondays).
+        last: this many of the newest.
+        daily, weekly: the newest run of each of this many days or weeks that have runs (UTC; weeks begin on
+            Mondays).
     """
 
     last: int | None = None
@@ -27,7 +27,7 @@ class Retention:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether there is no rule."""
+        """Whether no rule is set."""
         return self.last is None and self.daily is None and self.weekly is None
 
 
@@ -38,19 +38,19 @@ def kept(
     machine: Machine | None = None,
 ) -> list[BackupRun]:
     """
-    Return the runs that some rule keeps, in the order given; the newest of each backup always stays.
+    Return the runs that a rule keeps, in the given order; the newest of each backup always stays.
 
-    Runs of one name that several machines have made are kept apart: no machine's displace another's. Those of
-    which nobody noted the machine count as the only one's, if there is one alone.
+    Each machine's runs of a name are a series of their own. Runs of an unknown machine belong to the only
+    known one, if exactly one is known.
 
-    Runs without a single file displace none that has some: a disk that was not mounted looks like that, night
-    after night. So the rules are applied to all runs, and once more to those with files. Of these the newest
-    stays, too, in which least is left out: what a failing disk does not give back any more is only there.
+    Runs without any file do not displace runs with files: an unmounted disk makes such runs night after
+    night. So the rules are applied to all runs, and again to those with files. Of these the newest with the
+    fewest entries left out stays, too: only it may have what a failing disk has lost.
 
     Args:
-        now: the time (UTC) of the run that is listed just now. What claims to be later, because a clock was
-            wrong once, stays and counts for no rule: it would have what is really new forgotten.
-        machine: on which it was stored, whose rules these are: all runs of others stay.
+        now: the time (UTC) of the current run. Runs with later times, from a clock that was
+            wrong, stay and count for no rule: otherwise they would displace new runs.
+        machine: on which the current run was made. Runs of other machines stay.
     """
     if rules.keeps_all:
         return list(runs)
@@ -69,7 +69,7 @@ def kept(
         if with_files:
             keep.add(
                 min(with_files, key=lambda run: run.left_out)
-            )  # the first, and so the newest, of them
+            )  # the first, which is the newest
         for counted in (newest_first, with_files):
             keep.update(counted[: rules.last or 0])
             keep.update(_first_of_each(counted, rules.daily or 0, lambda at: at.date()))
@@ -78,7 +78,7 @@ def kept(
 
 
 def _series(runs: Sequence[BackupRun]) -> dict[BackupRun, tuple[str, str]]:
-    """Return of each run to which series it belongs."""
+    """Return the series of each run."""
     machines: dict[str, set[str]] = {}
     for run in runs:
         machines.setdefault(run.name, set()).update({run.machine.id} - {""})
