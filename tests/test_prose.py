@@ -18,6 +18,7 @@ CHECKED = (
     "core",
     "flow",
     "disk",
+    "gateway",
     "tree",
     "wire",
     "storage",

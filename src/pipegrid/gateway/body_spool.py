@@ -1,8 +1,8 @@
 """
 Bodies of requests: in memory while they are small, then in a file without a name in the client's directory.
 
-An immutable file is read twice, once for its key and once for its shares, so that a body has to be kept until
-the file is stored. The file has no name: it ends with the request, or with the process.
+An immutable file is read twice, once for its key and once for its shares, so its body is kept until it is
+stored. A file without a name is deleted when the request or the process ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipegrid.errors import PipegridError
 
 IN_MEMORY_BYTES = 64 << 10
 _LOOK_BYTES = 16 << 20
-"""After so many bytes it is looked again whether enough of the disk is free."""
+"""Free space on the disk is checked again after this many bytes."""
 
 
 class BodyRefused(PipegridError):
@@ -37,11 +37,11 @@ class BodyRefused(PipegridError):
 
 class SpoolSpace:
     """
-    Where bodies go, for all requests together.
+    Disk space for the bodies of all requests.
 
     Args:
         directory: created when the first body needs it.
-        spare_bytes: of its disk, that stay free.
+        spare_bytes: of its disk, which bodies leave free.
 
     Attributes:
         used_bytes: in files at this moment.
@@ -57,7 +57,7 @@ class SpoolSpace:
         Open a file without a name; returns its descriptor.
 
         Raises:
-            BodyRefused: none can be made.
+            BodyRefused: it cannot be created.
         """
         try:
             make_private(str(self._directory))
@@ -67,8 +67,10 @@ class SpoolSpace:
 
     def check(self, wanted_bytes: int) -> None:
         """
+        Check that the disk has space for more bytes.
+
         Raises:
-            BodyRefused: the disk has no space for so many bytes more.
+            BodyRefused: it has not.
         """
         with suppress(OSError):
             found = os.statvfs(self._directory)
@@ -93,10 +95,10 @@ class BodySpool:
     """
     The body of one request, as it arrives.
 
-    Errors are kept, since a body is read to its end before its request is answered: ask ``check``.
+    A body is read to its end before its request is answered, so errors are kept until ``check``.
 
     Args:
-        expected_bytes: what the request announced; None: nothing.
+        expected_bytes: as the request announced; None: not announced.
 
     Attributes:
         size: bytes that arrived.
@@ -119,12 +121,12 @@ class BodySpool:
             self._attempt(lambda: space.check(expected_bytes))
 
     def refuse(self, error: BodyRefused) -> None:
-        """Drop what arrived, and what will."""
+        """Drop the bytes that have arrived, and all later ones."""
         self.refused = error
         self._drop()
 
     def write(self, data: bytes) -> None:
-        """Keep the next bytes of it."""
+        """Keep the next bytes of the body."""
         if self.refused is not None or self._closed:
             return
         if self.hasher is not None:
@@ -139,21 +141,23 @@ class BodySpool:
 
     def check(self) -> None:
         """
+        Check that the body is complete.
+
         Raises:
-            BodyRefused: it could not be kept.
+            BodyRefused: it was dropped.
         """
         if self.refused is not None:
             raise self.refused
 
     def read_all(self, most_bytes: int, what: str) -> bytes:
         """
-        Return a body that is small.
+        Return the whole of a small body.
 
         Args:
-            what: names it in the error.
+            what: its name in the error.
 
         Raises:
-            BodyRefused: it could not be kept, or has more than ``most_bytes``.
+            BodyRefused: it was dropped, or has more than ``most_bytes``.
         """
         self.check()
         if self.size > most_bytes:
@@ -163,7 +167,7 @@ class BodySpool:
         return self.read_at(0, self.size)
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Return a part; fewer bytes at its end."""
+        """Return a range; it is shorter at the end of the body."""
         if self._fd is None:
             return b"".join(self._pieces)[offset : offset + length]
         found = os.pread(self._fd, length, offset)
@@ -176,10 +180,10 @@ class BodySpool:
 
     def source(self) -> bytes | BinaryIO:
         """
-        Return it for ``Grid.put``: bytes, or a file that the caller closes.
+        Return the body for ``Grid.put``: bytes, or a file that the caller closes.
 
         Raises:
-            BodyRefused: it could not be kept.
+            BodyRefused: it was dropped.
         """
         self.check()
         if self._fd is None:
@@ -197,7 +201,7 @@ class BodySpool:
         return self.size
 
     def close(self) -> None:
-        """Give the space back; again, it does nothing."""
+        """Free the space; a second call does nothing."""
         self._closed = True
         self._drop()
 

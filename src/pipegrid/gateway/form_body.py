@@ -1,4 +1,6 @@
-"""A form with a file (``multipart/form-data``), taken apart as it arrives, so that the file is kept once."""
+"""
+A form with a file (``multipart/form-data``), parsed as it arrives, so that the file is written only once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ class FormFile:
     The file of a form.
 
     Attributes:
-        name: as the client calls it; empty if it has none.
+        name: as the client gave it; empty if there is none.
         body: its bytes.
     """
 
@@ -33,8 +35,8 @@ class FormBody(BodySpool):
     The body of a request that is a form.
 
     Args:
-        boundary: what separates its fields.
-        most_bytes: of all fields, but for the file.
+        boundary: the separator of its fields.
+        most_bytes: of all fields, except the file.
 
     Attributes:
         file: its field ``file``; None: it has none (yet).
@@ -55,7 +57,7 @@ class FormBody(BodySpool):
             self.refuse(_malformed(error))
 
     def write(self, data: bytes) -> None:
-        """Take more of the form."""
+        """Parse the next bytes of the form."""
         if self.refused is not None or self._parser is None:
             return
         self.size += len(data)
@@ -69,7 +71,7 @@ class FormBody(BodySpool):
 
     def fields(self) -> dict[str, str]:
         """
-        Return its fields, but for the file; the form has arrived.
+        Return its fields, except the file; call this when the form has arrived.
 
         Raises:
             BodyRefused: it is malformed, or too large.
@@ -89,13 +91,13 @@ class FormBody(BodySpool):
             raise BodyRefused(f"a field of the form is not valid {charset}", 400) from None
 
     def close(self) -> None:
-        """Give the space back; again, it does nothing."""
+        """Free the space; a second call does nothing."""
         super().close()
         if self.file is not None:
             self.file.body.close()
 
     def refuse(self, error: BodyRefused) -> None:
-        """Drop what arrived, and what will."""
+        """Drop the bytes that have arrived, and all later ones."""
         super().refuse(error)
         if self.file is not None:
             self.file.body.close()

@@ -1,4 +1,4 @@
-"""A gateway as a service: it listens, writes the node files, and ends what runs before it stops."""
+"""A gateway as a service: it listens, writes the node files, and finishes requests before it stops."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 log = Logger()
 
 ENDING_S = 20.0
-"""How long transfers may take to finish once the gateway is to stop."""
+"""How long requests may take to finish after the gateway was asked to stop."""
 
 KEYS_AHEAD = 16
 """Keys of new directories that are kept ready: restic takes some 12 for a repository and its first backup."""
 
 _LOOK_S = 0.1
 
-WEB_EXPOSED = "can store files; who knows a capability can read and change what it names"
+WEB_EXPOSED = "can store files, and can use each capability that it knows"
 SFTP_EXPOSED = "can try to log in; prefer accounts with public keys to passwords"
 
 
@@ -50,12 +50,12 @@ class RunningGateway:
 
     Args:
         reactor: the running reactor.
-        say: told what the gateway exposes beyond this machine, a sentence each.
+        say: called with a sentence for each port that other machines can reach.
 
     Attributes:
-        url: where it listens; empty before.
+        url: its address; empty before it listens.
         site: its HTTP server, when it has started.
-        files: what it writes in its directory.
+        files: the files in its directory.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RunningGateway:
         Take the directory, and listen.
 
         Raises:
-            UsageError: another process has the directory or the port, or the port makes no sense.
+            UsageError: another process has the directory or the port, or the port is not valid.
         """
         self.files.claim()
         try:
@@ -102,7 +102,7 @@ class RunningGateway:
             from pipegrid.gateway.sftp.sftp_service import open_sftp
         except ImportError as error:
             raise UsageError(
-                f"SFTP needs Twisted Conch with all that it needs ({error.name} is missing); install "
+                f"SFTP needs Twisted Conch and its dependencies ({error.name} is missing); install "
                 "'twisted[conch]', or set enabled = false in [sftpd]"
             ) from error
         self._sftp = open_sftp(self._grid, settings, self._settings.temporary)
@@ -111,7 +111,7 @@ class RunningGateway:
         log.info("SFTP listens at {host}:{port}", host=where.host, port=where.port)
 
     def _parts(self) -> SiteParts:
-        """Return what other modules add to the site."""
+        """Return the parts of the site of other modules."""
         parts = self._monitoring.parts(self._served, self._connections)
         resources = {**parts.resources, b"restic": restic_resource(self._grid, self._settings)}
         return attrs.evolve(parts, resources=resources)
@@ -149,12 +149,12 @@ class RunningGateway:
         return port
 
     async def wait_until_cancelled(self) -> None:
-        """Return when the caller is cancelled, as SIGTERM and Ctrl-C do."""
+        """Return when the caller is cancelled, as by SIGTERM and Ctrl-C."""
         with suppress(CancelledError):
             await Deferred()
 
     async def stop(self, ending_s: float = ENDING_S) -> None:
-        """Stop listening, give what runs some time, end the rest, and give the directory back."""
+        """Stop listening, give running requests some time, interrupt the rest, and release the directory."""
         for port in self._ports:
             await _stopped(port)
         self._ports = []
@@ -230,7 +230,7 @@ class GatewayService(MultiService):
         log.info("listening at {url}", url=self.gateway.url)
 
     def stopService(self) -> Deferred[None]:
-        """Fires when all has ended."""
+        """Stop; fires when everything has ended."""
         super().stopService()
         return Deferred.fromCoroutine(self._stop())
 

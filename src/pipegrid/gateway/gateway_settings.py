@@ -1,11 +1,10 @@
 """
-What a gateway's directory, and the options of the command, say.
+The settings of a gateway, from its directory and from command options.
 
-The names are those of a Tahoe-LAFS node's ``tahoe.cfg``, which is followed as it is; ``pipegrid.cfg`` may say
-the same:
+The directory's ``tahoe.cfg`` or ``pipegrid.cfg`` has Tahoe-LAFS's settings:
 
-    [node]   web.port, web.static, tempdir
-    [sftpd]  enabled, port, accounts.file, host_pubkey_file, host_privkey_file
+    [node]   web.port, web.static, tempdir [sftpd]  enabled, port, accounts.file, host_pubkey_file,
+    host_privkey_file
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ _BARE_PORT = re.compile(r"[0-9]")
 @attrs.frozen
 class GatewayLimits:
     """
-    What clients may take, all together.
+    Limits of all clients together.
 
     Attributes:
-        connections: open at a time; beyond that the one that is idle the longest is closed.
-        idle_s: a connection without a request, or a body of which nothing arrives, is closed after that.
-        head_s: the whole head of a request must have arrived after that.
-        stalled_s: a client that reads nothing of a response for so long is disconnected.
-        form_bytes: of a form's fields, but for its file.
+        connections: open at a time; a further one closes the one that was idle the longest.
+        idle_s: a connection without a request, or a body of which nothing arrives, is closed after this time.
+        head_s: the whole head of a request must arrive within this time.
+        stalled_s: a client that reads nothing of a response for this long is disconnected.
+        form_bytes: of a form's fields, except its file.
         text_bytes: of a request body that is a cap.
         children_bytes: of a request body that is JSON.
-        downloads: of more than 256 KiB, that are fetched at the same time; they take turns.
-        archives: of directories, that are sent at the same time.
+        downloads: of more than 256 KiB, fetched at the same time; they take turns.
+        archives: of directories, sent at the same time.
         spare_bytes: of the disk, which request bodies leave free.
     """
 
@@ -61,12 +60,12 @@ class GatewayLimits:
 @attrs.frozen
 class SftpSettings:
     """
-    Where the SFTP server listens, and what it reads.
+    Where the SFTP server listens, and its files.
 
     Attributes:
         port: a Twisted endpoint.
         accounts: the file of accounts.
-        public_key, private_key: files of the host key, in OpenSSH's formats; made if missing.
+        public_key, private_key: files of the host key, in OpenSSH's formats; created if missing.
     """
 
     port: str
@@ -84,8 +83,8 @@ class ResticSettings:
         password_file: users and passwords, as ``htpasswd`` writes them; while it does not exist, no client
             has access.
         append_only: only locks can be removed.
-        private_repositories: a user has access to repositories below the user's own name only.
-        no_auth: there are no passwords: all clients of this machine have access, and no others.
+        private_repositories: users have access only to repositories below their own names.
+        no_auth: no passwords are required: all clients of this machine have access, and no others.
     """
 
     password_file: Path | None = None
@@ -97,13 +96,13 @@ class ResticSettings:
 @attrs.frozen
 class GatewaySettings:
     """
-    What a gateway is told.
+    The settings of a gateway.
 
     Attributes:
-        directory: of the client: ``node.url`` and the token are written there.
+        directory: of the client; ``node.url`` and the token are written there.
         port: a Twisted endpoint.
         static: the directory that ``/static`` shows.
-        temporary: where request bodies are kept that are too large for memory.
+        temporary: the directory of request bodies that are too large for memory.
         hosts: names, in lower case, that requests may give as ``Host`` in addition to loopback's.
         sftp: None: no SFTP.
     """
@@ -128,14 +127,14 @@ def load_settings(
     restic: ResticSettings | None = None,
 ) -> GatewaySettings:
     """
-    Return what a directory says.
+    Return the settings in a directory.
 
     Args:
         port: takes precedence over the directory's.
         hosts, restic: see ``GatewaySettings``.
 
     Raises:
-        UsageError: it says something impossible.
+        UsageError: a setting is impossible.
     """
     _, parser = read_config(directory)
     given = port if port is not None else _text(parser, "node", "web.port")
@@ -153,7 +152,7 @@ def load_settings(
 
 
 def endpoint_of(text: str) -> str:
-    """Return a Twisted endpoint for what a setting says; a number is a TCP port, as Tahoe-LAFS has it."""
+    """Return the Twisted endpoint for a setting; a number is a TCP port, as in Tahoe-LAFS."""
     text = text.strip()
     return f"tcp:{text}" if _BARE_PORT.match(text) else text
 

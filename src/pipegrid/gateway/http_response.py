@@ -1,5 +1,5 @@
 """
-Responses: a status, a text or JSON; work that ends in one; and responses that are written piece by piece.
+Responses: a status with a text or JSON, work that returns one, and responses that are written piece by piece.
 
 A client that disconnects cancels the work that its request has started.
 """
@@ -25,7 +25,7 @@ from pipegrid.reactor.deferreds import Waiters, start_cancellable
 TEXT = "text/plain;charset=utf-8"
 HTML = "text/html;charset=utf-8"
 JSON_OF_OBJECTS = "text/plain;charset=utf-8"
-"""What Tahoe-LAFS sends with JSON of objects."""
+"""The media type that Tahoe-LAFS sends with JSON of objects."""
 
 log = Logger()
 
@@ -33,7 +33,7 @@ log = Logger()
 @attrs.frozen
 class HttpResponse:
     """
-    What is answered.
+    A response to a request.
 
     Attributes:
         body: text is sent in UTF-8.
@@ -52,18 +52,18 @@ class HttpResponse:
 
 
 def json_text(value: object) -> str:
-    """Return JSON as Tahoe-LAFS writes that of objects: ASCII, indented by one blank, with a line end."""
+    """Return JSON as Tahoe-LAFS writes it for objects: ASCII, indented by one blank, with a line end."""
     return json.dumps(value, indent=1) + "\n"
 
 
 def redirect(location: str, status: int = 302) -> HttpResponse:
-    """Return a redirection; ``location`` is encoded as far as it has to be."""
+    """Return a redirection; ``location`` is percent-encoded where necessary."""
     safe = quote(location, safe="/:?&=%#@+,;!$'()*~[]-._")
     return HttpResponse(f"The document is at {safe}\n", status, headers={"Location": safe})
 
 
 def send(request: Any, response: HttpResponse) -> None:
-    """Answer a request with a response, and finish it."""
+    """Send a response to a request, and finish it."""
     data = response.data
     request.setResponseCode(response.status)
     for name, value in response.headers.items():
@@ -79,7 +79,7 @@ def send(request: Any, response: HttpResponse) -> None:
 
 
 def plain_problem(request: Any, problem: Problem) -> HttpResponse:
-    """Return how a program gets an error: as text."""
+    """Return the response of an error for programs: text."""
     return HttpResponse(problem.text, problem.status, TEXT, problem.headers)
 
 
@@ -90,12 +90,12 @@ def respond(
     explain: Callable[[Any, Problem], HttpResponse] = plain_problem,
 ) -> int:
     """
-    Answer a request with what work returns, or with what it raises; for ``IResource.render``.
+    Answer a request with the result of work, or with its error; for ``IResource.render``.
 
     Args:
         work: returns None if it has written the response itself, and finished it.
-        clock: the reactor, as far as it tells the time.
-        explain: returns how the request gets an error.
+        clock: the reactor as a source of time.
+        explain: returns the response for an error.
     """
     running = start_cancellable(work, clock)
     gone: list[bool] = []
@@ -120,7 +120,7 @@ def respond(
 
 
 def _fail(request: Any, failure: Failure, explain: Callable[[Any, Problem], HttpResponse]) -> None:
-    """Answer with an error; where the response has begun, break the connection."""
+    """Answer with an error or, if the response has begun, close the connection."""
     if request.startedWriting:
         log.info("a response ended before its end: {error}", error=str(failure.value))
         request.abort()
@@ -158,7 +158,7 @@ class ResponseStream:
         self.has_begun = False
 
     def write(self, data: bytes) -> None:
-        """Write a piece; call ``ready`` before, where the response may be long."""
+        """Write a piece; if the response may be long, call ``ready`` first."""
         if not self.has_begun:
             self.has_begun = True
             self._request.registerProducer(self, True)

@@ -1,8 +1,8 @@
 """
-The HTTP server of the gateway: requests with bounds, checks of their head, headers of every response, a log.
+The HTTP server of the gateway: limits of requests, checks of their heads, default headers, and a log.
 
-What a request may take is in ``GatewayLimits``. ``twisted.web`` reads a body to its end before a request is
-answered; here it goes to a ``BodySpool``, and forms are taken apart by ``web_api.web_arguments``.
+``GatewayLimits`` has the limits. ``twisted.web`` reads a body to its end before a request is handled; here a
+body goes to a ``BodySpool``, and ``web_api.web_arguments`` parses forms.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HEADERS = (
         b"default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'",
     ),
 )
-"""Of every response; what a resource sets takes precedence."""
+"""Of every response; a resource may replace them."""
 
 SHOWN = frozenset(
     {
@@ -61,7 +61,7 @@ SHOWN = frozenset(
         b"helper_status",
     }
 )
-"""First parts of paths that the log shows; below all others there are capabilities, or mistyped ones."""
+"""First parts of paths that the log shows; other paths contain capabilities, or mistyped ones."""
 
 log = Logger()
 
@@ -72,10 +72,10 @@ class LooksAtHeads(Protocol):
 
     def look_at_head(self, headers: Headers, length: int | None, body: BodySpool) -> None:
         """
-        Refuse a body, or leave it.
+        Refuse a body, or do nothing.
 
         Args:
-            length: announced, in bytes; None: nothing was.
+            length: announced, in bytes; None: not announced.
         """
 
 
@@ -98,7 +98,7 @@ class GatewayRequest(Request):
         self.has_head = self.is_whole = False
 
     def gotLength(self, length: int | None) -> None:
-        """Look at the head, and prepare for the body."""
+        """Check the head, and prepare for the body."""
         channel: Any = self.channel
         self.has_head = True
         self.body = self.content = self._new_body(channel, length)
@@ -139,7 +139,7 @@ class GatewayRequest(Request):
         self.process()
 
     def process(self) -> None:
-        """Find the resource; a request that was refused by its head gets no further."""
+        """Find the resource, unless the request was refused by its head."""
         for name, value in HEADERS:
             self.setHeader(name, value)
         refused = self.body.refused
@@ -157,7 +157,7 @@ class GatewayRequest(Request):
         return reason
 
     def unregisterProducer(self) -> None:
-        """Forget who writes the response; the client may be gone already."""
+        """Forget the producer of the response; the client may have gone already."""
         channel: Any = self.channel
         if channel is None:
             self.producer = None
@@ -165,12 +165,12 @@ class GatewayRequest(Request):
             super().unregisterProducer()
 
     def abort(self) -> None:
-        """Break the connection, so that the client sees that the response is not whole."""
+        """Close the connection, so that the client sees that the response is incomplete."""
         transport: Any = self.transport
         transport.abortConnection()
 
     def log_line(self) -> dict[str, Any]:
-        """Return what the log says of it, which has no secret in it."""
+        """Return the fields of the log, which contain no secret."""
         channel: Any = self.channel
         clock: IReactorTime = channel.site.clock
         return {
@@ -183,7 +183,7 @@ class GatewayRequest(Request):
 
 
 def shown_path(path: bytes) -> str:
-    """Return a path as the log shows it: without what may be a capability, or a name in a directory."""
+    """Return a path for the log, without capabilities and names in directories."""
     first, slash, rest = path[1:].partition(b"/")
     if first in SHOWN:
         return "/" + first.decode("ascii") + ("/[CENSORED]" if rest else slash.decode("ascii"))
@@ -199,7 +199,7 @@ class GatewayChannel(HTTPChannel):
     One connection.
 
     Attributes:
-        used_s: when something last happened.
+        used_s: the time of the last activity.
     """
 
     site: GatewaySite
@@ -226,7 +226,7 @@ class GatewayChannel(HTTPChannel):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request of it is being read or answered."""
+        """Whether no request is being read or handled."""
         return not self.requests
 
     def connectionMade(self) -> None:
@@ -242,7 +242,7 @@ class GatewayChannel(HTTPChannel):
         super().connectionMade()
 
     def dataReceived(self, data: bytes) -> None:
-        """Take input; a head has to be whole in time, however slowly it comes."""
+        """Read input; a head must be complete in time, however slowly it arrives."""
         self.used_s = self.site.clock.seconds()
         if not self._in_head and not self.requests and self._head is not None:
             self._in_head = True
@@ -254,7 +254,7 @@ class GatewayChannel(HTTPChannel):
             self._give_up()
 
     def allHeadersReceived(self) -> None:
-        """The head is whole; its time limit ends."""
+        """The head is complete; its time limit ends."""
         self._in_head = False
         if self._head is not None:
             self._head.stop()
@@ -266,19 +266,19 @@ class GatewayChannel(HTTPChannel):
         super().requestDone(request)
 
     def pauseProducing(self) -> None:
-        """The client does not read as fast as it is sent to; it has some time to read at all."""
+        """The client reads more slowly than it is sent to; if it stops reading, it is disconnected."""
         if self._stall is not None:
             self._stall.set(self.site.limits.stalled_s)
         super().pauseProducing()
 
     def resumeProducing(self) -> None:
-        """The client has read some of it."""
+        """The client has read some bytes."""
         if self._stall is not None:
             self._stall.stop()
         super().resumeProducing()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Forget the client; what it asked for is cancelled."""
+        """Forget the client, and cancel its requests."""
         for timer in (self._head, self._stall):
             if timer is not None:
                 timer.stop()
@@ -326,10 +326,10 @@ class GatewaySite(Site):
 
     Args:
         root: the resource of ``/``.
-        clock: the reactor, as far as it tells the time.
+        clock: the reactor as a source of time.
 
     Attributes:
-        channels: those that are open.
+        channels: open connections.
         downloads: the turns of large downloads.
         archives: how many are being sent.
         uploads: that pages watch.
@@ -362,7 +362,7 @@ class GatewaySite(Site):
         self._tell = tell or log.info
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
-        """Return a connection; None: there are too many, and each is in use."""
+        """Return a connection; None: there are too many, and all are in use."""
         if len(self.channels) >= self.limits.connections and not self._make_space():
             self.refused += 1
             return None
@@ -389,7 +389,7 @@ class GatewaySite(Site):
             part.look_at_head(headers, length, body)
 
     def startFactory(self) -> None:
-        """Do nothing: there is no log file of twisted.web's."""
+        """Do nothing: twisted.web's log file is not used."""
 
     def stopFactory(self) -> None:
         """Do nothing: connections are closed by ``close_all``."""
@@ -401,7 +401,7 @@ class GatewaySite(Site):
 
     @property
     def running(self) -> list[Any]:
-        """Requests that are being read or answered."""
+        """Requests that are being read or handled."""
         return [request for channel in self.channels for request in channel.requests]
 
     def log(self, request: Any) -> None:

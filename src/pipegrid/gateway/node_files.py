@@ -1,9 +1,8 @@
 """
-What a gateway writes in its directory, as a Tahoe-LAFS node does, so that other programs find it.
+Files that a gateway writes in its directory, as a Tahoe-LAFS node does, for other programs.
 
-    node.url                 its address, from when it listens; replaced at every start
-    running.process          see ``disk.running_process``
-    private/api_auth_token   a fresh secret at every start
+    node.url                 its address; replaced at every start running.process          see
+    ``disk.running_process`` private/api_auth_token   a new secret at every start
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class NodeFiles:
     The files of one gateway in one directory.
 
     Attributes:
-        token: what ``private/api_auth_token`` holds; empty before ``claim``.
+        token: the content of ``private/api_auth_token``; empty before ``claim``.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -36,10 +35,10 @@ class NodeFiles:
 
     def claim(self) -> None:
         """
-        Take the directory for this process, and make a token.
+        Take the directory for this process, and create a token.
 
         Raises:
-            UsageError: another gateway, or a Tahoe-LAFS node, runs in it; or it cannot be written to.
+            UsageError: another gateway, or a Tahoe-LAFS node, uses it; or it cannot be written to.
         """
         try:
             self._claim = DirectoryClaim(self._directory)
@@ -48,12 +47,12 @@ class NodeFiles:
         except OSError as error:
             self.release()
             raise UsageError(
-                f"cannot write in {self._directory}: {error.strerror}; a gateway notes there where it listens"
+                f"cannot write in {self._directory}: {error.strerror}; a gateway writes its address there"
             ) from error
 
     def announce(self, url: str) -> None:
         """
-        Write the address, since the port is open.
+        Write the address, once the port is open.
 
         Raises:
             UsageError: it cannot be written.
@@ -67,7 +66,7 @@ class NodeFiles:
             ) from error
 
     def release(self) -> None:
-        """Give the directory back; ``node.url`` stays, as a Tahoe-LAFS node leaves it."""
+        """Release the directory; ``node.url`` stays, as with a Tahoe-LAFS node."""
         claim, self._claim = self._claim, None
         if claim is not None:
             claim.release()

@@ -1,4 +1,4 @@
-"""A grid that records its transfers: the one that a gateway opens."""
+"""The grid of a gateway, which records its transfers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pipegrid.transfer.put.source import SourceLike, size_of
 from pipegrid.transfer.results import GetResult, Progress, PutResult
 from pipegrid.tree.public_grid import Grid
 
-# What directories do goes through the same methods, so it is recorded as well: to list one is a retrieve, to
-# change it a publish. What a cap contains by itself is no transfer.
+# Operations on directories use the same methods, so they are recorded as well: a listing is a retrieve, a
+# change is a publish. Reading a literal cap is not a transfer.
 
 
 class RecordedGrid(Grid):
@@ -36,7 +36,7 @@ class RecordedGrid(Grid):
 
     @classmethod
     def of(cls, grid: Grid) -> RecordedGrid:
-        """Return a grid that is open already, with records; both are the same, and closed together."""
+        """Return an open grid with records; both share one connection, and are closed together."""
         recorded = cls.__new__(cls)
         recorded.__dict__ = grid.__dict__
         recorded.records = TransferRecords(grid.clock, time.time)

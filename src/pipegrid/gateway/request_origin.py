@@ -1,14 +1,6 @@
 """
-Who may make a browser send which requests: pure decisions from a request's head.
-
-A page of another site can make a browser send requests to the gateway. It is stopped by three rules:
-
-* a name in ``Host`` that is not the gateway's is refused, so that no name of an attacker's can be
-  pointed here (DNS rebinding);
-* what changes something is refused if ``Origin`` or ``Sec-Fetch-Site`` name another site;
-* of another site's page only a link that is followed is answered, not what the page would embed.
-
-Programs that are no browsers send none of these headers.
+Protection against requests that pages of other sites make a browser send: decisions from a request's head;
+pure.
 """
 
 from __future__ import annotations
@@ -33,7 +25,17 @@ def refusal(
     known: Collection[str],
 ) -> str | None:
     """
-    Return why a request is refused; None: it is not.
+    Return why a request is refused; None: it is accepted.
+
+    A page of another site can make a browser send requests to the gateway. Three rules stop it:
+
+    * A name in ``Host`` that is not the gateway's is refused, so that an attacker's name cannot resolve to
+      the
+      gateway (DNS rebinding).
+    * A request that changes something is refused if ``Origin`` or ``Sec-Fetch-Site`` names another site.
+    * A page of another site may link to the gateway, but cannot embed anything from it.
+
+    Programs other than browsers send none of these headers.
 
     Args:
         hosts, origins, fetch_sites: all values of ``Host``, ``Origin`` and ``Sec-Fetch-Site``.

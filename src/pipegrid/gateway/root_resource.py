@@ -1,4 +1,4 @@
-"""The root of the site: which resource answers below which first part of a path."""
+"""The root of the site: which resource handles which first part of a path."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pipegrid.tree.public_grid import Grid
 @attrs.frozen
 class SiteParts:
     """
-    What other modules add to the site.
+    The parts of the site that other modules provide.
 
     Attributes:
         resources: by the first part of the path, such as ``b"operations"``.
-        posts: handlers of ``POST ?t=...`` for files and directories that exist, by ``t``, such as ``check``.
+        posts: handlers of ``POST ?t=...`` for existing files and directories, by ``t``, such as ``check``.
         home: the resource of ``/`` itself; None for a short page.
     """
 
@@ -37,7 +37,7 @@ class SiteParts:
 def root_resource(
     grid: Grid, settings: GatewaySettings, parts: SiteParts | None = None
 ) -> IResource:
-    """Return the resource of ``/`` with all below it."""
+    """Return the resource of ``/`` with everything below it."""
     parts = parts or SiteParts()
     root = _Root(grid, settings)
     objects = object_resource(grid, settings, parts.posts)
@@ -57,22 +57,22 @@ def root_resource(
 
 
 class _Root(Resource):
-    """The resource of ``/``; what it does not know is not there."""
+    """The resource of ``/``; unknown paths get 404."""
 
     def __init__(self, grid: Grid, settings: GatewaySettings) -> None:
         super().__init__()
         self._nothing = ApiResource(grid, settings, _nothing)
 
     def getChild(self, path: bytes, request: object) -> IResource:
-        """Return what answers below a first part of the path that nobody serves."""
+        """Return the resource for an unknown first part of a path."""
         return self._nothing
 
 
 async def _nothing(_: ApiRequest) -> HttpResponse | None:
-    raise WebError(404, "there is nothing at this path of the gateway")
+    raise WebError(404, "the gateway has nothing at this path")
 
 
 async def _welcome(call: ApiRequest) -> HttpResponse | None:
     if call.arguments.operation:
-        raise WebError(400, "the argument t is not one that this page knows")
+        raise WebError(400, "this page does not support this argument t")
     return HttpResponse("This is a PipeGrid gateway.\n")

@@ -1,4 +1,4 @@
-"""What a gateway knows of its servers, for clients that ask every few seconds."""
+"""The states of a gateway's servers, for clients that poll every few seconds."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pipegrid.transfer.results import ServerStatus
 from pipegrid.tree.public_grid import Grid
 from pipegrid.wire.storage_messages import ServerIdentity
 
-# Servers are asked when a client asks, and no more often than every ``FRESH_S``. What is known is answered at
-# once, and what is old only after servers have had a moment to answer again: one that is out of reach delays
-# nobody longer than that.
+# Servers are queried when a client asks, at most every ``FRESH_S``. Recent states are returned at once; for
+# older ones the servers get ``ANSWER_S`` to respond, so an unreachable server delays a client by no more than
+# that.
 
 FRESH_S = 10.0
 STALE_S = 30.0
 ANSWER_S = 2.0
-"""How long a client is kept waiting for servers that have not answered lately."""
+"""How long a client waits for servers that have not responded recently."""
 
 log = Logger()
 
@@ -33,8 +33,8 @@ class ServerState:
     One server.
 
     Attributes:
-        status: its last answer, or why there is none; None: it was not heard of yet.
-        heard_s: when it last answered, in seconds since 1970; None: never.
+        status: its last response, or why there is none; None: not queried yet.
+        heard_s: when it last responded, in seconds since 1970; None: never.
     """
 
     identity: ServerIdentity
@@ -43,7 +43,7 @@ class ServerState:
 
     @property
     def is_connected(self) -> bool:
-        """Whether it answered when it was asked last."""
+        """Whether it responded to the last query."""
         return self.status is not None and self.status.reachable
 
     @property
@@ -62,7 +62,7 @@ class ServerState:
 
 class ServerStates:
     """
-    The servers of a grid.
+    The states of the servers of a grid.
 
     Args:
         now: seconds since 1970.
@@ -77,7 +77,7 @@ class ServerStates:
         self._asking: Deferred[None] | None = None
 
     def latest(self) -> list[ServerState]:
-        """Return what is known now, without asking; servers in the order of their names."""
+        """Return the known states, without a query; servers in the order of their names."""
         known = {identity.server_id for identity in self._grid.servers}
         for identity in self._grid.servers:
             self._states.setdefault(identity.server_id, ServerState(identity))
@@ -89,7 +89,7 @@ class ServerStates:
         return sorted(states, key=lambda state: (state.identity.nickname, state.identity.server_id))
 
     async def current(self) -> list[ServerState]:
-        """Return how servers are; those that have not answered lately are given a moment to do so."""
+        """Return the states, after a short wait for servers that have not responded recently."""
         age_s = self._age_s()
         if age_s is None or age_s >= FRESH_S:
             if age_s is None or age_s >= STALE_S:
@@ -102,7 +102,7 @@ class ServerStates:
         return self.latest()
 
     def close(self) -> None:
-        """Cancel the questions that servers have not answered."""
+        """Cancel the queries that servers have not answered."""
         if self._asking is not None:
             self._asking.cancel()
 

@@ -1,4 +1,4 @@
-"""Puts together what a gateway answers about itself, and the operations that it keeps."""
+"""Combines the status pages of a gateway with its operations."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from pipegrid.gateway.web_api.status_requests import (
 
 class Monitoring:
     """
-    The parts of one gateway that watch it, and its operations.
+    The parts of one gateway that monitor it, and its operations.
 
     Args:
         token: returns the secret of ``/private``.
 
     Attributes:
-        servers: how they are.
-        handles: the operations that are kept.
+        servers: their states.
+        handles: operations by handle.
         private: the resource of ``/private``.
     """
 
@@ -49,10 +49,10 @@ class Monitoring:
         self, responses: Callable[[], Mapping[int, int]], connections: Callable[[], int]
     ) -> SiteParts:
         """
-        Return what is added to the site.
+        Return the parts of the site.
 
         Args:
-            responses: returns how many responses each status has had.
+            responses: returns the number of responses by status.
             connections: returns how many connections are open.
         """
         grid = self._grid
@@ -74,7 +74,7 @@ class Monitoring:
         )
 
     def close(self) -> None:
-        """Cancel the operations that run, and close the connections that read the log."""
+        """Cancel running operations, and close the connections that read the log."""
         self.handles.close()
         self.servers.close()
         self.private.close()

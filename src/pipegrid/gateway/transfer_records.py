@@ -1,4 +1,4 @@
-"""What a gateway has transferred, and what it transfers now: for status pages and metrics."""
+"""Past and present transfers of a gateway, for status pages and metrics."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipegrid.core.caps import Cap, as_cap
 from pipegrid.errors import PipegridError
 from pipegrid.transfer.results import Progress
 
-# All transfers of a gateway go through one ``RecordedGrid``, whichever protocol asks for them; it notes each
-# here. The newest of each kind are kept when they have ended, as many as Tahoe-LAFS keeps.
+# All transfers of a gateway, of every protocol, go through one ``RecordedGrid``, which records each here.
+# After the end of transfers the newest of each kind are kept, as many as Tahoe-LAFS keeps.
 
 TransferKind = Literal["upload", "download", "publish", "retrieve"]
 TransferState = Literal["running", "finished", "failed", "cancelled"]
@@ -24,7 +24,7 @@ TransferState = Literal["running", "finished", "failed", "cancelled"]
 T = TypeVar("T")
 
 KEPT: dict[TransferKind, int] = {"upload": 10, "download": 10, "publish": 20, "retrieve": 40}
-"""Transfers that have ended, of each kind."""
+"""Ended transfers that are kept, by kind."""
 
 MAX_SAMPLES = 240
 """Of a transfer's progress; of more every second one is dropped."""
@@ -39,9 +39,9 @@ class TransferRecord:
     One transfer.
 
     Attributes:
-        number: different for each of the process.
-        cap: what is read or changed; of an upload, when it is known.
-        size: bytes of plaintext; None as long as it is not known.
+        number: unique in the process.
+        cap: of the object; for an upload, set when it is known.
+        size: bytes of plaintext; None until it is known.
         done, total: progress, in the unit of the transfer.
         started_s, ended_s: seconds since 1970.
         problem: why it failed.
@@ -69,7 +69,7 @@ class TransferRecord:
 
     @property
     def fraction(self) -> float:
-        """How much of it is done, from 0 to 1."""
+        """The part that is done, from 0 to 1."""
         if self.state == "finished":
             return 1.0
         return min(1.0, self.done / self.total) if self.total else 0.0
@@ -104,11 +104,11 @@ class TransferRecords:
         now: seconds since 1970.
 
     Attributes:
-        active: those that run, the oldest first.
+        active: running ones, the oldest first.
         ended: how many ended, by kind and state.
         bytes: of plaintext that were transferred, by kind.
-        durations: of those that finished, by kind and the class of ``BOUNDS_S`` (its length: longer ones).
-        seconds: that those took, by kind.
+        durations: of successful ones, by kind and the class of ``BOUNDS_S`` (its length: longer ones).
+        seconds: total duration of successful ones, by kind.
     """
 
     def __init__(self, clock: IReactorTime, now: Callable[[], float]) -> None:
@@ -124,12 +124,12 @@ class TransferRecords:
 
     @property
     def recent(self) -> list[TransferRecord]:
-        """Those that have ended and are kept, the newest first."""
+        """Ended transfers that are kept, the newest first."""
         found = [record for records in self._recent.values() for record in records]
         return sorted(found, key=lambda record: record.ended_s or 0.0, reverse=True)
 
     def find(self, kind: str, number: int) -> TransferRecord | None:
-        """Return a transfer that runs, or has ended lately."""
+        """Return a transfer that runs, or has ended recently."""
         for record in (*self.active, *self.recent):
             if (record.kind, record.number) == (kind, number):
                 return record
@@ -146,8 +146,8 @@ class TransferRecords:
         Start a transfer and record it.
 
         Args:
-            start: begins it; what its Deferred fires with is passed on.
-            ended: notes what its result says.
+            start: begins it; the result of its Deferred is passed on.
+            ended: completes the record from the result.
         """
         self._last += 1
         began_s = self._clock.seconds()
@@ -199,11 +199,11 @@ def _known(cap: str | Cap | None) -> Cap | None:
     try:
         return None if cap is None else as_cap(cap)
     except PipegridError:
-        return None  # whoever uses it reports that
+        return None  # the caller reports the failure
 
 
 def joined(progress: Progress | None, record: TransferRecord) -> Progress:
-    """Return a report of progress that a record gets as well as the caller."""
+    """Return a progress callback that calls the given one, and updates a record."""
     if progress is None:
         return record.progress
 

@@ -1,6 +1,4 @@
-"""
-A directory of a repository: what was read of it last, changes of it, and the directories in it.
-"""
+"""A directory of a repository: its cached list, its changes, and its subdirectories."""
 
 from __future__ import annotations
 
@@ -20,12 +18,12 @@ from pipegrid.tree.directory_reading import ENTRY_BYTES, read_listing
 from pipegrid.tree.public_grid import Grid
 
 MEMORY_BYTES = 32 << 20
-"""Of all lists that are kept; an object takes about 1,000."""
+"""Of all cached lists; an object takes about 1,000."""
 
 
 class ListMemory:
     """
-    Bounds the memory of the lists that are kept: those that were not used for longest are dropped.
+    Bounds the memory of cached lists: the least recently used are dropped.
 
     Args:
         limit_bytes: of all of them.
@@ -37,7 +35,7 @@ class ListMemory:
         self.used_bytes = 0
 
     def keep(self, directory: ObjectDirectory, entries: int) -> None:
-        """A directory has a list of so many entries, and was used."""
+        """The list of a directory has this many entries, and was used."""
         self.drop(directory)
         self._kept[directory] = size = ENTRY_BYTES * (1 + entries)
         self.used_bytes += size
@@ -45,7 +43,7 @@ class ListMemory:
             next(iter(self._kept)).forget()
 
     def drop(self, directory: ObjectDirectory) -> None:
-        """A directory has no list any more."""
+        """The list of a directory was dropped."""
         self.used_bytes -= self._kept.pop(directory, 0)
 
 
@@ -53,12 +51,12 @@ class ObjectDirectory:
     """
     One directory.
 
-    An object that was seen is taken to be there until the directory is read again: its name says what is in
-    it. What was not seen is looked for on the grid. Changes that are asked for at the same time are one
-    publish (``transfer.mutable.write_queue``).
+    An object in the cached list counts as present until the directory is read again: its name is the hash of
+    its content. Other objects are looked up on the grid. Concurrent changes become one publish
+    (``transfer.mutable.write_queue``).
 
     Attributes:
-        cap: that changes it.
+        cap: its write cap.
     """
 
     def __init__(self, grid: Grid, cap: DirectoryCap, memory: ListMemory) -> None:
@@ -80,9 +78,9 @@ class ObjectDirectory:
 
     def read(self) -> Deferred[Mapping[str, Cap]]:
         """
-        Fire with what is in it on the grid, by name: as it is now or later.
+        Fire with its current content on the grid, by name.
 
-        Reads that are asked for while another one runs are one.
+        Reads that are requested while another one runs become one.
         """
         waiting = self._waiters.wait()
         self._wanted = True
@@ -98,7 +96,7 @@ class ObjectDirectory:
                 self._served, self._began_s = waiters, self._grid.clock.seconds()
                 try:
                     children = await self._read()
-                except Exception as error:  # each of them handles it
+                except Exception as error:  # each caller handles it
                     waiters.fail(error)
                 else:
                     waiters.fire(children)
@@ -107,7 +105,7 @@ class ObjectDirectory:
             self._served = None
 
     async def read_since(self, age_s: float) -> Mapping[str, Cap]:
-        """Return what was in it at some time in the last ``age_s`` seconds; changes of ours are in it."""
+        """Return the content at some time in the last ``age_s`` seconds, with all changes of this gateway."""
         since_s = self._grid.clock.seconds() - age_s
         if self._children is not None and self._read_s >= since_s:
             return self._children
@@ -119,7 +117,7 @@ class ObjectDirectory:
         changes = self._changes
         listing = await read_listing(self._grid, self.cap)
         children = {each.name: each.best for each in listing.entries if each.best is not None}
-        if changes == self._changes:  # else it may be what was there before
+        if changes == self._changes:  # otherwise the list may be out of date
             self._keep(children)
             self._read_s = self._began_s
         return children
@@ -129,17 +127,17 @@ class ObjectDirectory:
         self._memory.keep(self, len(children))
 
     def forget(self) -> None:
-        """Drop the list of it that is kept, which is read again when it is needed."""
+        """Drop the cached list; it is read again when it is needed."""
         self._children = None
         self._memory.drop(self)
 
     async def find(self, name: str) -> Cap | None:
-        """Return what is linked by this name, as it was seen last or as it is now."""
+        """Return what has this name in the cached list, or else on the grid."""
         known = self.known(name)
         return (await self.read()).get(name) if known is None else known
 
     def known(self, name: str) -> Cap | None:
-        """Return what was seen by this name last; None: nothing."""
+        """Return what has this name in the cached list; None: nothing."""
         if self._children is None:
             return None
         self._memory.keep(self, len(self._children))
@@ -148,7 +146,7 @@ class ObjectDirectory:
     # Changing.
 
     def look_ahead(self) -> Deferred[None]:
-        """Find out what the next change needs to know; see ``Grid.look_ahead``."""
+        """Fetch what the next change will need; see ``Grid.look_ahead``."""
         return self._grid.look_ahead(self.cap)
 
     async def link(self, name: str, cap: Cap, *, replace: bool = True) -> None:
@@ -156,7 +154,7 @@ class ObjectDirectory:
         Link an object; returns when that is stored.
 
         Raises:
-            ChildExists: there is another one, which is not to be replaced.
+            ChildExists: another object has the name, and ``replace`` is false.
             PipegridError: see ``Directory.change``.
         """
         if self.known(name) == cap:
@@ -169,11 +167,11 @@ class ObjectDirectory:
         self._changed(name, cap)
 
     async def unlink(self, name: str) -> None:
-        """Unlink an object, if it is there; returns when that is stored."""
+        """Unlink an object, if it exists; returns when that is stored."""
         try:
             await self._directory.change([Unlink(name, must_exist=False)])
         finally:
-            self._changed(name, None)  # perhaps; then it is looked for
+            self._changed(name, None)  # perhaps; so it is looked up again
 
     def _changed(self, name: str, cap: Cap | None) -> None:
         self._changes += 1
@@ -185,24 +183,24 @@ class ObjectDirectory:
             self._children[name] = cap
         self._memory.keep(self, len(self._children))
 
-    # The directories in it.
+    # Subdirectories.
 
     async def subdirectory(self, name: str, *, make: bool = False) -> ObjectDirectory | None:
         """
         Return the directory of this name; None if there is none.
 
         Args:
-            make: one that is missing is made.
+            make: create it if it is missing.
 
         Raises:
-            DirectoryError: what is linked by this name is no directory.
+            DirectoryError: what has this name is not a directory.
             PipegridError: the grid failed.
         """
         if name in self._making:
             return await self._making[name].wait()
         cap = self.known(name)
         if cap is None and make and self._children is not None:
-            return await self._make(name)  # if there is one, that finds it
+            return await self._make(name)  # finds an existing one as well
         cap = cap or await self.find(name)
         if cap is None:
             return await self._make(name) if make else None
@@ -210,10 +208,10 @@ class ObjectDirectory:
 
     def opened(self, name: str, cap: Cap) -> ObjectDirectory:
         """
-        Return the directory that is linked by this name.
+        Return the directory that has this name and cap.
 
         Raises:
-            DirectoryError: it is none.
+            DirectoryError: the cap is not that of a directory.
         """
         if not isinstance(cap, DirectoryCap):
             raise DirectoryError(
@@ -224,7 +222,7 @@ class ObjectDirectory:
         return self._subdirectories[cap]
 
     def _make(self, name: str) -> Deferred[ObjectDirectory]:
-        """Make it once, however many wait for it, and however many of them give up."""
+        """Create it once, however many requests wait for it or are cancelled."""
         waiters = self._making.get(name)
         if waiters is not None:
             return waiters.wait()
@@ -255,7 +253,7 @@ class ObjectDirectory:
         return opened
 
     def drop_subdirectories(self) -> None:
-        """Forget all that is in it."""
+        """Forget all subdirectories and their cached lists."""
         self.forget()
         for each in self._subdirectories.values():
             each.drop_subdirectories()

@@ -28,22 +28,22 @@ from pipegrid.reactor.workers import CpuWorkers
 MAX_FILE_BYTES = 1 << 20
 MAX_USERS = 10_000
 MAX_CREDENTIALS_BYTES = 2000
-"""Of the header, in base64."""
+"""Of the header ``Authorization``, in base64."""
 
 LOOK_S = 1.0
-"""How often it is looked whether the file has changed, at most."""
+"""The shortest time between two checks whether the file has changed."""
 
 KNOWN_S = 60.0
-"""A password that was right is not hashed again for so long: bcrypt takes a tenth of a second."""
+"""A correct password is not hashed again within this time: bcrypt takes a tenth of a second."""
 
 MAX_KNOWN = 1000
 AT_ONCE = 1
 MAX_WAITING = 50
-"""Passwords that wait to be hashed; more are refused."""
+"""Passwords that wait to be hashed; further ones are refused."""
 
 _BCRYPT = (b"$2a$", b"$2b$", b"$2y$")
 _BCRYPT_BYTES = 72
-"""bcrypt has never looked at more of a password."""
+"""bcrypt ignores the rest of a password."""
 
 _MAX_COST = 16
 """Beyond that a password takes longer than five seconds to hash, in which nobody else's is."""
@@ -51,7 +51,7 @@ _MAX_COST = 16
 _SHA = b"{SHA}"
 _OTHER_SIGNS = "@._-"
 _DUMMY = b"$2b$05$fGPaBpO4r37ovJvIBO4wQetsIgFq6P.RoThODE5t8sSKIrMKiOM4C"
-"""Of no password that is known."""
+"""A hash that no known password has."""
 
 
 class TooManyPasswords(Exception):
@@ -66,12 +66,12 @@ class _Users:
 
 class PasswordFile:
     """
-    The users that a file names.
+    The users in a file.
 
     Args:
         path: is read again when it has changed.
-        workers: hash passwords.
-        say: is given a sentence for each line that cannot be used, and if the file cannot be read.
+        workers: threads that hash passwords.
+        say: called with a sentence for each unusable line, and if the file cannot be read.
 
     Raises:
         UsageError: the file cannot be read.
@@ -92,7 +92,7 @@ class PasswordFile:
         self._users = self._load()
 
     def names_user(self, authorization: str | None) -> bool:
-        """Return whether a header names a user that the file has; the password is not looked at."""
+        """Return whether a header names a user of the file; the password is not checked."""
         given = parse_credentials(authorization)
         return given is not None and given[0] in self._users.hashes
 
@@ -101,7 +101,7 @@ class PasswordFile:
         Return the user of a request with this header; None if its password is missing or wrong.
 
         Raises:
-            TooManyPasswords: others are being checked.
+            TooManyPasswords: too many others are being checked.
         """
         given = parse_credentials(authorization)
         if given is None:
@@ -116,7 +116,7 @@ class PasswordFile:
         users = self._users
         if not await self._is_right(users.hashes.get(user), password):
             return None
-        if self._users is not users:  # it was changed meanwhile
+        if self._users is not users:  # the file was changed meanwhile
             return await self.user_of(authorization)
         self._known[user] = digest, now + KNOWN_S
         self._known.move_to_end(user)
@@ -141,7 +141,7 @@ class PasswordFile:
         return right and stored is not None
 
     def _like_others(self) -> bytes:
-        """Return a hash for an unknown user, who takes as long as a known one."""
+        """Return a hash for an unknown user, so that the check takes as long as for a known one."""
         return next((each for each in self._users.hashes.values() if each[:4] in _BCRYPT), _DUMMY)
 
     def _look(self) -> None:
@@ -154,7 +154,7 @@ class PasswordFile:
         try:
             self._users = self._load()
         except UsageError as error:
-            # Nobody gets in with what was true once.
+            # While the file cannot be read, old passwords are not accepted.
             self._users = _Users(stamp=self._stamp())
             self._say(str(error))
         self._known.clear()
@@ -186,7 +186,7 @@ class PasswordFile:
 
 
 def parse_users(text: str) -> tuple[dict[str, bytes], list[tuple[int, str]]]:
-    """Return the hash of each user, and what is wrong with which line."""
+    """Return the hash of each user, and for each unusable line its number and a message."""
     hashes: dict[str, bytes] = {}
     problems: list[tuple[int, str]] = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -246,5 +246,5 @@ def is_right(stored: bytes, password: bytes) -> bool:
         return False
     try:
         return bool(bcrypt.checkpw(password[:_BCRYPT_BYTES], stored))
-    except ValueError:  # the hash is not one
+    except ValueError:  # this is not a hash
         return False

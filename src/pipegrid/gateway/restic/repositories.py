@@ -1,8 +1,8 @@
 """
-All repositories: directories below the one that the client's alias ``restic`` stands for.
+All repositories: directories below the directory of the client's alias ``restic``.
 
-Its write cap is so in ``private/aliases``, and ``pipegrid ls restic:`` lists the repositories. The first
-repository makes it.
+``private/aliases`` has its write cap, and ``pipegrid ls restic:`` lists the repositories. Creating the first
+repository creates it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipegrid.tree.public_grid import Grid
 
 ALIAS = "restic"
 MAX_OPEN = 64
-"""Repositories that are remembered."""
+"""Repositories that are kept open."""
 
 
 class Repositories:
@@ -49,10 +49,10 @@ class Repositories:
         Return a repository; None if there is none.
 
         Args:
-            fresh: look on the grid for what other clients may have changed, and read what restic reads next.
+            fresh: read again what other clients may have changed, and read in advance what restic needs next.
 
         Raises:
-            UsageError, CapError: the alias names no directory that can be changed.
+            UsageError, CapError: the alias is not that of a directory that can be changed.
             PipegridError: the grid failed.
         """
         root = self._find_root()
@@ -72,7 +72,7 @@ class Repositories:
 
     async def make(self, folders: Sequence[str]) -> None:
         """
-        Make a repository, if there is none.
+        Create a repository, if it does not exist.
 
         Raises: as ``open``; SinkError: the alias cannot be written.
         """
@@ -99,7 +99,7 @@ class Repositories:
             return None
         cap = parse_cap(text)
         if self._root is None or self._root.cap != cap:
-            check_writable(cap, f"what the alias '{ALIAS}' stands for")
+            check_writable(cap, f"the directory of the alias '{ALIAS}'")
             assert isinstance(cap, DirectoryCap)
             self._root = ObjectDirectory(self._grid, cap, self._memory)
         return self._root

@@ -1,9 +1,9 @@
 """
-A repository of restic: directories by kind, below them immutable files.
+A repository of restic: a directory for each kind of object, with immutable files.
 
-It has the layout that restic has on a disk, ``data`` split into 256 directories by the first byte of the id:
-what ``pipegrid get -r`` fetches is a repository that restic opens. So a pack is linked by a publish of a
-256th of all links; links that are asked for at the same time are joined.
+It has the layout that restic uses on a disk, with ``data`` split into 256 directories by the first byte of
+the id: restic can open what ``pipegrid get -r`` fetches. Linking a pack publishes only a 256th of all links;
+concurrent links become one publish.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ LISTS_AT_ONCE = 16
 """Directories of ``data`` that are read at once for a list."""
 
 KEYS_S = 2.0
-"""The list of keys may be so old."""
+"""The oldest age of the list of keys."""
 
 MAX_KEYS = 20
-"""Keys that are read before restic asks for them: it tries so many."""
+"""Keys that are read in advance, since restic tries up to this many."""
 
 MAX_HELD_LOCKS = 100
 MAX_LOCK_BYTES = 64 << 10
-"""Of a lock that is held in memory; restic's have some 200."""
+"""Of a lock that is held in memory; restic's have about 200."""
 
 SMALL_KINDS = (CONFIG, KEYS)
 
@@ -67,20 +67,20 @@ _LISTED_TOGETHER = {INDEX: SNAPSHOTS, SNAPSHOTS: INDEX}
 File = ChkCap | LitCap
 
 
-# Each command of restic begins by reading keys and config; their contents are kept in memory.
+# Each command of restic begins by reading keys and config, so their contents are cached.
 
 SMALL_BYTES = 16 << 10
-"""The largest object whose content is kept; a config has 155 bytes, a key some 450."""
+"""The largest object whose content is cached; a config has 155 bytes, a key about 450."""
 
 MAX_SMALL = 256
-"""Contents that are kept."""
+"""Contents that are cached."""
 
 SMALL_S = 60.0
-"""For so long, so that what a grid has lost is noticed."""
+"""The longest time in the cache, so that losses on the grid are noticed."""
 
 
 class SmallObjects:
-    """Contents of small objects by their caps, for a minute; one that is being fetched is fetched once."""
+    """Contents of small objects by their caps, cached for a minute; concurrent requests share one fetch."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -91,7 +91,7 @@ class SmallObjects:
         """
         Fire with the content.
 
-        Fails with what ``Grid.read`` fails with.
+        Fails as ``Grid.read`` does.
         """
         waiters = self._fetching.get(cap)
         if waiters is not None:
@@ -122,7 +122,7 @@ class SmallObjects:
 
 
 def is_small(cap: ChkCap | LitCap) -> bool:
-    """Return whether the content of an object is kept."""
+    """Return whether the content of an object is cached."""
     return isinstance(cap, ChkCap) and cap.size <= SMALL_BYTES
 
 
@@ -130,17 +130,17 @@ def is_small(cap: ChkCap | LitCap) -> bool:
 
 
 class ObjectExists(Exception):
-    """There is another ``config``, which is never replaced."""
+    """Another ``config`` exists, which is never replaced."""
 
 
 class Repository:
     """
     One repository.
 
-    An object that has been stored is durable and linked; the directory that it goes to is looked at, or
-    made, while it is stored.
+    When ``store`` returns, the object is stored and linked. The directory for its link is read, or created,
+    while the object is stored.
 
-    **Locks** of a grid that has too few servers to store anything are held in memory: restic locks a
+    If too few servers are reachable to store anything, **locks** are held in memory, since restic locks a
     repository before it reads it. Nothing else is changed until they are stored.
 
     Args:
@@ -157,7 +157,7 @@ class Repository:
         self._ahead: dict[str, tuple[int, float]] = {}
 
     async def make_directories(self) -> None:
-        """Make what is missing of a new repository."""
+        """Create the missing directories of a new repository."""
         await self._directory.read()
         await gather(
             [
@@ -172,7 +172,7 @@ class Repository:
         """
         Begin to read what each command of restic reads first: keys, config, and the list of locks.
 
-        What fails is left to the requests that need it.
+        Failures are ignored, since the requests that need the objects report them.
         """
         self._read_ahead(LOCKS)
         for kind in (CONFIG, KEYS):
@@ -212,7 +212,7 @@ class Repository:
         return await directory.read()
 
     async def content(self, kind: str, found: File) -> bytes | None:
-        """Return the content of an object that is kept in memory; None: it has to be fetched."""
+        """Return the content of an object from the cache; None: it must be fetched."""
         if isinstance(found, LitCap):
             return found.data
         return await self._small.fetch(found) if kind in SMALL_KINDS and is_small(found) else None
@@ -226,7 +226,7 @@ class Repository:
         return found if isinstance(found, ChkCap | LitCap) else None
 
     async def objects(self, kind: str) -> AsyncIterator[list[tuple[str, int]]]:
-        """Yield ids and sizes in bytes of all objects of a kind, a directory's at a time."""
+        """Yield ids and sizes in bytes of all objects of a kind, one directory at a time."""
         directory = await self._directory.subdirectory(kind)
         if directory is None:
             return
@@ -266,10 +266,10 @@ class Repository:
         Store an object; returns when it is linked.
 
         Args:
-            source: what ``Grid.put`` takes; its bytes have been checked. It is read twice.
+            source: as for ``Grid.put``; its bytes have been checked. It is read twice.
 
         Raises:
-            ObjectExists: there is a ``config`` already, with other content.
+            ObjectExists: another ``config`` exists, with different content.
             PipegridError: the grid failed.
         """
         if kind == LOCKS:
@@ -293,8 +293,8 @@ class Repository:
         )
         looking.addErrback(lambda failure: failure)
         try:
-            # Convergent: what restic sends again after an interruption is on the servers already. It is
-            # encrypted by restic, so that equal content says nothing of what was backed up.
+            # With convergence, what restic sends again after an interruption is on the servers already.
+            # restic encrypts the content, so equal content reveals nothing about the files.
             stored = await self._grid.put(source)
         except BaseException:
             looking.addErrback(lambda _: None)
@@ -315,12 +315,12 @@ class Repository:
     async def _ready_directory(self, kind: str, object_id: str) -> ObjectDirectory:
         directory = await self._directory_of(kind, object_id, make=True)
         assert directory is not None
-        with suppress(Exception):  # the change will meet it again, and say so
+        with suppress(Exception):  # if it fails, the change fails as well and reports it
             await directory.look_ahead()
         return directory
 
     async def remove(self, kind: str, object_id: str) -> None:
-        """Unlink an object, if it is there; returns when that is stored."""
+        """Unlink an object, if it exists; returns when that is stored."""
         if kind == LOCKS:
             if self._held.pop(object_id, None) is not None:
                 return
@@ -358,7 +358,7 @@ class Repository:
 
 
 def _objects(children: Mapping[str, Cap]) -> list[tuple[str, int]]:
-    """Return ids and sizes of what restic has stored; other names are not its own."""
+    """Return ids and sizes of restic's objects; other names are ignored."""
     return [
         (name, cap.size)
         for name, cap in children.items()

@@ -29,11 +29,11 @@ V1_TYPE = "application/vnd.x.restic.rest.v1"
 V2_TYPE = "application/vnd.x.restic.rest.v2"
 
 MAX_FOLDERS = 2
-"""A repository is ``NAME`` or ``USER/NAME``, as rest-server has it."""
+"""A repository is ``NAME`` or ``USER/NAME``, as in rest-server."""
 
 MAX_NAME_CHARACTERS = 100
 MAX_PATH_BYTES = 2000
-"""Of a whole path, with its escapes: two names in UTF-8, a kind and an id."""
+"""Of a whole percent-encoded path: two names in UTF-8, a kind and an id."""
 
 _BUCKET = re.compile(r"[0-9a-f]{2}")
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
@@ -43,7 +43,7 @@ _ID = re.compile(r"[0-9a-f]{64}")
 @attrs.frozen
 class RepositoryPath:
     """
-    What a request is about.
+    What a request is for.
 
     Attributes:
         folders: one or two names that lead to the repository.
@@ -62,13 +62,13 @@ class RepositoryPath:
 
     @property
     def file_name(self) -> str:
-        """What the object is called in its directory."""
+        """The name of the object in its directory."""
         return self.object_id or self.kind
 
 
 def parse_path(path: bytes) -> RepositoryPath | None:
     """
-    Return what a path below ``/restic/`` names; None if it is none of the protocol's.
+    Return what a path below ``/restic/`` names; None if it is not part of the protocol.
 
     Args:
         path: as in the request, percent-encoded, without the query.
@@ -106,7 +106,7 @@ def _is_reserved(name: str) -> bool:
 
 
 def is_folder_name(name: str) -> bool:
-    """Return whether a repository, or what it is in, may have this name."""
+    """Return whether a repository, or the folder of one, may have this name."""
     return (
         0 < len(name) <= MAX_NAME_CHARACTERS
         and name.isprintable()
@@ -123,12 +123,12 @@ def is_object_id(text: str) -> bool:
 
 
 def is_bucket(text: str) -> bool:
-    """Return whether a directory in ``data`` has this name."""
+    """Return whether this is the name of a directory in ``data``."""
     return _BUCKET.fullmatch(text) is not None
 
 
 def bucket_of(object_id: str) -> str:
-    """Return which directory in ``data`` an object is in, as in restic's layout on a disk."""
+    """Return the directory in ``data`` of an object, as in restic's layout on a disk."""
     return object_id[:2]
 
 
@@ -136,7 +136,7 @@ def bucket_of(object_id: str) -> str:
 
 
 def list_type(accept: str) -> str:
-    """Return the type of a list for a client that accepts this."""
+    """Return the media type of a list for a client with this header ``Accept``."""
     return V2_TYPE if accept.strip() == V2_TYPE else V1_TYPE
 
 
@@ -150,7 +150,7 @@ def list_items(objects: Iterable[tuple[str, int]], kind: str) -> list[bytes]:
     ]
 
 
-# Ranges. A range beyond the end is an error here: restic does not try it again then.
+# Ranges. A range beyond the end is an error, so that restic does not retry it.
 
 
 @attrs.frozen
@@ -160,7 +160,7 @@ class ObjectRange:
 
     Attributes:
         start, length: in bytes.
-        content_range: the header of a response with less than all; empty: all was asked for.
+        content_range: the header of a partial response; empty: the whole object is requested.
     """
 
     start: int
@@ -170,9 +170,10 @@ class ObjectRange:
 
 def parse_object_range(header: str | None, size: int) -> ObjectRange | None:
     """
-    Return which part of an object of ``size`` bytes a ``Range`` asks for; None if it begins beyond the end.
+    Return the part of an object of ``size`` bytes that a ``Range`` requests; None if it begins beyond the
+    end.
 
-    What is not one range of bytes is ignored, as HTTP permits.
+    Anything but a single range of bytes is ignored, as HTTP permits.
     """
     match = _RANGE.fullmatch(header.strip()) if header is not None and len(header) < 100 else None
     first, last = (match[1], match[2]) if match is not None else ("", "")

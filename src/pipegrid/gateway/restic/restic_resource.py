@@ -2,8 +2,8 @@
 The resource ``/restic``: requests of restic's REST protocol, versions 1 and 2, and their responses.
 
 ``/restic/NAME/`` is a repository, as is ``/restic/USER/NAME/``. Statuses are those of rest-server, so that
-restic knows which failures are final; but an object that is stored again with the same content is no error,
-as restic repeats a request whose response was lost.
+restic knows which failures are final. But storing an object again with the same content succeeds, since
+restic repeats a request whose response was lost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.tree.public_grid import Grid
 
 MAX_OBJECT_BYTES = 1 << 30
-"""restic's packs have 16 MiB, or up to 128 if that is asked for; its largest index has some 30."""
+"""restic's packs have 16 MiB, at most 128 if so configured; its largest index has about 30."""
 
 _OBJECT_TYPE = "application/octet-stream"
 _LOOPBACK = ("127.", "::1", "::ffff:127.")
@@ -56,15 +56,15 @@ def restic_resource(grid: Grid, settings: GatewaySettings) -> IResource:
     Return the resource of ``/restic``.
 
     Raises:
-        UsageError: the password file cannot be read, is missing though users are to have repositories of
-            their own, or is there though nobody is to be asked for a password.
+        UsageError: the password file cannot be read; is missing although each user is to get private
+            repositories; or exists although no passwords are to be required.
     """
     return ResticResource(grid, settings)
 
 
 class ResticResource(Resource):
     """
-    All below ``/restic``: who may do what, then one method for each kind of request.
+    Handles everything below ``/restic``: access, then one method for each kind of request.
 
     Raises:
         UsageError: see ``restic_resource``.
@@ -96,7 +96,7 @@ class ResticResource(Resource):
             )
 
     def look_at_head(self, headers: Headers, length: int | None, body: BodySpool) -> None:
-        """Refuse the body of a client without a password, and one that is too large, before it arrives."""
+        """Refuse a body without a valid user, or one that is too large, before it arrives."""
         body.most_bytes = MAX_OBJECT_BYTES
         body.hasher = hashlib.sha256()
         if length is not None and length > MAX_OBJECT_BYTES:
@@ -120,10 +120,10 @@ class ResticResource(Resource):
 
         checking = Deferred.fromCoroutine(self._passwords.user_of(given))
         checking.addCallback(checked)
-        checking.addErrback(lambda _: None)  # the request meets it, too
+        checking.addErrback(lambda _: None)  # the request raises it again
 
     def render(self, request: Any) -> int:
-        """Start to answer a request; a client that disconnects cancels what it has started."""
+        """Begin to answer a request; a client that disconnects cancels it."""
         return respond(request, self._answer(request), self._grid.clock)
 
     async def _answer(self, request: Any) -> HttpResponse | None:
@@ -156,10 +156,10 @@ class ResticResource(Resource):
             await self._list(request, path)
         return None
 
-    # Who may.
+    # Access.
 
     async def _admitted(self, request: Any) -> str | None:
-        """Return the user of a request; None where no passwords are asked for."""
+        """Return the user of a request; None where no passwords are required."""
         if self._settings.no_auth:
             if _is_on_this_machine(request):
                 return None
@@ -211,10 +211,10 @@ class ResticResource(Resource):
         if method == "DELETE":
             raise WebError(
                 501,
-                "the gateway removes no repositories; 'pipegrid rm restic:NAME' does, on its machine",
+                "the gateway does not remove repositories; run 'pipegrid rm restic:NAME' on its machine",
             )
         if request.args.get(b"create") != [b"true"]:
-            raise WebError(400, "a repository is made by a POST with ?create=true")
+            raise WebError(400, "POST creates a repository only with ?create=true")
         await self._repositories.make(path.folders)
         return HttpResponse()
 
@@ -222,7 +222,9 @@ class ResticResource(Resource):
         repository = await self._repositories.open(path.folders, fresh=fresh)
         if repository is None:
             raise WebError(
-                404, "there is no repository of this name; 'restic init' makes one", _NOT_STORED
+                404,
+                "there is no repository of this name; create it with 'restic init'",
+                _NOT_STORED,
             )
         return repository
 
@@ -244,7 +246,7 @@ class ResticResource(Resource):
     # Objects.
 
     async def _send(self, request: Any, path: RepositoryPath) -> None:
-        # Each command of restic begins so.
+        # Each command of restic begins with this request.
         is_first = path.kind == CONFIG and request.method == b"HEAD"
         repository = await self._opened(path, fresh=is_first)
         found = await repository.find(path.kind, path.object_id)
@@ -276,13 +278,13 @@ class ResticResource(Resource):
         assert body.hasher is not None
         digest = body.hasher.hexdigest()
         if path.kind != CONFIG and not hmac.compare_digest(digest, path.object_id):
-            raise WebError(400, "the body is not what the name says: its SHA-256 is another")
+            raise WebError(400, "the SHA-256 of the body differs from the object's name")
         repository = await self._opened(path)
         source = body.source()
         try:
             await repository.store(path.kind, path.object_id, source)
         except ObjectExists:
-            raise WebError(403, "there is another config, which is not replaced") from None
+            raise WebError(403, "a different config exists already and is not replaced") from None
         finally:
             if not isinstance(source, bytes):
                 source.close()
@@ -320,7 +322,7 @@ def _allowed(path: RepositoryPath) -> tuple[str, ...]:
 
 
 def _path_below(request: Any) -> bytes:
-    """Return the path after ``/restic/``, as the client wrote it."""
+    """Return the path after ``/restic/``, percent-encoded as in the request."""
     path: bytes = request.path
     return path.split(b"/", 2)[-1] if path.count(b"/") > 1 else b""
 

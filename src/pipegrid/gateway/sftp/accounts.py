@@ -1,10 +1,8 @@
 """
-The accounts file, as Tahoe-LAFS has it: names, what proves them, and the caps of their directories.
+The accounts file, in Tahoe-LAFS's format: names, passwords or public keys, and caps of directories.
 
-    # name   password            cap of the account's directory
-    alice    correct-horse       URI:DIR2:...
-    # name   public key          cap
-    bob      ssh-ed25519 AAAA... URI:DIR2-RO:...
+    # name   password            cap of the account's directory alice    correct-horse       URI:DIR2:... #
+    name   public key          cap bob      ssh-ed25519 AAAA... URI:DIR2-RO:...
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ class Account:
     One line of the file.
 
     Attributes:
-        key: a public key as SSH sends it; None: the password proves the name.
+        key: a public key as SSH sends it; None: the account has a password.
         password_hash: SHA-256 with ``salt``.
     """
 
@@ -52,7 +50,7 @@ def parse_accounts(text: str, salt: bytes) -> Iterator[Account]:
         salt: of the hashes of passwords.
 
     Raises:
-        UsageError: a line is wrong; the sentence says which, and nothing secret of it.
+        UsageError: a line is malformed; the message names it, and contains nothing secret.
     """
     lines = text.splitlines()
     if len(lines) > MOST_LINES:
@@ -92,7 +90,7 @@ def _parse_line(line: str, salt: bytes) -> Account:
 
 
 def password_hash(password: bytes, salt: bytes) -> bytes:
-    """Return what passwords are compared by: the same time for all of one length."""
+    """Return the hash by which passwords are compared, in constant time for each length."""
     return hmac.new(salt, password, hashlib.sha256).digest()
 
 
@@ -101,7 +99,7 @@ class Accounts:
     The accounts of a file, which is read again when it has changed.
 
     Raises:
-        UsageError: it cannot be read, or a line is wrong.
+        UsageError: it cannot be read, or a line is malformed.
     """
 
     _log = Logger()
@@ -147,7 +145,9 @@ class Accounts:
         return self._accounts
 
     def with_password(self, name: str, password: bytes) -> Account | None:
-        """Return the account that a password proves; the time does not depend on what is wrong."""
+        """
+        Return the account with this name and password; the time does not depend on which of them is wrong.
+        """
         given = password_hash(password, self._salt)
         found = None
         for account in self._current():
@@ -157,7 +157,7 @@ class Accounts:
         return found
 
     def with_key(self, name: str, key: bytes) -> Account | None:
-        """Return the account that a public key proves, if a signature does."""
+        """Return the account with this public key, whose signature must still be verified."""
         for account in self._current():
             if account.name == name and account.key is not None and account.key == key:
                 return account
@@ -168,5 +168,5 @@ class Accounts:
 
     @property
     def have_passwords(self) -> bool:
-        """Whether one of them is proved by a password."""
+        """Whether any account has a password."""
         return any(account.key is None for account in self._current())

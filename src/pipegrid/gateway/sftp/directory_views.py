@@ -1,6 +1,4 @@
-"""
-Directories as sessions see them: read once for a few seconds, with what this gateway has changed in them.
-"""
+"""Directories as sessions see them: cached for a few seconds, with the changes of this gateway."""
 
 from __future__ import annotations
 
@@ -20,13 +18,13 @@ from pipegrid.tree.directory_reading import ENTRY_BYTES, Entry, read_listing
 from pipegrid.tree.public_grid import Grid
 
 FRESH_S = 3.0
-"""How long a directory that can change is taken to be as it was read; other clients may have changed it."""
+"""How long a mutable directory is cached, while other clients may change it."""
 
 LISTED_S = 0.5
 """The same for a client that lists a directory."""
 
 KEPT_BYTES = 24 << 20
-"""Memory that all views may take; the one read last stays whatever its size."""
+"""Memory for all views; the one read last stays whatever its size."""
 
 _MOST_SIZES = 10_000
 _SIZES_AT_ONCE = 16
@@ -35,7 +33,7 @@ _SIZES_AT_ONCE = 16
 @attrs.define(eq=False)
 class DirectoryView:
     """
-    What is in a directory, as far as is known.
+    The cached content of a directory.
 
     Attributes:
         entries: by name.
@@ -61,7 +59,7 @@ class DirectoryView:
         return (entries[each] for each in names[start:] if each in entries)
 
     def change(self, name: str, entry: Entry | None) -> None:
-        """Note what is at a name now."""
+        """Record the present entry of a name."""
         if (name in self.entries) is (entry is None):
             self._names = None
         if entry is None:
@@ -72,7 +70,7 @@ class DirectoryView:
 
 @attrs.define(eq=False)
 class _Reading:
-    """A directory that is being read, and what was changed in it meanwhile."""
+    """A directory that is being read, and the changes made in it meanwhile."""
 
     waiters: Waiters[DirectoryView] = attrs.field(factory=Waiters)
     changes: dict[str, Entry | None] = attrs.field(factory=dict)
@@ -80,7 +78,7 @@ class _Reading:
 
 class DirectoryViews:
     """
-    The directories of one grid that sessions use, by their caps.
+    The directories of a grid that sessions use, by their caps.
 
     Args:
         grid: an open grid.
@@ -94,7 +92,7 @@ class DirectoryViews:
 
     async def view(self, cap: DirectoryCap, fresh_s: float = FRESH_S) -> DirectoryView:
         """
-        Return a directory, read again if that was done longer ago than ``fresh_s``.
+        Return a directory, read again if the last read is older than ``fresh_s``.
 
         Raises:
             DirectoryError: it is damaged, or beyond the limits.
@@ -110,7 +108,7 @@ class DirectoryViews:
         if reading is None:
             reading = self._reading[cap] = _Reading()
             waiting = reading.waiters.wait()
-            # A session that ends does not end what others wait for.
+            # A session that ends does not cancel a read that others wait for.
             Deferred.fromCoroutine(self._read(cap, reading))
         else:
             waiting = reading.waiters.wait()
@@ -143,11 +141,11 @@ class DirectoryViews:
             total -= gone.memory_bytes
 
     def changed(self, cap: DirectoryCap, name: str, entry: Entry | None) -> None:
-        """Note what this gateway has stored at a name of a directory; None: nothing is there now."""
+        """Record what this gateway has stored under a name of a directory; None: it was removed."""
         index = cap.storage_index
         for other in [each for each, view in self._views.items() if view.storage_index == index]:
             if other != cap:
-                del self._views[other]  # by another cap, which may show other caps of children
+                del self._views[other]  # another cap, which may reveal other caps of children
         if cap in self._reading:
             self._reading[cap].changes[name] = entry
         view = self._views.get(cap)
@@ -156,19 +154,19 @@ class DirectoryViews:
             view.memory_bytes += ENTRY_BYTES if entry is not None else 0
 
     def forget(self, cap: DirectoryCap) -> None:
-        """Read a directory again when it is used: what is known of it may be wrong."""
+        """Read a directory again when it is used: the cached content may be wrong."""
         self._views.pop(cap, None)
 
     def made(self, cap: DirectoryCap) -> None:
-        """Note a directory that was made empty."""
+        """Record a directory that was created empty."""
         now = self._grid.clock.seconds()
         self._views[cap] = DirectoryView({}, now, ENTRY_BYTES, cap.storage_index)
         self._shrink()
 
-    # Sizes of files that can change are not in their caps: servers are asked.
+    # The caps of mutable files do not contain their sizes, so servers are queried.
 
     async def size(self, cap: Cap | None) -> int | None:
-        """Return the size of a file; None: it is unknown, or what this is has none."""
+        """Return the size of a file; None: it is unknown, or this is not a file."""
         if isinstance(cap, (ChkCap, LitCap)):
             return cap.size
         if not isinstance(cap, MutableCap) or cap.access == "verify":
@@ -180,19 +178,19 @@ class DirectoryViews:
         try:
             found = await self._grid.size(cap)
         except PipegridError:
-            return None  # it cannot be read now, which is reported when it is opened
+            return None  # a failure is reported when the file is opened
         self.sized(cap, found)
         return found
 
     def sized(self, cap: MutableCap, size: int) -> None:
-        """Note the size of a file that can change."""
+        """Record the size of a mutable file."""
         self._sizes[cap.storage_index] = size, self._grid.clock.seconds()
         self._sizes.move_to_end(cap.storage_index)
         while len(self._sizes) > _MOST_SIZES:
             self._sizes.popitem(last=False)
 
     async def learn_sizes(self, entries: list[Entry]) -> None:
-        """Ask for the sizes of the files among these that can change, some at a time."""
+        """Query the sizes of the mutable files among these entries, some at a time."""
         caps = iter([entry.cap for entry in entries if isinstance(entry.cap, MutableCap)])
 
         async def ask() -> None:

@@ -1,8 +1,8 @@
 """
-Ranges of a file on the grid, for a client that reads it from its beginning, or here and there.
+Ranges of a file on the grid, for a client that reads it in sequence or at random.
 
-What is read in order comes from one running download that is ahead of the client by a bounded number of
-bytes, and pauses the servers when the client does. Other ranges are fetched one by one.
+Sequential reads share one running download, which is a bounded number of bytes in front of the client, and
+pauses when the client does. Other ranges are fetched one by one.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from pipegrid.reactor.deferreds import Timer, Waiters
 from pipegrid.tree.public_grid import Grid
 
 AHEAD_BYTES = 4 << 20
-"""How far a download may be ahead of its reader."""
+"""How far a download may be in front of its reader."""
 
 _FIRST_AHEAD_BYTES = 256 << 10
-"""The same at its beginning: many programs read the head of a file alone."""
+"""The same at its beginning: many programs read only the head of a file."""
 
 KEPT_BEHIND_BYTES = 512 << 10
-"""What a client has read stays that long, for requests that arrive out of order."""
+"""Bytes that stay after a client has read them, for requests that arrive out of order."""
 
 WHOLE_BYTES = 256 << 10
 """Files up to this size are fetched whole."""
 
 READING_BYTES = 32 << 20
-"""What all downloads may hold for their readers."""
+"""Memory of all downloads."""
 
 MOST_WHOLE_BYTES = 16 << 20
-"""What may be held of files that were fetched whole; beyond that they are fetched again for each request."""
+"""Memory for files that were fetched whole; beyond that they are fetched again for each request."""
 
 MOST_STREAMS = 6
-"""Downloads that may run at once, each of which takes some 20 MB; more readers fetch range by range."""
+"""Downloads that may run at once, each of which takes about 20 MB; further readers fetch range by range."""
 
 MOST_FETCHES = 6
-"""Ranges, and small files, that are fetched at once; the others wait for their turn."""
+"""Ranges, and small files, that are fetched at once; others wait."""
 
 UNUSED_S = 2.0
-"""A download that no request has used for this long gives way to another reader's."""
+"""A download that no request has used for this long may be replaced by another reader's."""
 
 IDLE_S = 30.0
 """A download that no request has used for this long ends."""
@@ -59,7 +59,7 @@ class ReadSpace:
     Divides memory among all files that are being read.
 
     Attributes:
-        whole_bytes: what is held of files that were fetched whole.
+        whole_bytes: held of files that were fetched whole.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class ReadSpace:
         return len(self._streams)
 
     def make_way(self, now: float) -> bool:
-        """Return whether a download may begin, if need be in place of one that is not used."""
+        """Return whether a download may begin, perhaps in place of an unused one."""
         if self.streams >= MOST_STREAMS:
             unused = [
                 each
@@ -85,21 +85,21 @@ class ReadSpace:
         return self.streams < MOST_STREAMS
 
     def begun(self, stream: _ReadAhead) -> None:
-        """Count a download that runs."""
+        """Count a download that has begun."""
         self._streams[stream] = None
 
     def ended(self, stream: _ReadAhead) -> None:
-        """Count a download no more."""
+        """Stop counting a download that has ended."""
         self._streams.pop(stream, None)
 
     @property
     def ahead_bytes(self) -> int:
-        """How far each download may be ahead now."""
+        """How far each download may be in front of its reader now."""
         share = READING_BYTES // max(1, self.streams) - KEPT_BEHIND_BYTES
         return min(AHEAD_BYTES, max(_FIRST_AHEAD_BYTES, share))
 
     async def fetch(self, grid: Grid, cap: Cap, start: int, length: int) -> bytes:
-        """Fetch a range when it is its turn; raises as ``Grid.read`` does."""
+        """Fetch a range when its turn comes; raises as ``Grid.read`` does."""
         await self._turns.acquire()
         try:
             return await grid.read(cap, start, length)
@@ -110,11 +110,11 @@ class ReadSpace:
 @implementer(IConsumer)
 class _ReadAhead:
     """
-    One download from a position of a file to its end, and what of it is held.
+    One download from a position of a file to its end, and the bytes that are held of it.
 
     Attributes:
         start, end: the range of the file that is held.
-        used_at: when it was asked for something, in seconds of the clock.
+        used_at: when it was used last, in seconds of the clock.
     """
 
     def __init__(
@@ -143,12 +143,12 @@ class _ReadAhead:
         self._running.addErrback(self._fail)
 
     def covers(self, offset: int) -> bool:
-        """Return whether what is at an offset is held, or will soon be."""
+        """Return whether the bytes at an offset are held, or will be soon."""
         return not self.failed and self.start <= offset <= self.end + self._ahead_bytes
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a request waits for bytes of it."""
+        """Whether a request waits for its bytes."""
         return bool(self._waiting)
 
     @property
@@ -157,7 +157,7 @@ class _ReadAhead:
         return min(grown, self._space.ahead_bytes)
 
     def read(self, offset: int, length: int) -> Deferred[bytes]:
-        """Return a range that begins where ``covers`` says; it ends within the file."""
+        """Return a range whose start ``covers`` accepts, and which ends within the file."""
         self.used_at = self._clock.seconds()
         waiting: Deferred[bytes] = Deferred(self._forget)
         self._waiting.append((offset, offset + length, waiting))
@@ -208,13 +208,13 @@ class _ReadAhead:
         return b"".join(found)
 
     def _fail(self, failure: Failure) -> None:
-        self.failed = True  # the failure itself would keep all that the download held
+        self.failed = True  # the failure itself would keep alive everything that the download held
         waiting, self._waiting = self._waiting, []
         for *_, each in waiting:
             each.errback(failure)
 
     def stop(self) -> None:
-        """End the download, and release what it holds."""
+        """End the download, and free its memory."""
         if not self._ended:
             self._ended = True
             self._space.ended(self)
@@ -223,7 +223,7 @@ class _ReadAhead:
             self._producer = None
 
     def drop(self) -> None:
-        """Give way to another reader's download."""
+        """End it in favour of another reader's download."""
         self._dropped(self)
 
 
@@ -252,7 +252,7 @@ class FileReader:
 
     async def read(self, offset: int, length: int) -> bytes:
         """
-        Return a range; it is shorter where the file ends before it.
+        Return a range; it is shorter at the end of the file.
 
         Raises:
             PipegridError: the grid could not fetch it.
@@ -272,7 +272,7 @@ class FileReader:
         try:
             return await stream.read(offset, length)
         except GridError:
-            # What the download has met may have passed, and another one asks other servers.
+            # The cause of the failure may be over, and a new download uses other servers.
             return await self._space.fetch(self._grid, self._cap, offset, length)
 
     async def _fetch_whole(self) -> bytes:
@@ -324,7 +324,7 @@ class FileReader:
             self._idle.set(IDLE_S)
 
     def close(self) -> None:
-        """End what is running, and release the memory."""
+        """End running downloads, and free the memory."""
         self._closed = True
         self._idle.stop()
         self._space.whole_bytes -= self._kept_bytes

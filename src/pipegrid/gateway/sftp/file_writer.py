@@ -1,8 +1,8 @@
 """
-Files that clients write: their content in temporary files without names, until a close stores them.
+Files that clients write: temporary files without names, until a close stores them.
 
-A file is stored as a whole when its last handle is closed: an immutable file that takes the place of what its
-directory has, or the content of a mutable one. Until then the grid has what it had before.
+A file is stored as a whole when its last handle is closed: as a new immutable file in place of the linked
+one, or as new content of a mutable one. Until then the grid has the previous content.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pipegrid.tree.directory_reading import Entry
 from pipegrid.tree.public_grid import Grid
 
 MOST_FILES = 512
-"""Files that may be written at once, each of which takes a temporary one."""
+"""Files that may be written at once, each of which takes a temporary file."""
 
 MOST_FILES_OF_ACCOUNT = 256
 """The same of all sessions of one account, so that others can write, too."""
@@ -45,8 +45,8 @@ class TemporarySpace:
     Temporary space of all files that are being written.
 
     Args:
-        directory: where the files are; None: where the system has them.
-        most_bytes: what all of them may take.
+        directory: of the files; None: the system's directory of temporary files.
+        most_bytes: of all of them.
     """
 
     def __init__(self, directory: Path | None, most_bytes: int) -> None:
@@ -57,10 +57,10 @@ class TemporarySpace:
 
     def take(self, count: int) -> None:
         """
-        Reserve bytes, or give back if below 0.
+        Reserve bytes, or free them if the count is negative.
 
         Raises:
-            SftpError: that would be too much.
+            SftpError: that would exceed the limit.
         """
         if self.used_bytes + count > self._most_bytes and count > 0:
             raise SftpError(
@@ -74,7 +74,7 @@ class TemporarySpace:
         Return a new file without a name.
 
         Raises:
-            SftpError: there is no space for it.
+            SftpError: the disk has no space for it.
         """
         try:
             return tempfile.TemporaryFile(prefix="pipegrid-", dir=self._directory)
@@ -104,7 +104,7 @@ def _write_all(file: BinaryIO, data: bytes | bytearray, offset: int) -> None:
 
 class WriteBuffer:
     """
-    The content of one file that is written, by position; small content is held in memory.
+    The content of a file that is being written, by position; small content is held in memory.
 
     Each method that changes it raises SftpError if there is no space.
     """
@@ -120,7 +120,7 @@ class WriteBuffer:
         self._closed = False
 
     def write(self, offset: int, data: bytes) -> None:
-        """Put bytes at a position; what is skipped is zeros."""
+        """Write bytes at a position; a gap is filled with zeros."""
         self._grow(max(self.size, offset + len(data)))
         if self._file is None:
             self._memory[offset : offset + len(data)] = data
@@ -128,7 +128,7 @@ class WriteBuffer:
         _write_all(self._file, data, offset)
 
     def truncate(self, size: int) -> None:
-        """Make the content shorter, or longer by zeros."""
+        """Cut the content, or extend it with zeros."""
         if size > self.size:
             self._grow(size)
             return
@@ -173,7 +173,7 @@ class WriteBuffer:
             raise _no_space(error) from error
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return a range; it is shorter where the content ends before it."""
+        """Return a range; it is shorter at the end of the content."""
         if self._file is None:
             return bytes(self._memory[offset : offset + length])
         try:
@@ -208,7 +208,7 @@ class LinkPlace:
 
     @property
     def key(self) -> tuple[bytes | None, str]:
-        """The same for all caps of the directory."""
+        """A key that is the same for all caps of the directory."""
         return self.directory.cap.storage_index, self.name
 
 
@@ -223,15 +223,16 @@ class WrittenFile:
         place: where it will be stored; None: it was removed, and its content goes with its last handle.
         entry: what its directory has of it; None: nothing yet.
         buffer: its content; see ``WrittenFiles.load``.
-        is_loaded: whether ``buffer`` has what the grid has; if not, that is fetched before the first use.
-        attributes: what was set and is not stored.
-        replace: whether it may take the place of a child that it is not known to be.
+        is_loaded: whether ``buffer`` has the grid's content; if not, that is fetched before the first use.
+        attributes: that were set and are not stored.
+        replace: whether it may replace a child that appeared after it was opened.
         handles: how many are open.
         writers: those of them that may write.
         storing: how many closes are being stored.
-        is_changed: whether there is content that is not stored.
-        is_broken: whether a write has failed: it will not be stored, for it is not what the client meant.
-        is_linking: whether its directory is being changed: its place cannot be changed now.
+        is_changed: whether it has content that is not stored.
+        is_broken: whether a write has failed: then it is not stored, since its content is not what the client
+            meant.
+        is_linking: whether its directory is being changed: its place cannot change now.
     """
 
     owner: object
@@ -253,17 +254,17 @@ class WrittenFile:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What its entry says, with what was set since."""
+        """The metadata of its entry, with the attributes set since."""
         before = self.entry.metadata if self.entry is not None else {}
         return {**before, **metadata_changes(before, "file", self.attributes)}
 
     @property
     def size(self) -> int | None:
-        """How many bytes it has; None: those of its entry's cap, which is not loaded yet."""
+        """Its size in bytes; None: as its entry's cap says, since it is not loaded yet."""
         return self.buffer.size if self.is_loaded else None
 
     def set_attributes(self, change: FileAttributes) -> None:
-        """Set what is not None; the size is content."""
+        """Set what is not None; a change of size changes the content."""
         self.attributes = merged(self.attributes, change)
 
 
@@ -283,7 +284,7 @@ class WrittenFiles:
 
     Args:
         grid: an open grid.
-        views: get what is stored.
+        views: record what is stored.
         now: seconds since 1970, for times of changes.
     """
 
@@ -304,12 +305,12 @@ class WrittenFiles:
         self._idle: Waiters[None] = Waiters()
 
     def at(self, index: bytes | None, name: str) -> WrittenFile | None:
-        """Return the file that is being written at a name of a directory with a storage index."""
+        """Return the file that is being written under a name of the directory with a storage index."""
         return self._at.get((index, name)) if index is not None else None
 
     @property
     def count(self) -> int:
-        """How many files are being written, or stored."""
+        """How many files are being written or stored."""
         return len(self._at)
 
     def in_directory(self, index: bytes | None) -> list[tuple[str, WrittenFile]]:
@@ -328,7 +329,7 @@ class WrittenFiles:
         replace: bool,
     ) -> WrittenFile:
         """
-        Return a file that is written from now on.
+        Return a file that is now being written.
 
         Args:
             account: the directory of the account.
@@ -351,7 +352,7 @@ class WrittenFiles:
         return file
 
     def move(self, file: WrittenFile, place: LinkPlace | None) -> None:
-        """Give a file another place; None: it is removed. What is being written there loses it."""
+        """Move a file to another place; None: it is removed. A file being written there loses the place."""
         if file.place is not None and self._at.get(file.place.key) is file:
             del self._at[file.place.key]
         file.place = place
@@ -360,17 +361,17 @@ class WrittenFiles:
             self._at[place.key] = file
 
     def remove(self, place: LinkPlace) -> None:
-        """What is being written at a place will not be stored there."""
+        """Do not store the file that is being written at a place."""
         there = self._at.pop(place.key, None)
         if there is not None:
             there.place = None
 
     async def load(self, file: WrittenFile, keep_bytes: int | None = None) -> None:
         """
-        Fetch what the grid has of a file, unless that was done; the caller has its lock.
+        Fetch the grid's content of a file, unless that was done; the caller has its lock.
 
         Args:
-            keep_bytes: what of it is needed; None: all.
+            keep_bytes: how much of it is needed; None: all.
 
         Raises:
             PipegridError: the grid could not fetch it, or there is no space for it.
@@ -383,7 +384,7 @@ class WrittenFiles:
         file.is_loaded = True
 
     async def write(self, file: WrittenFile, offset: int | None, data: bytes) -> None:
-        """Put bytes at an offset of a file; None: at its end."""
+        """Write bytes at an offset of a file; None: at its end."""
         await file.lock.acquire()
         try:
             await self.load(file)
@@ -405,7 +406,7 @@ class WrittenFiles:
             file.lock.release()
 
     async def truncate(self, file: WrittenFile, size: int) -> None:
-        """Give a file another size."""
+        """Change the size of a file."""
         await file.lock.acquire()
         try:
             await self.load(file, size)
@@ -422,14 +423,14 @@ class WrittenFiles:
         self, file: WrittenFile, has_written: bool = True, abandon: bool = False
     ) -> None:
         """
-        A handle is closed: what was written is stored, also if others are open.
+        Close a handle: what was written is stored, even if other handles are open.
 
         Args:
             has_written: whether it was a handle for writing.
             abandon: the client has gone without closing it: what it wrote is not stored.
 
         Raises:
-            PipegridError: it could not be stored, and what was written is lost with the last handle.
+            PipegridError: it could not be stored; the content is lost with the last handle.
         """
         file.handles -= 1
         file.writers -= has_written
@@ -437,9 +438,9 @@ class WrittenFiles:
             if has_written and not abandon:
                 await self._store(file)
             elif not file.writers and not file.storing and file.is_changed:
-                self.move(file, None)  # the one that wrote it has gone
+                self.move(file, None)  # the session that wrote it has gone
         finally:
-            if not file.handles:  # else it was opened again while it was stored
+            if not file.handles:  # otherwise it was opened again while it was stored
                 self._forget(file)
             file.linked.fire(None)
 
@@ -452,7 +453,7 @@ class WrittenFiles:
                 self._of_account[file.account] = left
 
     async def sync(self, file: WrittenFile) -> None:
-        """Store what of an open file is not stored; raises as ``release`` does."""
+        """Store the unstored content of an open file; raises as ``release`` does."""
         try:
             await self._store(file)
         finally:
@@ -460,10 +461,10 @@ class WrittenFiles:
 
     async def _store(self, file: WrittenFile) -> None:
         """
-        Store what of a file is not stored.
+        Store the unstored content of a file.
 
         Raises:
-            PipegridError: that was not possible.
+            PipegridError: that failed.
         """
         self._storing += 1
         file.storing += 1
@@ -495,7 +496,7 @@ class WrittenFiles:
             await self._store_attributes(file)
             return
         looking = self._grid.look_ahead(file.place.directory.cap)
-        looking.addErrback(lambda _: None)  # the change will meet it again, and report it
+        looking.addErrback(lambda _: None)  # if it fails, the change fails as well and reports it
         try:
             cap = (await self._grid.put(file.buffer.source)).cap
             await looking
@@ -539,7 +540,7 @@ class WrittenFiles:
         self._views.changed(place.directory.cap, place.name, file.entry)
 
     def now(self) -> tuple[int, int]:
-        """Return the times of a file that changes now, as attributes have them."""
+        """Return the times of a file that changes now, as SFTP attributes."""
         seconds = int(self._time())
         return seconds, seconds
 
@@ -553,7 +554,7 @@ class WrittenFiles:
 
 
 class _Filling(BytesIO):
-    """Takes a download, and puts it into a buffer."""
+    """Writes a download into a buffer."""
 
     written_in_reactor = True
 

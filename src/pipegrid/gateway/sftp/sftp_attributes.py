@@ -1,4 +1,4 @@
-"""Attributes of files as SFTP has them, and the metadata of directory entries that they are stored in."""
+"""SFTP attributes of files, and the metadata of directory entries that holds them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def attributes_of(
     kind: Kind, metadata: Mapping[str, Any], size: int | None, writable: bool
 ) -> FileAttributes:
     """
-    Return what a client is told of an entry.
+    Return the attributes of an entry for a client.
 
     Args:
-        metadata: of the entry, by any writer.
-        size: of a file; None: unknown, or none.
+        metadata: of the entry, from any program.
+        size: of a file; None: unknown, or not a file.
         writable: whether its directory can be changed.
     """
     found = restored(metadata)
@@ -61,9 +61,9 @@ def metadata_changes(
     Return the keys of an entry's metadata that a change of attributes sets, with their values.
 
     Args:
-        before: the metadata as they are.
-        change: what is not None is set; its size and time of access are not metadata.
-        new_content: the content changes as well, so what the entry says of a link is no longer true.
+        before: the present metadata.
+        change: what is not None is set; size and access time are not part of the metadata.
+        new_content: the content changes as well, so the entry must not say any more that this is a link.
     """
     ours = before.get(KEY)
     if isinstance(ours, dict):
@@ -80,7 +80,7 @@ def metadata_changes(
         ours["mode"] = change.mode & _PERMISSIONS
         changes["st_mode"] = _TYPES[kind] | ours["mode"]
     if change.times is not None and ours.get("mtime_ns", -1) // 10**9 != change.times[1]:
-        # Nanoseconds that another program has stored stay where the second is the same.
+        # Nanoseconds that another program has stored stay if the second is the same.
         ours["mtime_ns"] = change.times[1] * 10**9
         changes["mtime"] = float(change.times[1])
     if change.ids is not None:
@@ -89,13 +89,13 @@ def metadata_changes(
 
 
 def attributes_of_new(asked: FileAttributes) -> FileAttributes:
-    """Return those of a new file or directory: only its owner may write, as on most systems."""
+    """Return the attributes of a new file or directory: only its owner may write, as on most systems."""
     mode = None if asked.mode is None else asked.mode & ~0o022
     return FileAttributes(None, asked.ids, mode, asked.times)
 
 
 def long_name(name: str, attributes: FileAttributes) -> str:
-    """Return the line that ``ls -l`` of a client shows."""
+    """Return the line for ``ls -l`` in a client."""
     uid, gid = attributes.ids or (0, 0)
     changed = attributes.times[1] if attributes.times else 0
     try:

@@ -1,4 +1,4 @@
-"""What a client has open: files for reading, files that are written, directories that are listed."""
+"""Open handles of a client: files for reading, files for writing, and listed directories."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pipegrid.gateway.sftp.sftp_messages import (
 from pipegrid.gateway.sftp.sftp_tree import AccountTree, Path, Spot, no_such_file, shown
 
 MAX_OFFSET = 1 << 50
-"""No file reaches that far; a larger number is a mistake."""
+"""A larger offset is a mistake."""
 
 
 @attrs.define(eq=False)
 class OpenListing:
-    """A directory that is listed, and the name that was listed last."""
+    """A directory that is being listed, with the last name sent."""
 
     tree: AccountTree
     spot: Spot
@@ -32,7 +32,7 @@ class OpenListing:
     ended: bool = False
 
     async def page(self) -> list[bytes]:
-        """Return the next entries; none at the end."""
+        """Return the next entries; an empty list at the end."""
         if self.ended:
             return []
         names, self.after = await self.tree.page(self.cap, self.after)
@@ -40,11 +40,11 @@ class OpenListing:
         return names
 
     async def attributes(self) -> FileAttributes:
-        """Return those of the directory."""
+        """Return the attributes of the directory."""
         return await self.tree.attributes(self.spot)
 
     async def close(self, abandon: bool = False) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing: a listing holds nothing."""
 
 
 @attrs.define(eq=False)
@@ -56,11 +56,11 @@ class ReadHandle:
     reader: FileReader
 
     async def read(self, offset: int, length: int) -> bytes:
-        """Return a range; nothing at the end of the file."""
+        """Return a range; no bytes at the end of the file."""
         return await self.reader.read(offset, length)
 
     async def attributes(self) -> FileAttributes:
-        """Return those that the file had when it was opened."""
+        """Return the attributes that the file had when it was opened."""
         return await self.tree.attributes(self.spot)
 
     async def close(self, abandon: bool = False) -> None:
@@ -70,10 +70,10 @@ class ReadHandle:
 @attrs.define(eq=False)
 class WriteHandle:
     """
-    A handle of a file that is being written; it may be for reading alone.
+    A handle of a file that is being written; the handle may be for reading only.
 
     Attributes:
-        append: whether all that is written goes to the end.
+        append: whether all writes go to the end.
     """
 
     tree: AccountTree
@@ -83,19 +83,19 @@ class WriteHandle:
     append: bool
 
     async def read(self, offset: int, length: int) -> bytes:
-        """Return a range as it is now; nothing at the end of the file."""
+        """Return a range of the present content; no bytes at the end of the file."""
         if not self.may_read:
             raise SftpError("the file is open for writing only", Status.PERMISSION_DENIED)
         return await self.tree.files.read(self.file, offset, length)
 
     async def write(self, offset: int, data: bytes) -> None:
-        """Put bytes into the file."""
+        """Write bytes into the file."""
         self._check_writable()
         _check_offset(offset + len(data))
         await self.tree.files.write(self.file, None if self.append else offset, data)
 
     async def set_attributes(self, change: FileAttributes) -> None:
-        """Change size, mode or times, which the close stores."""
+        """Change size, mode or times; the close stores them."""
         self._check_writable()
         if change.size is not None:
             _check_offset(change.size)
@@ -107,7 +107,7 @@ class WriteHandle:
         await self.tree.files.sync(self.file)
 
     async def attributes(self) -> FileAttributes:
-        """Return those of the file as it is now."""
+        """Return the present attributes of the file."""
         return await self.tree.written_attributes(self.file)
 
     async def close(self, abandon: bool = False) -> None:
@@ -139,12 +139,12 @@ async def open_file(
     Open a file.
 
     Args:
-        owner: the session; files that two sessions make at the same time are two, and the last close counts.
+        owner: the session; if two sessions create the same file, each has its own, and the last close counts.
         flags: see ``OpenFlag``.
         attributes: of a new file.
 
     Raises:
-        SftpError: it is not possible.
+        SftpError: that is not possible.
     """
     spot = await tree.locate(path)
     if flags & OpenFlag.EXCLUSIVE and flags & OpenFlag.CREATE and spot.exists:
@@ -156,7 +156,9 @@ async def open_file(
     if flags & OpenFlag.WRITE:
         return await _open_for_writing(tree, owner, spot, flags, attributes)
     if not flags & OpenFlag.READ:
-        raise SftpError("a file is opened for reading or for writing", Status.BAD_MESSAGE)
+        raise SftpError(
+            "the request opens a file neither for reading nor for writing", Status.BAD_MESSAGE
+        )
     if not spot.exists:
         raise no_such_file(path)
     if spot.written is not None:
@@ -169,10 +171,10 @@ async def _open_for_reading(tree: AccountTree, spot: Spot, space: ReadSpace) -> 
     assert spot.entry is not None
     cap = spot.entry.cap
     if cap is None:
-        raise SftpError(f"no cap of '{shown(spot.path)}' is known that reads it")
+        raise SftpError(f"no read cap of '{shown(spot.path)}' is known")
     size = await tree.views.size(cap)
     if size is None:
-        size = await tree.grid.size(cap)  # it failed, and says why
+        size = await tree.grid.size(cap)  # the size query failed; this raises its error
     return ReadHandle(tree, spot, FileReader(tree.grid, cap, size, space))
 
 
@@ -185,7 +187,7 @@ async def _open_for_writing(
     truncate = bool(flags & OpenFlag.TRUNCATE)
     file = spot.written
     if file is not None and truncate and file.owner is not owner:
-        file = None  # that session's file stays its own
+        file = None  # the other session's file stays separate
     if file is None:
         replace = spot.exists or not flags & OpenFlag.EXCLUSIVE
         empty = truncate or spot.entry is None
@@ -212,5 +214,5 @@ async def _open_for_writing(
 
 
 def data_length(length: int) -> int:
-    """Return how many bytes of a read are answered; a client asks again for the rest."""
+    """Return how many bytes a read returns; the client requests the rest again."""
     return min(length, MAX_DATA_BYTES)

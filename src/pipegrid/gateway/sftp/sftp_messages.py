@@ -1,5 +1,5 @@
 """
-Messages of SFTP, version 3, as bytes: requests taken apart within bounds, and replies.
+Messages of SFTP, version 3, as bytes: bounded parsing of requests, and replies.
 
 Source: draft-ietf-secsh-filexfer-02, and OpenSSH's PROTOCOL for its extensions.
 """
@@ -28,7 +28,7 @@ _MAX_EXTENDED_ATTRIBUTES = 64
 
 
 class RequestKind(IntEnum):
-    """What a client asks for."""
+    """What a request does, as its type number."""
 
     INIT = 1
     OPEN = 3
@@ -85,10 +85,10 @@ class OpenFlag(IntEnum):
 
 class SftpError(PipegridError):
     """
-    A request that cannot be done; the client gets the sentence.
+    A request that fails; the client gets the message.
 
     Attributes:
-        status: what the client's program decides by.
+        status: the code by which the client's program decides.
     """
 
     def __init__(self, message: str, status: Status = Status.FAILURE) -> None:
@@ -97,7 +97,7 @@ class SftpError(PipegridError):
 
 
 class MalformedRequest(SftpError):
-    """The bytes are not a request of this protocol; what follows them cannot be trusted either."""
+    """The bytes are not a request of this protocol, and later bytes cannot be parsed either."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"the request is malformed: {why}", Status.BAD_MESSAGE)
@@ -109,7 +109,7 @@ _SIZE, _IDS, _MODE, _TIMES, _EXTENDED = 1, 2, 4, 8, 1 << 31
 @attrs.frozen
 class FileAttributes:
     """
-    What a client says of a file, or is told of one; None: nothing.
+    Attributes of a file, from or for a client; None: not given.
 
     Attributes:
         size: bytes.
@@ -138,9 +138,9 @@ class FileAttributes:
 
 class Fields:
     """
-    The fields of one request, taken in their order.
+    The fields of one request, read in their order.
 
-    Each method raises MalformedRequest if the field is not complete, or longer than allowed.
+    Each method raises MalformedRequest if the field is incomplete, or longer than allowed.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -148,22 +148,22 @@ class Fields:
         self._at = 0
 
     def uint32(self) -> int:
-        """Return the next field, a number."""
+        """Return the next field, a 32-bit number."""
         return int.from_bytes(self._take(4), "big")
 
     def uint64(self) -> int:
-        """Return the next field, a number."""
+        """Return the next field, a 64-bit number."""
         return int.from_bytes(self._take(8), "big")
 
     def string(self, most_bytes: int) -> bytes:
-        """Return the next field, of at most ``most_bytes``."""
+        """Return the next field, a string of at most ``most_bytes``."""
         length = self.uint32()
         if length > most_bytes:
             raise MalformedRequest(f"a field has {length} bytes; at most {most_bytes} are allowed")
         return self._take(length)
 
     def attributes(self) -> FileAttributes:
-        """Return the next field; extended attributes are skipped."""
+        """Return the next field, attributes; extended ones are skipped."""
         flags = self.uint32()
         size = self.uint64() if flags & _SIZE else None
         ids = (self.uint32(), self.uint32()) if flags & _IDS else None
@@ -186,7 +186,7 @@ class Fields:
 
 
 class RequestBuffer:
-    """Bytes of a channel, and the requests that are complete; at most one request and a window are held."""
+    """Bytes of a channel, split into requests; at most one request and a window are held."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -203,10 +203,10 @@ class RequestBuffer:
 
     def next(self) -> tuple[int, bytes, int] | None:
         """
-        Return the type and fields of the next request, and how many bytes it took; None: not complete.
+        Return the type and fields of the next request, and its length in bytes; None: it is incomplete.
 
         Raises:
-            MalformedRequest: it is empty, or too long; nothing after it can be found.
+            MalformedRequest: it is empty, or too long, so the next request cannot be found.
         """
         if len(self) < 4:
             return None
@@ -232,25 +232,25 @@ def message(kind: ReplyKind, fields: bytes) -> bytes:
 
 
 def version_reply(extensions: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return the answer to INIT: our version, and names and versions of extensions."""
+    """Return the reply to INIT: the version of the protocol, and names and versions of extensions."""
     pairs = b"".join(packed_string(name) + packed_string(value) for name, value in extensions)
     return message(ReplyKind.VERSION, VERSION.to_bytes(4, "big") + pairs)
 
 
 def status_reply(number: int, status: Status, text: str = "") -> bytes:
-    """Return how a request ended."""
+    """Return the reply with the outcome of a request."""
     data = text.encode("utf-8", "replace")[:2000]
     fields = struct.pack(">2L", number, status) + packed_string(data) + packed_string(b"en")
     return message(ReplyKind.STATUS, fields)
 
 
 def handle_reply(number: int, handle: bytes) -> bytes:
-    """Return the handle of what was opened."""
+    """Return the reply with a handle."""
     return message(ReplyKind.HANDLE, number.to_bytes(4, "big") + packed_string(handle))
 
 
 def data_reply(number: int, data: bytes) -> bytes:
-    """Return content of a file."""
+    """Return the reply with content of a file."""
     return message(ReplyKind.DATA, number.to_bytes(4, "big") + packed_string(data))
 
 
@@ -264,10 +264,10 @@ def packed_name(name: bytes, long_name: bytes, attributes: FileAttributes) -> by
 
 
 def names_reply(number: int, names: list[bytes]) -> bytes:
-    """Return entries of a directory, or the one name that was asked for; see ``packed_name``."""
+    """Return the reply with entries of a directory, or with a single name; see ``packed_name``."""
     return message(ReplyKind.NAME, struct.pack(">2L", number, len(names)) + b"".join(names))
 
 
 def extended_reply(number: int, fields: bytes) -> bytes:
-    """Return the answer of an extension."""
+    """Return the reply of an extension."""
     return message(ReplyKind.EXTENDED_REPLY, number.to_bytes(4, "big") + fields)

@@ -1,4 +1,4 @@
-"""SFTP for a grid: the factory that an endpoint listens with."""
+"""The SFTP server of a grid, and the factory for its endpoint."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class SftpBounds:
     Bounds of the SFTP server.
 
     Attributes:
-        directory: where files are that are being written; None: where the system has temporary files.
-        temporary_bytes: what all of them may take.
+        directory: of files that are being written; None: the system's directory of temporary files.
+        temporary_bytes: of all of them.
     """
 
     directory: Path | None = None
@@ -41,7 +41,7 @@ class SftpBounds:
 
 
 class FreeSpaceMeter:
-    """How much more a grid can store, asked of its servers now and then."""
+    """How much more a grid can store, queried from its servers at intervals."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -49,7 +49,7 @@ class FreeSpaceMeter:
         self._asked_at: float | None = None
 
     def __call__(self) -> Deferred[int]:
-        """Fire with bytes of files, as far as servers say it; see ``sftp_session.SpaceMeter``."""
+        """Fire with bytes of files, as the servers report them; see ``sftp_session.SpaceMeter``."""
         return Deferred.fromCoroutine(self._measure())
 
     async def _measure(self) -> int:
@@ -79,7 +79,7 @@ class SftpServer:
         key: the server's; see ``ssh_server.host_key``.
 
     Attributes:
-        factory: for an endpoint to listen with.
+        factory: for the endpoint.
     """
 
     _log = Logger()
@@ -106,10 +106,10 @@ class SftpServer:
 
     async def stop(self, ending_s: float) -> None:
         """
-        Wait until what clients have closed is stored, then disconnect them.
+        Wait until the files that clients have closed are stored, then disconnect the clients.
 
         Args:
-            ending_s: the longest wait; what is not stored then is not, and is reported.
+            ending_s: the longest wait; files not stored by then are lost, which is logged.
         """
         await timeout_or(self._files.stored(), ending_s, self._grid.clock)
         left = self._files.count
@@ -126,10 +126,10 @@ def open_sftp(grid: Grid, settings: SftpSettings, directory: Path) -> SftpServer
     Return the SFTP server of a gateway.
 
     Args:
-        directory: where files are that are being written; it is made if it is missing.
+        directory: of files that are being written; created if missing.
 
     Raises:
-        UsageError: the accounts, or the key, cannot be read or made.
+        UsageError: the accounts or the key cannot be read or created.
     """
     accounts = Accounts(settings.accounts)
     key = host_key(settings.private_key, settings.public_key)
@@ -145,5 +145,5 @@ def open_sftp(grid: Grid, settings: SftpSettings, directory: Path) -> SftpServer
 def sftp_factory(
     grid: Grid, accounts: Accounts, host_keys: Key, bounds: SftpBounds | None = None
 ) -> SftpFactory:
-    """Return what an endpoint listens with; see ``SftpServer``."""
+    """Return the factory for an endpoint; see ``SftpServer``."""
     return SftpServer(grid, accounts, host_keys, bounds).factory

@@ -1,6 +1,4 @@
-"""
-One client's SFTP: requests from a channel to operations, and their replies, as many at once as is bounded.
-"""
+"""An SFTP session: requests of a channel, the operations that they start, and their replies."""
 
 from __future__ import annotations
 
@@ -56,16 +54,16 @@ from pipegrid.gateway.sftp.sftp_tree import (
 )
 
 MOST_HANDLES = 1024
-"""Of one session."""
+"""Open in one session."""
 
 MOST_REQUESTS = 64
-"""That one session may have running; the others wait in its channel."""
+"""Requests of one session that run at once; others wait in its channel."""
 
 _CONTENT_SHARE = 2
-"""The part of the channel's window that content of running requests may have: one divided by this."""
+"""Running requests may hold this fraction of the channel's window as content: one divided by this."""
 
 _REQUEST_BYTES = 1024
-"""What a request is counted as in addition to content."""
+"""Memory of a request in addition to its content."""
 
 EXTENSIONS = (
     (b"posix-rename@openssh.com", b"1"),
@@ -85,7 +83,7 @@ _FRUITLESS = (
     RequestKind.LSTAT,
     RequestKind.FSTAT,
 )
-"""Requests that nothing comes of when the client has gone."""
+"""Requests without effect once the client has gone."""
 
 _BLOCK_BYTES = 4096
 _NO_LINKS = "symbolic and hard links cannot be stored here; copy the file instead"
@@ -93,15 +91,15 @@ _READ_ONLY = 1  # ST_RDONLY
 
 
 class Channel(Protocol):
-    """What a session needs of the connection that it is on."""
+    """What a session needs of its connection."""
 
     @property
     def is_blocked(self) -> bool:
-        """Whether replies would have to wait; ``SftpSession.resume`` is called when that ends."""
+        """Whether replies must wait; ``SftpSession.resume`` is called when that ends."""
 
     @property
     def localWindowSize(self) -> int:
-        """How many bytes the client may send before they are used."""
+        """How many bytes the client may send before they are consumed."""
 
     def write(self, data: bytes) -> None: ...
 
@@ -113,14 +111,14 @@ class Channel(Protocol):
 
 
 class SpaceMeter(Protocol):
-    """Says how much more can be stored."""
+    """Returns how much more can be stored."""
 
     def __call__(self) -> Deferred[int]: ...
 
 
 @attrs.define(eq=False)
 class _Running:
-    """A request that is not answered yet."""
+    """A request that has no reply yet."""
 
     deferred: Deferred[bytes]
     kind: int
@@ -187,7 +185,7 @@ class SftpSession:
             b"hardlink@openssh.com": self._symlink,
         }
 
-    # Bytes in, replies out.
+    # Input and replies.
 
     def received(self, data: bytes) -> None:
         if not self._closed and not self._ending:
@@ -195,7 +193,7 @@ class SftpSession:
             self.resume()
 
     def resume(self) -> None:
-        """Begin requests that have arrived, as far as replies can be sent and bounds allow."""
+        """Begin requests that have arrived, as far as replies can be sent and limits allow."""
         if self._pumping:
             return
         self._pumping = True
@@ -260,15 +258,15 @@ class SftpSession:
             self._channel.consumed(taken)
 
     def ended(self) -> None:
-        """The client asks for nothing more: when all is answered, the channel is closed."""
+        """The client sends no more requests: the channel is closed after the last reply."""
         self._ending = True
         self.resume()
 
     def closed(self) -> None:
         """
-        The channel is gone: files that the client has not closed are not stored.
+        The channel is closed: files that the client has not closed are not stored.
 
-        What it asked for is done to its end, since some clients do not wait for answers; reads are given up.
+        Running requests end normally, since some clients do not wait for replies; reads are cancelled.
         """
         if self._closed:
             return
@@ -453,7 +451,7 @@ class SftpSession:
         return names_reply(number, [packed_name(path, path, FileAttributes())])
 
     async def _readlink(self, number: int, fields: Fields) -> bytes:
-        raise SftpError("it is not a symbolic link; there are none here")
+        raise SftpError("it is not a symbolic link; this server has none")
 
     async def _symlink(self, number: int, fields: Fields) -> bytes:
         raise SftpError(_NO_LINKS, Status.OP_UNSUPPORTED)
@@ -491,7 +489,7 @@ class SftpSession:
 
 
 def _content_bytes(kind: int, data: bytes) -> int:
-    """Return how many bytes of content a request holds while it runs, or its reply will have."""
+    """Return how many bytes of content a running request holds, or its reply will have."""
     if kind == RequestKind.READ:
         return data_length(int.from_bytes(data[-4:], "big"))
     if kind == RequestKind.READDIR:

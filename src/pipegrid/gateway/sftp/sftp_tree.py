@@ -1,4 +1,4 @@
-"""What an account's paths lead to, and changes of it: the operations of SFTP on names."""
+"""An account's tree: paths, and the operations of SFTP on names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pipegrid.tree.directory import Child, Directory, move
 from pipegrid.tree.directory_reading import Entry, Kind
 from pipegrid.tree.public_grid import Grid
 
-# Paths as clients write them, and names of children that such a path can lead to.
+# Paths as clients write them, and names of children that can be part of such a path.
 
 Path = tuple[str, ...]
 
@@ -40,12 +40,12 @@ MOST_NAMES = 1000
 
 def names_of_path(path: bytes) -> tuple[str, ...]:
     """
-    Return the names in a path, from the account's directory on; ``.`` and ``..`` are resolved.
+    Return the names in a path from the account's directory; ``.`` and ``..`` are resolved.
 
-    There are no links, so ``a/..`` is where it began.
+    There are no symbolic links, so ``a/..`` is the directory of ``a``.
 
     Raises:
-        SftpError: no child can be named so.
+        SftpError: no child can have such a name.
     """
     try:
         text = path.decode("utf-8")
@@ -67,15 +67,16 @@ def names_of_path(path: bytes) -> tuple[str, ...]:
 
 
 def path_of_names(names: Sequence[str]) -> bytes:
-    """Return the path, from the account's directory on."""
+    """Return the path from the account's directory."""
     return ("/" + "/".join(names)).encode("utf-8")
 
 
 def name_for_client(name: str) -> bytes | None:
     """
-    Return the name of a child as clients get it; None: no path leads to it, or it would lead somewhere else.
+    Return the name of a child for clients; None: no path leads to it, or a path with this name would mean
+    something else.
 
-    Directories on a grid may have been written by anybody's program.
+    Any program may have written the directory.
     """
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         return None
@@ -88,7 +89,7 @@ def name_for_client(name: str) -> bytes | None:
 # What paths lead to.
 
 PAGE_BYTES = 120 << 10
-"""Of one answer with entries of a directory: sshfs disconnects where an answer has more than 128 KiB."""
+"""Of one reply with entries of a directory: sshfs disconnects after a reply of more than 128 KiB."""
 
 _ANY_TIME = float("inf")
 
@@ -99,9 +100,9 @@ class Spot:
     What a path leads to.
 
     Attributes:
-        path: names from the account's directory on.
-        above: the directories that it leads through, the account's first.
-        entry: what the last of them has of it; None: nothing.
+        path: names from the account's directory.
+        above: the directories of the path, the account's first.
+        entry: in the last of them; None: none.
         written: the file that is being written there.
     """
 
@@ -116,16 +117,16 @@ class Spot:
 
     @property
     def kind(self) -> Kind:
-        """What is there; a file, if nothing is."""
+        """What exists there; a file, if nothing does."""
         return "file" if self.written is not None or self.entry is None else self.entry.kind
 
     @property
     def directory(self) -> DirectoryCap:
         """
-        The directory that is there.
+        The cap of the directory there.
 
         Raises:
-            SftpError: something else is, or nothing.
+            SftpError: this is not a directory, or does not exist.
         """
         cap = None if self.entry is None else self.entry.best
         if not self.exists:
@@ -136,17 +137,17 @@ class Spot:
 
 
 def shown(path: Path) -> str:
-    """Return a path as a message can show it."""
+    """Return a path for a message."""
     return printable("/" + "/".join(path))[:300]
 
 
 def no_such_file(path: Path) -> SftpError:
-    """Return the error of a path that leads to nothing."""
+    """Return the error for a path that leads to nothing."""
     return SftpError(f"there is no '{shown(path)}'", Status.NO_SUCH_FILE)
 
 
 def is_writable(cap: DirectoryCap) -> bool:
-    """Return whether a cap changes its directory."""
+    """Return whether a cap can change its directory."""
     return isinstance(cap.file, MutableCap) and cap.file.access == "write"
 
 
@@ -155,7 +156,8 @@ class AccountTree:
     The tree of one account.
 
     Args:
-        root: what its paths begin at; its mode and times have no entry, and are kept until the end.
+        root: the directory in which its paths begin; it has no entry, so its mode and times are kept in
+            memory.
     """
 
     def __init__(
@@ -172,7 +174,7 @@ class AccountTree:
         Return what a path leads to.
 
         Raises:
-            SftpError: a directory on it is missing, or is not a directory.
+            SftpError: a directory of the path is missing, or is not a directory.
             PipegridError: one could not be read.
         """
         if not path:
@@ -191,7 +193,7 @@ class AccountTree:
 
     def place(self, spot: Spot) -> LinkPlace:
         """
-        Return where something can be stored.
+        Return the place where something can be stored.
 
         Raises:
             SftpError: the account must not change that directory.
@@ -209,10 +211,10 @@ class AccountTree:
 
     async def attributes(self, spot: Spot) -> FileAttributes:
         """
-        Return what a client is told of what a path leads to.
+        Return the attributes for a client of what a path leads to.
 
         Raises:
-            SftpError: nothing is there.
+            SftpError: it does not exist.
         """
         if not spot.exists:
             raise no_such_file(spot.path)
@@ -226,7 +228,7 @@ class AccountTree:
         return self._attributes(spot.entry, size, is_writable(spot.above[-1]))
 
     async def written_attributes(self, file: WrittenFile) -> FileAttributes:
-        """Return what a client is told of a file that is being written."""
+        """Return the attributes for a client of a file that is being written."""
         size = file.size
         if size is None and file.entry is not None:
             size = await self.views.size(file.entry.best)
@@ -247,7 +249,7 @@ class AccountTree:
         Set mode, times and owner of what a path leads to; they are stored in its entry.
 
         Raises:
-            SftpError: nothing is there, or it cannot be changed.
+            SftpError: it does not exist, or cannot be changed.
         """
         if not spot.exists:
             raise no_such_file(spot.path)
@@ -263,7 +265,7 @@ class AccountTree:
             await self.set_attributes(await self.locate(spot.path), change)
             return
         if file is not None and (file.writers or file.storing):
-            file.set_attributes(change)  # stored with its content, by its close
+            file.set_attributes(change)  # stored with its content when it is closed
             return
         if spot.entry is None:
             raise no_such_file(spot.path)
@@ -291,9 +293,9 @@ class AccountTree:
 
     async def page(self, cap: DirectoryCap, after: str | None) -> tuple[list[bytes], str | None]:
         """
-        Return entries of a directory after a name, and the name of the last; it is None at the end.
+        Return entries of a directory after a name, and the last name of them; None at the end.
 
-        Children that no path can name are left out.
+        Children that cannot be part of a path are left out.
         """
         view = await self.views.view(cap, _ANY_TIME)
         chosen: list[tuple[Entry | None, WrittenFile | None, str, bytes]] = []
@@ -334,16 +336,16 @@ class AccountTree:
 
     async def make_directory(self, spot: Spot, attributes: FileAttributes) -> None:
         """
-        Make a directory.
+        Create a directory.
 
         Raises:
-            SftpError: something has its name, or it cannot be made there.
+            SftpError: something has its name, or it cannot be created there.
         """
         place = self.place(spot)
         if spot.exists:
             raise SftpError(f"'{shown(spot.path)}' exists")
         looking = self.grid.look_ahead(place.directory.cap)
-        looking.addErrback(lambda _: None)  # the change will meet it again, and report it
+        looking.addErrback(lambda _: None)  # if it fails, the change fails as well and reports it
         try:
             made = await self.grid.create_directory()
             await looking
@@ -364,7 +366,7 @@ class AccountTree:
         Remove an empty directory.
 
         Raises:
-            SftpError: it is not one, or not empty.
+            SftpError: this is not a directory, or not empty.
         """
         cap = spot.directory
         place = self.place(spot)
@@ -388,15 +390,15 @@ class AccountTree:
 
     async def remove_file(self, spot: Spot) -> None:
         """
-        Remove a file; what is open of it stays readable until it is closed.
+        Remove a file; open handles can still read it.
 
         Raises:
-            SftpError: nothing is there, or a directory.
+            SftpError: it does not exist, or is a directory.
         """
         if not spot.exists:
             raise no_such_file(spot.path)
         if spot.kind == "directory":
-            raise SftpError(f"'{shown(spot.path)}' is a directory; remove it as one")
+            raise SftpError(f"'{shown(spot.path)}' is a directory; remove it with rmdir")
         place = self.place(spot)
         file = spot.written
         if file is not None and file.is_linking:
@@ -415,13 +417,13 @@ class AccountTree:
 
     async def rename(self, old: Path, new: Path, replace: bool) -> None:
         """
-        Give something another name, or another directory.
+        Rename something, perhaps into another directory.
 
         Args:
-            replace: whether a file, or an empty directory, that has the new name may be replaced.
+            replace: whether a file, or an empty directory, of the new name may be replaced.
 
         Raises:
-            SftpError: it is not possible.
+            SftpError: that is not possible.
         """
         source, target = await self.locate(old), await self.locate(new)
         if not source.exists:
@@ -480,7 +482,7 @@ class AccountTree:
 
 
 def _with_names(entries: Iterator[Entry], written: list[str]) -> Iterator[tuple[str, Entry | None]]:
-    """Yield entries in the order of names, and names of which there is no entry yet."""
+    """Yield entries in the order of names, with the names of new files that have no entry yet."""
     pairs = heapq.merge(
         ((entry.name, 0, entry) for entry in entries),
         ((name, 1, None) for name in written),
@@ -494,7 +496,7 @@ def _with_names(entries: Iterator[Entry], written: list[str]) -> Iterator[tuple[
 
 
 class _Changing:
-    """A change of directories: if it fails, they are read again, and errors are said in SFTP's terms."""
+    """A change of directories: if it fails, they are read again, and the error becomes an SFTP status."""
 
     def __init__(self, views: DirectoryViews, places: tuple[LinkPlace, ...]) -> None:
         self._views = views
@@ -515,7 +517,7 @@ class _Changing:
 
 
 def status_of_error(error: BaseException) -> tuple[Status, str]:
-    """Return how a request ended that raised this, and the sentence for its user."""
+    """Return the status of a request that raised this, and the message for the user."""
     if isinstance(error, SftpError):
         return error.status, str(error)
     if isinstance(error, NoSuchChild):
@@ -526,4 +528,4 @@ def status_of_error(error: BaseException) -> tuple[Status, str]:
         return Status.FAILURE, str(error)
     if isinstance(error, CancelledError):
         return Status.FAILURE, "the gateway is closing"
-    return Status.FAILURE, "the gateway has an error of its own, which its log has"
+    return Status.FAILURE, "the gateway failed unexpectedly; its log has the details"

@@ -1,8 +1,8 @@
 """
-SSH by Twisted Conch, with one service, SFTP, and bounds on everything that a client sends.
+SSH by Twisted Conch, with SFTP as the only service, and limits on everything that a client sends.
 
-Conch opens a channel's window again before anything has used its bytes, and waits ten hours for a login; both
-are done here.
+Conch reopens a channel's window before its bytes have been used, and waits ten hours for a login; this module
+replaces both.
 """
 
 from __future__ import annotations
@@ -49,29 +49,29 @@ from pipegrid.gateway.sftp.accounts import Account, Accounts
 from pipegrid.gateway.sftp.sftp_session import SftpSession
 
 LOGIN_S = 120.0
-"""A connection that has not logged in by then is closed."""
+"""A connection is closed if the client has not logged in after this time."""
 
 MOST_CONNECTIONS = 256
 MOST_LOGINS = 64
-"""Connections that have not logged in; the oldest gives way to a new one."""
+"""Connections without a login; a further one closes the oldest."""
 
 MOST_CHANNELS = 8
 """Of one connection."""
 
 MOST_ATTEMPTS = 20
-"""Requests to log in that may fail on one connection: clients offer one key after the other."""
+"""Failed login requests on one connection: clients offer one key after the other."""
 
 MOST_PASSWORDS = 5
-"""Passwords that may fail on one connection."""
+"""Wrong passwords on one connection."""
 
 FAILURES, FAILURE_S = 20, 6.0
-"""Passwords from one address that may fail at once, and how long one counts."""
+"""Wrong passwords from one address at a time, and how long each counts."""
 
 _MOST_ADDRESSES = 1000
 
 MOST_SESSIONS = 320
 FULL_SESSIONS = 32
-"""Sessions with full windows; more than that get small ones."""
+"""Sessions with full windows; further ones get small ones."""
 
 WINDOW_BYTES = 2 << 20
 """What a client may send on a channel before it is used."""
@@ -81,11 +81,11 @@ SMALL_WINDOW_BYTES = 256 << 10
 _PACKET_BYTES = 32 << 10
 _LEAST_PACKET_BYTES = 1024
 _LOGIN_BUFFER_BYTES = 40_000
-"""The longest packet before the login, with what SSH demands of a server."""
+"""The longest packet before the login; SSH requires that a server accepts this much."""
 
 _BUFFER_BYTES = 320 << 10
 STALLED_S = 600.0
-"""A client that accepts no byte of what is being sent for this long is disconnected."""
+"""A client that accepts no byte for this long is disconnected."""
 
 _CLOSE_S = 10.0
 NO_SHELL = (
@@ -101,7 +101,7 @@ _CLIENT_ALGORITHMS = (
     b"rsa-sha2-512",
     b"rsa-sha2-256",
 )
-"""By which clients may sign: none with SHA-1."""
+"""The algorithms by which clients may sign: none with SHA-1."""
 
 log = Logger()
 
@@ -110,11 +110,11 @@ MakeSession = Callable[["SftpChannel", Account], SftpSession]
 
 @provider(ILogObserver)
 def _ignored(event: Any) -> None:
-    """Take an event of the log that needs no line."""
+    """Ignore an event of Conch's log."""
 
 
 class LoginLimit:
-    """Counts passwords that failed, by address; each is forgotten after a while."""
+    """Counts wrong passwords by address; each is forgotten after a while."""
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
@@ -125,7 +125,7 @@ class LoginLimit:
         return max(0.0, count - (self._clock.seconds() - since) / FAILURE_S)
 
     def may_try(self, host: str) -> bool:
-        """Return whether a password from an address is looked at."""
+        """Return whether a password from an address is checked."""
         return self._level(host) < FAILURES
 
     def failed(self, host: str) -> None:
@@ -133,7 +133,7 @@ class LoginLimit:
         self._note(host, 1)
 
     def succeeded(self, host: str) -> None:
-        """A password that was counted was right."""
+        """A password that was counted as wrong was right."""
         self._note(host, -1)
 
     def _note(self, host: str, change: int) -> None:
@@ -146,7 +146,7 @@ class LoginLimit:
 @implementer(IConchUser)
 @attrs.define(eq=False)
 class Login:
-    """A client that has proved an account."""
+    """A client that has logged in to an account."""
 
     account: Account
     conn: Any = None
@@ -157,19 +157,19 @@ class Login:
     def lookupSubsystem(self, *arguments: object) -> None: ...
 
     def gotGlobalRequest(self, requestType: bytes, data: bytes) -> int:
-        """Refuse to listen for others, and whatever else a client asks of the connection."""
+        """Refuse all global requests, such as listening on a port."""
         return 0
 
 
 class AccountChecker:
-    """Proves accounts, for Twisted's ``Portal``."""
+    """Checks passwords and public keys, for Twisted's ``Portal``."""
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
 
     @property
     def credentialInterfaces(self) -> tuple[Any, ...]:
-        """What may prove an account."""
+        """The kinds of credentials that are accepted."""
         if self._accounts.have_passwords:
             return (ISSHPrivateKey, IUsernamePassword)
         return (ISSHPrivateKey,)
@@ -208,7 +208,7 @@ class AccountChecker:
 
 
 class SftpUserAuth(SSHUserAuthServer):
-    """Bounds what clients try, and how long."""
+    """Limits how often, and how long, a client tries to log in."""
 
     _log = Logger(observer=_ignored)
     loginTimeout = int(LOGIN_S)
@@ -228,14 +228,16 @@ class SftpUserAuth(SSHUserAuthServer):
         return super().ssh_USERAUTH_REQUEST(packet)
 
     def auth_password(self, packet: bytes) -> Deferred[Any]:
-        """See ``SSHUserAuthServer``; an address that has guessed too much is not listened to."""
+        """See ``SSHUserAuthServer``; an address with too many wrong passwords is refused."""
         limit, host = self.transport.factory.limit, self.transport.host
         self._passwords += 1
         if self._passwords > MOST_PASSWORDS or not limit.may_try(host):
             refused: Deferred[Any] = Deferred()
             self.clock.callLater(self.passwordDelay, refused.errback, UnauthorizedLogin("too many"))
             return refused
-        limit.failed(host)  # until it turns out to be right: others may be tried at the same time
+        limit.failed(
+            host
+        )  # counted as wrong until it proves right, since a client may try others at the same time
 
         def succeeded(result: Any) -> Any:
             limit.succeeded(host)
@@ -282,7 +284,7 @@ class SftpChannel(SSHChannel):
         self.conn.transport.watch_progress()
 
     def startWriting(self) -> None:
-        """There is space in the client's window."""
+        """The client's window has space again."""
         self.window_is_full = False
 
     def addWindowBytes(self, data: int) -> None:
@@ -291,7 +293,7 @@ class SftpChannel(SSHChannel):
         self.resume()
 
     def resume(self) -> None:
-        """Go on, if nothing is blocked."""
+        """Continue, unless sending is blocked."""
         if self.session is not None and not self.buf:
             self.session.resume()
 
@@ -300,7 +302,7 @@ class SftpChannel(SSHChannel):
             self.session.received(data)
 
     def extReceived(self, dataType: int, data: bytes) -> None:
-        """Ignore it, and let the client send as much again."""
+        """Ignore extended data, and let the client send as many more bytes."""
         self.consumed(len(data))
 
     def consumed(self, count: int) -> None:
@@ -316,11 +318,11 @@ class SftpChannel(SSHChannel):
         return 1
 
     def request_exec(self, data: bytes) -> int:
-        """Refuse a command by a sentence."""
+        """Refuse a command, with a message."""
         return self._refuse()
 
     def request_shell(self, data: bytes) -> int:
-        """Refuse a shell by a sentence."""
+        """Refuse a shell, with a message."""
         return self._refuse()
 
     def _refuse(self) -> int:
@@ -339,22 +341,22 @@ class SftpChannel(SSHChannel):
         self.loseConnection()
 
     def finish(self) -> None:
-        """Close the channel in good order: some clients take anything else for a failure."""
+        """Close the channel with an exit status: some clients treat anything else as a failure."""
         if not self.localClosed:
             self.conn.sendRequest(self, b"exit-status", bytes(4))
             self.conn.sendEOF(self)
             self.loseConnection()
 
     def request_pty_req(self, data: bytes) -> int:
-        """Accept it, so that the client shows why there is no shell."""
+        """Accept a terminal, so that the client shows why there is no shell."""
         return 1
 
     def request_env(self, data: bytes) -> int:
-        """Refuse variables: no program gets them."""
+        """Refuse environment variables: no program gets them."""
         return 0
 
     def eofReceived(self) -> None:
-        """The client will ask for nothing more: what it has asked for is done to its end."""
+        """The client sends no more requests: those that it has sent are finished."""
         if self.session is not None:
             self.session.ended()
         elif not self._refused:
@@ -369,7 +371,7 @@ class SftpChannel(SSHChannel):
 
 
 class SftpConnection(SSHConnection):
-    """The channels of one client: a few, for sessions only."""
+    """The channels of one client: a few, all for sessions."""
 
     _log = Logger(observer=_ignored)
     transport: Any
@@ -390,7 +392,7 @@ class SftpConnection(SSHConnection):
         return channel
 
     def ssh_CHANNEL_DATA(self, packet: bytes) -> None:
-        """See ``SSHConnection``; the window is opened again when the bytes have been used."""
+        """See ``SSHConnection``; the window is reopened when the bytes have been used."""
         number, length = struct.unpack(">2L", packet[:8])
         channel = self.channels[number]
         if length > min(channel.localWindowLeft, channel.localMaxPacket):
@@ -409,7 +411,7 @@ class SftpConnection(SSHConnection):
         channel.extReceived(kind, getNS(packet[8:])[0])
 
     def resume(self) -> None:
-        """The connection takes bytes again."""
+        """The connection accepts bytes again."""
         for channel in list(self.channels.values()):
             channel.resume()
 
@@ -423,7 +425,7 @@ class SftpTransport(SSHServerTransport):
         is_blocked: whether bytes would have to wait here.
     """
 
-    # Conch writes much to the log, whose sentences are no one's here; what matters is logged by the factory.
+    # Conch logs a lot, in its own wording; the factory logs what matters.
     _log = Logger(observer=_ignored)
     version = b"PipeGrid"
     ourVersionString = b"SSH-2.0-PipeGrid"
@@ -448,7 +450,7 @@ class SftpTransport(SSHServerTransport):
 
     @property
     def has_login(self) -> bool:
-        """Whether the client has proved an account."""
+        """Whether the client has logged in."""
         return hasattr(self, "avatar")
 
     def connectionMade(self) -> None:
@@ -474,18 +476,18 @@ class SftpTransport(SSHServerTransport):
                 timer.cancel()
         self.factory.lost(self)
         super().connectionLost(reason)
-        # Circles would keep what was to be sent until the interpreter looks for them.
+        # Reference cycles would keep unsent bytes until the garbage collector runs.
         self.buf = b""
         self.service = None
 
     def dataReceived(self, data: bytes) -> None:
-        """See ``SSHServerTransport``; what makes no sense ends the connection."""
+        """See ``SSHServerTransport``; malformed input ends the connection."""
         if self._ended:
             return
         try:
             super().dataReceived(data)
         except Exception as error:
-            # Conch takes what it gets for well-formed: any kind of error says that it is not.
+            # Conch assumes that its input is well-formed: any exception means that it is not.
             self.factory.malformed(self, error)
             self.abort()
             return
@@ -493,21 +495,21 @@ class SftpTransport(SSHServerTransport):
             self.abort()
 
     def sendDisconnect(self, reason: int, desc: bytes) -> None:
-        """See ``SSHServerTransport``; a client that does not read it is not waited for."""
+        """See ``SSHServerTransport``; does not wait for a client that does not read it."""
         if not self._ended:
             super().sendDisconnect(reason, desc)
             self._ended = True
             self.factory.clock.callLater(_CLOSE_S, self.transport.abortConnection)
 
     def receiveError(self, reasonCode: int, description: bytes) -> None:
-        """A client says why it leaves, which is no error of anybody."""
+        """The client gives the reason why it disconnects, which is not an error."""
 
     def sendExtInfo(self, extensions: list[tuple[bytes, bytes]]) -> None:
         """See ``SSHTransportBase``; clients may sign with other algorithms than the server."""
         super().sendExtInfo([(b"server-sig-algs", b",".join(_CLIENT_ALGORITHMS))])
 
     def ssh_KEXINIT(self, packet: bytes) -> None:
-        """See ``SSHServerTransport``; before the login there is one exchange of keys."""
+        """See ``SSHServerTransport``; only one key exchange is allowed before the login."""
         self._exchanges += 1
         if self._exchanges > 1 and not self.has_login:
             self.sendDisconnect(DISCONNECT_PROTOCOL_ERROR, b"log in first")
@@ -520,7 +522,7 @@ class SftpTransport(SSHServerTransport):
         self._exchanging = False
         self._resume()
 
-    # The connection says when it takes no more bytes.
+    # The transport pauses and resumes its producer.
 
     def pauseProducing(self) -> None:
         """The client does not read."""
@@ -539,7 +541,7 @@ class SftpTransport(SSHServerTransport):
             self.service.resume()
 
     def watch_progress(self) -> None:
-        """Bytes wait for the client, for a bounded time."""
+        """Close the connection if the client accepts nothing for a time."""
         if self._stall_timer is None and not self._ended:
             self._progressed_s = self.factory.clock.seconds()
             self._stall_timer = self.factory.clock.callLater(STALLED_S, self._check_progress)
@@ -605,7 +607,7 @@ class SftpFactory(SSHFactory):
         return made
 
     def opened(self, connection: SftpTransport) -> None:
-        """A client has connected; of too many that have not logged in the oldest is closed."""
+        """A client has connected; if too many have not logged in, the oldest of those is closed."""
         self.connections[connection] = None
         waiting = [each for each in self.connections if not each.has_login]
         if len(waiting) > MOST_LOGINS:
@@ -615,21 +617,21 @@ class SftpFactory(SSHFactory):
         self.connections.pop(connection, None)
 
     def malformed(self, connection: SftpTransport, error: Exception) -> None:
-        """A client has sent what is not SSH."""
+        """A client has sent malformed SSH."""
         log.info(
-            "an SSH client at {host} sent what makes no sense ({kind}), and was disconnected",
+            "an SSH client at {host} sent malformed data ({kind}) and was disconnected",
             host=connection.host,
             kind=type(error).__name__,
         )
 
     def disconnect_all(self) -> None:
-        """End the connections that exist."""
+        """End all connections of clients."""
         for connection in list(self.connections):
             connection.abort()
 
 
 class _AccountPortal(Portal):
-    """Asks the checker each time what may prove an account, since the file may change."""
+    """Asks the checker each time which credentials are accepted, since the file may change."""
 
     def __init__(self, checker: AccountChecker) -> None:
         super().__init__(checker)  # type: ignore[arg-type]
@@ -647,7 +649,7 @@ def _only(names: list[bytes], *parts: bytes) -> list[bytes]:
     return [name for name in names if any(part in name for part in parts)]
 
 
-# The key by which clients recognise the server: made at the first start, then always the same.
+# The host key: created at the first start, and always the same after that.
 
 _RSA_BITS = 3072
 _MOST_KEY_BYTES = 64 << 10
@@ -655,12 +657,12 @@ _MOST_KEY_BYTES = 64 << 10
 
 def host_key(private: Path, public: Path) -> Key:
     """
-    Return the server's key; it is made, with its public half, unless it exists.
+    Return the server's key; it is created, with its public half, unless it exists.
 
-    A new key is Ed25519, or RSA or ECDSA if the name of its file says so.
+    A new key is Ed25519, or RSA or ECDSA if the file is named so.
 
     Raises:
-        UsageError: the files cannot be read or made, or are not keys.
+        UsageError: the files cannot be read or created, or are not keys.
     """
     try:
         if not private.exists():

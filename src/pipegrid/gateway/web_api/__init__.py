@@ -1,1 +1,1 @@
-"""Tahoe-LAFS's web API: requests to operations on a grid, and their results to responses."""
+"""Tahoe-LAFS's web API: requests become operations on a grid, and their results become responses."""

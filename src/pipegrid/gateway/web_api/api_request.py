@@ -1,4 +1,4 @@
-"""A request of the web API, taken apart, and what its handlers have in common."""
+"""A parsed request of the web API, and functions that its handlers share."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ApiRequest:
     One request of the web API.
 
     Attributes:
-        http: twisted.web's request: what streams writes to it, and finishes it.
+        http: twisted.web's request: a handler that streams writes to it, and finishes it.
         method: ``GET`` for HEAD, too; see ``is_head``.
-        names: the decoded parts of the path, from the first on (``uri``).
-        stored: the body as an immutable file, which is stored while its path is followed; None: it is not.
+        names: the decoded parts of the path, from the first (``uri``).
+        stored: the body as an immutable file, stored while the path is followed; None: not stored.
     """
 
     http: Any
@@ -43,7 +43,7 @@ class ApiRequest:
     stored: Deferred[Cap] | None = None
 
     def allowed(self, cap: Cap | None) -> None:
-        """Do nothing if an object may be given to clients; see ``Grid.check_access``."""
+        """Raise an error if clients must not access an object; see ``Grid.check_access``."""
         self.grid.check_access(cap)
 
     def header(self, name: str) -> str | None:
@@ -53,18 +53,18 @@ class ApiRequest:
 
 
 Handler = Callable[[ApiRequest, FoundObject], Awaitable[HttpResponse | None]]
-"""Answers a request about an object; returns None if it has written the response itself, and finished it."""
+"""Handles a request for an object; returns None if it has written the response itself, and finished it."""
 
 Answerer = Callable[[ApiRequest], Coroutine[Any, Any, HttpResponse | None]]
-"""The same of a request about something else."""
+"""The same for a request that is not for an object."""
 
 
 def api_request(http: Any, grid: Grid, settings: GatewaySettings) -> ApiRequest:
     """
-    Return a request taken apart.
+    Parse a request.
 
     Raises:
-        WebError, BodyRefused: it makes no sense.
+        WebError, BodyRefused: it is malformed.
     """
     method = http.method.decode("ascii", "replace")
     query = http.uri.partition(b"?")[2]
@@ -80,18 +80,18 @@ def api_request(http: Any, grid: Grid, settings: GatewaySettings) -> ApiRequest:
 
 
 def method_not_allowed(call: ApiRequest, allowed: str) -> WebError:
-    """Return the error of a method that is not defined for a path."""
+    """Return the error for a method that a path does not support."""
     if call.method in ("GET", "POST"):
-        return WebError(405, f"this is not answered to {call.method}", {"Allow": allowed})
+        return WebError(405, f"the method {call.method} is not allowed here", {"Allow": allowed})
     return WebError(501, f"the method {call.method[:20]} is not supported here")
 
 
 class ApiResource(Resource):
     """
-    Answers all requests below a path with a function.
+    Handles all requests below a path with a function.
 
     Args:
-        answer: what it does.
+        answer: the function.
     """
 
     isLeaf = True
@@ -113,7 +113,7 @@ class ApiResource(Resource):
 
 
 def when_done(call: ApiRequest, text: str, status: int = 200) -> HttpResponse:
-    """Return the response of what has succeeded: a text, or where ``when_done`` leads."""
+    """Return the response after a success: a text, or a redirection to ``when_done``."""
     target = call.arguments.get("when_done")
     if target:
         return redirect(local_target(target))
@@ -122,10 +122,10 @@ def when_done(call: ApiRequest, text: str, status: int = 200) -> HttpResponse:
 
 def local_target(target: str) -> str:
     """
-    Return a place of the gateway itself, for a redirection.
+    Return a redirection target if it is on the gateway.
 
     Raises:
-        WebError: it is elsewhere, so that a page could use the gateway's address for its own.
+        WebError: it is on another site, for which a page could use the gateway's address.
     """
     if target.startswith(("//", "/\\")) or "\\" in target or ":" in target.partition("/")[0]:
         raise WebError(400, "when_done leads to another site; give a path of this gateway")

@@ -1,7 +1,7 @@
 """
-Ranges, entity tags and file names of downloads: pure decisions from headers.
+Ranges, entity tags and file names of downloads: decisions from headers; pure.
 
-A range that makes no sense is ignored, as RFC 9110 wants; of several the first counts.
+A malformed range is ignored, as RFC 9110 requires; of several ranges the first is used.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ByteRange:
     Attributes:
         start, length: in bytes.
         size: of the whole file.
-        partial: a range was asked for.
+        partial: a range was requested.
     """
 
     start: int
@@ -60,7 +60,7 @@ class ByteRange:
 
 def parse_range(header: str | None, size: int) -> ByteRange:
     """
-    Return what of a file of ``size`` bytes a ``Range`` asks for.
+    Return the part of a file of ``size`` bytes that a ``Range`` requests.
 
     Raises:
         WebError: it begins after the end of the file.
@@ -79,7 +79,7 @@ def parse_range(header: str | None, size: int) -> ByteRange:
             raise _beyond(size)
         return ByteRange(start, length, size, True)
     start = int(first)
-    # Without an end a range ends at the end of the file, so that one that begins there makes no sense.
+    # A range without an end extends to the end of the file, so one that begins there would be empty.
     if (int(last) if last else size - 1) < start:
         return whole
     if start >= size:
@@ -115,7 +115,7 @@ def matches(header: str | None, tag: str) -> bool:
 def content_type(name: str) -> str:
     """Return the media type of a file by its name; ``text/plain`` if it is not known."""
     found, encoding = _TYPES.guess_type("x/" + name.lower().replace("/", "_"), strict=False)
-    if encoding is not None:  # what it is packed with, not what is in it
+    if encoding is not None:  # the encoding is that of the compression, not of the content
         found = _PACKED.get(encoding, "application/octet-stream")
     return found or "text/plain"
 

@@ -11,10 +11,10 @@ from pipegrid.errors import NotEnoughSharesError
 from pipegrid.transfer.mutable.mutable_check import MutableCheckResult
 from pipegrid.transfer.results import CheckResult, RepairResult
 
-# Fields, texts and their capital letters are those of Tahoe-LAFS's web API; its clients compare some.
+# Fields and texts are exactly those of Tahoe-LAFS's web API; its clients compare some.
 #
-# **Healthy** is what Tahoe-LAFS calls so: a good copy of each share, and one version. The engine wants the
-# shares on as many servers as can have them, too; a repair does that as well, and says that it did.
+# **Healthy** has Tahoe-LAFS's meaning: a good copy of each share, and one version. PipeGrid also wants the
+# shares on as many servers as possible; a repair does that as well, and reports it.
 
 Json = dict[str, Any]
 
@@ -36,7 +36,7 @@ def is_healthy(result: CheckResult) -> bool:
 
 
 def summary(result: CheckResult) -> str:
-    """Return how an object is, in the words of Tahoe-LAFS."""
+    """Return the health of an object as Tahoe-LAFS's text."""
     if is_healthy(result):
         return "Healthy"
     found, k, n = len(result.good_shares), result.required_shares, result.total_shares
@@ -132,7 +132,7 @@ def repair_json(outcome: CheckResult | RepairResult | None, *, failed: bool = Fa
         return _repair(check_json(outcome), check_json(outcome), failed or lost, False)
     attempted, after = was_repaired(outcome), check_json(outcome.after)
     if attempted and not isinstance(outcome.after, MutableCheckResult):
-        # Tahoe-LAFS has these words after the repair of such a file only.
+        # Tahoe-LAFS writes this text only after the repair of a mutable file.
         after["summary"] = "healthy" if after["results"]["healthy"] else "not healthy"
     successful = attempted and outcome.after.is_complete
     return _repair(check_json(outcome.before), after, attempted, successful)
@@ -149,7 +149,7 @@ _NO_SHARES: Json = {
         "list-corrupt-shares": [],
     },
 }
-"""Of an object that is in its cap, with what ``tahoe check --repair`` reads in any case."""
+"""Of a literal object, with the fields that ``tahoe check --repair`` always reads."""
 
 
 def _repair(before: Json, after: Json, attempted: bool, successful: bool) -> Json:
@@ -163,13 +163,13 @@ def _repair(before: Json, after: Json, attempted: bool, successful: bool) -> Jso
 
 
 def was_repaired(outcome: RepairResult) -> bool:
-    """Return whether anything had to be made again, or was."""
+    """Return whether shares were missing, or were stored again."""
     return bool(outcome.uploaded) or not outcome.before.healthy
 
 
 def check_recoverable(result: CheckResult) -> None:
     """
-    Raise the error of a repair that has too few shares of an immutable object.
+    Raise the error of a repair if too few shares of an immutable object were found.
 
     Raises:
         NotEnoughSharesError: it cannot be restored.

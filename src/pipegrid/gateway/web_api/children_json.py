@@ -1,8 +1,7 @@
 """
-Children in the body of a request: JSON, and the capabilities in it, to links.
+Children and their capabilities in the body of a request: JSON to links.
 
-Where a capability goes depends on its kind: an unknown one is never taken for a read cap unless its prefix
-says so.
+An unknown capability is a write cap unless its prefix says that it only reads.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pipegrid.gateway.web_api.web_errors import WebError
 
 READ_ONLY, IMMUTABLE = "ro.", "imm."
 Caps = tuple[Cap, "Cap | None"]
-"""What a ``Link`` takes: its cap, and the read cap of an unknown one."""
+"""The arguments of a ``Link``: its cap, and the read cap of an unknown one."""
 
 
 def parse_children(data: bytes) -> dict[str, dict[str, Any]]:
@@ -35,7 +34,7 @@ def parse_children(data: bytes) -> dict[str, dict[str, Any]]:
     Return the properties of each child by name; an empty body has none.
 
     Raises:
-        WebError: it is not the JSON of children.
+        WebError: this is not the JSON of children.
     """
     if not data.strip():
         return {}
@@ -86,7 +85,7 @@ def link_of_caps(
     Return the edit that links one child.
 
     Args:
-        rw, ro: its capabilities as they were given; perhaps none.
+        rw, ro: its capabilities as they were given; may be empty.
 
     Raises:
         WebError: they cannot be linked.
@@ -135,7 +134,7 @@ def packed_children(children: dict[str, dict[str, Any]]) -> list[PackedChild]:
     Return the entries of an immutable directory.
 
     Raises:
-        WebError: a child may change, or its capability is not known.
+        WebError: a child is mutable, or of an unknown kind.
     """
     return [
         PackedChild(name, immutable_child(given), given.get("metadata") or {})
@@ -148,14 +147,14 @@ def immutable_child(given: dict[str, Any]) -> Cap:
     Return the capability of a child of an immutable directory.
 
     Raises:
-        WebError: it may change, or nothing is known of it.
+        WebError: the child is mutable, or of an unknown kind.
     """
     rw, ro = given.get("rw_uri") or "", given.get("ro_uri") or ""
     text = rw or ro
     if not text:
         return UnknownCap(
             ""
-        )  # only a name and metadata, as magic-folder stores that a file was deleted
+        )  # only name and metadata, with which magic-folder records a deleted file
     cap = _parsed(text)
     file = cap.file if isinstance(cap, DirectoryCap) else cap
     if isinstance(file, (ChkCap, LitCap)):

@@ -29,33 +29,33 @@ from pipegrid.tree.public_grid import Grid
 from pipegrid.tree.tree_check import CheckReports, FirstMet, TreeSummary, check_trees
 from pipegrid.tree.walk import Met, TreePath, TreeStats, Unreadable, walk
 
-# What is below a directory, found by the engine's walk; each object once, literal ones every time.
+# Everything below a directory, each object once, literal ones every time.
 #
-# A directory that cannot be read ends nothing. It is named at the end: in a stream by a line that begins with
-# "ERROR:", as Tahoe-LAFS has it, in results under "unreadable". Only if the root cannot be read there is no
-# result, but its error.
+# A directory that cannot be read does not end the operation. It is reported at the end: in a stream by a line
+# that begins with "ERROR:", as in Tahoe-LAFS, in results under "unreadable". Only an unreadable root makes
+# the operation fail.
 #
-# **Repairs that fail.** The engine gives the error of a repair and not what its check found; so those objects
-# are checked once more, at the end, and both are told.
+# **Failed repairs.** A failed repair reports its error, not what its check found. So those objects are
+# checked again at the end, and both are reported.
 
 MAX_ERRORS = 100
-"""Directories and repairs that are named, and objects that are checked once more; others are counted."""
+"""Errors that are listed, and objects that are checked again; further ones are counted."""
 
 STATS_VERSION = 1
 
 
 class LineSink(Protocol):
-    """Takes the lines of a stream."""
+    """Receives the lines of a stream."""
 
     def write(self, line: bytes) -> None:
-        """Send a line; it never refuses."""
+        """Send a line; never raises."""
 
     async def ready(self) -> None:
-        """Return when the reader takes more."""
+        """Return when the reader accepts more."""
 
 
 def object_json(path: TreePath, cap: Cap | None) -> Json:
-    """Return what a stream says of an object, by the cap that grants most of those that are known."""
+    """Return an object in a stream, with the known cap that grants most."""
     return {
         "path": list(path),
         "cap": "" if cap is None else str(cap),
@@ -67,7 +67,7 @@ def object_json(path: TreePath, cap: Cap | None) -> Json:
 
 
 def verify_cap_text(cap: Cap | None) -> str:
-    """Return the cap that checks an object, "" if there is none."""
+    """Return the verify cap of an object; "" if there is none."""
     if cap is None or isinstance(cap, UnknownCap):
         return ""
     verifier = cap.verifier()
@@ -89,7 +89,7 @@ def stats_json(stats: TreeStats) -> Json:
 
 
 def error_name(error: BaseException | None, cap: Cap | None = None) -> str:
-    """Return what Tahoe-LAFS calls an error; its clients look for some of these names."""
+    """Return Tahoe-LAFS's name of an error; its clients compare some of these names."""
     file = cap.file if isinstance(cap, DirectoryCap) else cap
     if isinstance(error, NotEnoughSharesError):
         if isinstance(file, MutableCap):
@@ -101,7 +101,7 @@ def error_name(error: BaseException | None, cap: Cap | None = None) -> str:
 @attrs.define
 class Problems:
     """
-    What could not be read or repaired; sentences, a bounded number.
+    Failed reads and repairs as messages, a bounded number.
 
     Attributes:
         sentences: each begins with the name of its error.
@@ -114,7 +114,7 @@ class Problems:
     root: Exception | None = None
 
     def add(self, path: TreePath, cap: Cap | None, error: BaseException | None) -> None:
-        """Note an error; ``path`` leads to the object."""
+        """Record an error; ``path`` leads to the object."""
         if not path and isinstance(error, Exception) and isinstance(cap, DirectoryCap):
             self.root = error
         if len(self.sentences) >= MAX_ERRORS:
@@ -124,14 +124,14 @@ class Problems:
         self.sentences.append(f"{error_name(error, cap)}({where}: {error})")
 
     def lines(self) -> list[bytes]:
-        """Return them as the last lines of a stream."""
+        """Return the messages as the last lines of a stream."""
         said = [f"ERROR: {sentence}\n".encode() for sentence in self.sentences]
         if self.left_out:
             said.append(f"ERROR: {self.left_out} more objects failed\n".encode())
         return said
 
     def fields(self) -> Json:
-        """Return what results have in addition; nothing if all was well."""
+        """Return the additional fields of a result; empty without errors."""
         if not self.sentences:
             return {}
         more = [f"{self.left_out} more objects failed"] if self.left_out else []
@@ -153,7 +153,7 @@ async def visit(
     Walk a tree, count it, and report each object once.
 
     Args:
-        found: given each object's path, and the cap that grants most where it was met.
+        found: called with each object's path, and the cap that grants most of those met.
         ready: returns when the next object may be reported.
     """
     with walk(grid, root) as tree:
@@ -214,10 +214,10 @@ class CheckedObject:
     The outcome of one object.
 
     Attributes:
-        before, after: what checks found; without a repair they are the same. None: it has no shares, or is of
-            an unknown kind.
+        before, after: results of checks; the same without a repair. None: it has no shares, or is of an
+            unknown kind.
         repaired: whether a repair was tried.
-        json: the same as the web API says it.
+        json: the outcome in the web API.
     """
 
     path: TreePath
@@ -256,11 +256,11 @@ async def deep_check(
     ready: ReaderReady | None = None,
 ) -> None:
     """
-    Check each object of a tree, and repair it if that is wanted.
+    Check each object of a tree, and repair it if requested.
 
     Args:
-        ended: given each object, in the order of ending.
-        ready: returns when the next object may be looked after.
+        ended: called with each object, in the order of ending.
+        ready: returns when the next object may be checked.
 
     Raises:
         UnhappyError: there are no servers.
@@ -311,16 +311,16 @@ async def _check_failed_repair(
         problems.add(place.path, place.best, failure.value)
         return
     ended(checked(place, result, True, failed=not cannot))
-    if not cannot:  # nobody expects that what is only read is repaired
+    if not cannot:  # without a write cap no repair is expected
         problems.add(place.path, place.best, failure.value)
 
 
 async def check_one(grid: Grid, cap: Cap, todo: UpkeepRequest) -> Json:
     """
-    Check one object, and repair it if that is wanted; returns what the web API says of it.
+    Check one object, and repair it if requested; returns the outcome in the web API.
 
     Raises:
-        PipegridError: a repair was tried and failed, or the object is of a kind that cannot be checked.
+        PipegridError: a repair failed, or the object is of a kind that cannot be checked.
     """
     if not todo.repair:
         return check_json(await grid.check(cap, verify=todo.verify, add_lease=todo.add_lease))
@@ -337,17 +337,17 @@ async def check_one(grid: Grid, cap: Cap, todo: UpkeepRequest) -> Json:
     return repair_json(outcome)
 
 
-# Operations whose results are kept until they are asked for.
+# Operations whose results are kept until clients fetch them.
 
 
 class DeepOperation:
     """
-    An operation on a tree, with its result as far as it has come.
+    An operation on a tree, with its result so far.
 
     Attributes:
         finished: whether it has ended.
         error: why there is no result.
-        memory_bytes: what is held of its result, roughly.
+        memory_bytes: estimated memory of its result.
     """
 
     json_only = False
@@ -362,7 +362,7 @@ class DeepOperation:
 
     async def run(self, grid: Grid, hold: Callable[[int], None]) -> None:
         """
-        Do it all; ``hold`` is called before more of the result is held, with its bytes.
+        Run it; ``hold`` is called before the result grows, with the bytes.
 
         Raises:
             PipegridError: there is no result.
@@ -375,11 +375,11 @@ class DeepOperation:
         await visit(grid, self.root, self.stats, self.problems)
 
     def json(self) -> Json:
-        """Return the state of it."""
+        """Return its state as JSON."""
         raise NotImplementedError
 
     def text(self) -> str:
-        """Return the state of it for people and scripts, in lines."""
+        """Return its state as lines of text for people and scripts."""
         raise NotImplementedError
 
     def part(self, storage_index: str) -> Json | None:
@@ -394,7 +394,7 @@ class DeepOperation:
 
 
 class DeepStats(DeepOperation):
-    """Counts what is in a tree."""
+    """Counts the content of a tree."""
 
     json_only = True
     title = "Deep statistics"
@@ -463,11 +463,11 @@ class Manifest(DeepOperation):
 
 
 _HELD_BYTES = 600
-"""What an object takes in memory in addition to its texts."""
+"""Memory of an object in addition to its texts."""
 
 
 class DeepCheck(DeepOperation):
-    """Checks all objects of a tree, and repairs them if that is wanted."""
+    """Checks all objects of a tree, and repairs them if requested."""
 
     title = "Deep check"
 

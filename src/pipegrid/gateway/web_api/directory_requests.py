@@ -37,7 +37,7 @@ from pipegrid.gateway.web_ui.share_page import share_page
 from pipegrid.tree.directory import Directory, move
 
 UNNAMED = "unknown-filename"
-"""What Tahoe-LAFS calls a file whose form names it neither way."""
+"""Tahoe-LAFS's name for a file whose form gives none."""
 
 
 DIRECTORY_PAGES: Mapping[str, Handler] = {
@@ -63,7 +63,7 @@ async def get_directory(call: ApiRequest, found: FoundObject) -> HttpResponse | 
     if operation in DIRECTORY_PAGES:
         return await DIRECTORY_PAGES[operation](call, found)
     if operation not in ("uri", "readonly-uri"):
-        raise WebError(400, "GET of a directory does not know this t")
+        raise WebError(400, "GET of a directory does not support this t")
     return tagged(call, cap, cap_text(cap, operation))
 
 
@@ -80,7 +80,7 @@ async def _listing(call: ApiRequest, cap: DirectoryCap) -> HttpResponse:
 
 
 async def delete_link(call: ApiRequest, found: FoundObject) -> HttpResponse:
-    """Answer a DELETE: the link is removed, and what it led to stays."""
+    """Answer a DELETE: the link is removed, and the child's shares stay."""
     if found.parent is None:
         raise WebError(400, "DELETE removes a link; give the path of one below a directory")
     parent = check_writes(found.parent)
@@ -89,7 +89,7 @@ async def delete_link(call: ApiRequest, found: FoundObject) -> HttpResponse:
 
 
 async def make_directory(call: ApiRequest, found: FoundObject) -> HttpResponse:
-    """Answer ``t=mkdir`` and its like: for a path, or for ``name`` in a directory that exists."""
+    """Answer ``t=mkdir`` and similar: for a path, or for ``name`` in an existing directory."""
     operation = call.arguments.operation
     name = call.arguments.text("name").strip() if call.method == "POST" else ""
     if found.exists and not name:
@@ -122,7 +122,7 @@ async def _child_of(
     if "/" in given:
         raise WebError(400, "the name of a child has no slash; make the directories one by one")
     if not found.is_directory:
-        raise WebError(400, "this is not a directory, and only that has children")
+        raise WebError(400, "this is not a directory, so it has no children")
     assert isinstance(found.cap, DirectoryCap)
     name = composed(given)
     child = (await children_of(call.grid, found.cap)).get(name)
@@ -153,7 +153,7 @@ async def upload(call: ApiRequest, found: FoundObject) -> HttpResponse:
 
 
 async def link_cap(call: ApiRequest, found: FoundObject) -> HttpResponse:
-    """Answer ``POST ?t=uri``: a capability gets a name in a directory."""
+    """Answer ``POST ?t=uri``: link a capability under a name."""
     name, text = call.arguments.text("name").strip(), call.arguments.text("uri").strip()
     if not name or not text:
         raise WebError(400, "t=uri takes the arguments name and uri; one of them is missing")
@@ -172,7 +172,7 @@ async def unlink(call: ApiRequest, found: FoundObject) -> HttpResponse:
 
 
 async def relink(call: ApiRequest, found: FoundObject) -> HttpResponse:
-    """Answer ``t=rename`` and ``t=relink``: a child gets another name, or another directory."""
+    """Answer ``t=rename`` and ``t=relink``: give a child another name, or move it to another directory."""
     arguments = call.arguments
     is_rename = arguments.operation == "rename"
     old, new = arguments.text("from_name"), arguments.text("to_name").strip()

@@ -45,7 +45,7 @@ CONTENT_POLICY = (
     "sandbox; default-src 'none'; img-src 'self' data:; media-src 'self' data:; "
     "style-src 'unsafe-inline'"
 )
-"""Of stored files: whatever is in them cannot run, nor load or send anything."""
+"""Of stored files: scripts in them cannot run, load or send anything."""
 
 
 _IN_PAGES = frozenset(
@@ -75,7 +75,7 @@ def check_readable(cap: Cap | None) -> ChkCap | LitCap | MutableCap:
     Return the cap of a file that can be read.
 
     Raises:
-        WebError: it is none.
+        WebError: this is not one.
     """
     if isinstance(cap, UnknownCap):
         raise unknown_cap(cap)
@@ -130,7 +130,7 @@ async def download(call: ApiRequest, given: Cap | None, name: str) -> HttpRespon
 
 
 async def _head(call: ApiRequest, cap: ChkCap | LitCap | MutableCap, begin: Any) -> None:
-    """Find out the size; of what is immutable the cap says it, and no server is asked."""
+    """Find out the size; an immutable cap contains it, and no server is queried."""
     if isinstance(cap, MutableCap):
         await call.grid.get(cap, BytesIO(), range_of=begin)
     else:
@@ -146,11 +146,11 @@ def _set_head(http: Any, found: ByteRange, headers: dict[str, str]) -> None:
         http.setHeader("Content-Range", found.content_range)
 
 
-# What ``t`` asks of a file, or of an object of an unknown kind.
+# GET with ``t``, for a file or an object of an unknown kind.
 
 
 async def get_file(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
-    """Answer a GET of what is no directory."""
+    """Answer a GET of anything but a directory."""
     operation = call.arguments.operation
     cap = found.cap
     if found.slash:
@@ -166,7 +166,7 @@ async def get_file(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
     if operation == "":
         return await download(call, cap, found.name)
     if operation not in ("uri", "readonly-uri"):
-        raise WebError(400, "GET of a file does not know this t")
+        raise WebError(400, "GET of a file does not support this t")
     return tagged(call, cap, cap_text(cap, operation))
 
 
@@ -205,7 +205,7 @@ async def _json(call: ApiRequest, found: FoundObject) -> HttpResponse:
 
 
 def _check_future(found: FoundObject) -> None:
-    """Refuse what no later version can know either: typing errors."""
+    """Refuse malformed caps, which no later version of the format can accept."""
     cap = found.cap
     future = ("URI:", "ro.URI:", "imm.URI:")
     if found.child is None and isinstance(cap, UnknownCap) and not cap.text.startswith(future):
@@ -213,7 +213,7 @@ def _check_future(found: FoundObject) -> None:
 
 
 async def mutable_size(call: ApiRequest, cap: MutableCap) -> int | None:
-    """Return how many bytes a mutable file has; None: no version was found."""
+    """Return the size of a mutable file in bytes; None: no version was found."""
     found: list[int] = []
 
     def note(size: int) -> tuple[int, int]:
@@ -227,11 +227,11 @@ async def mutable_size(call: ApiRequest, cap: MutableCap) -> int | None:
     return found[-1]
 
 
-# Bodies that replace what is there, and links to new files.
+# Bodies that replace existing content, and links to new files.
 
 
 async def put_object(call: ApiRequest, found: FoundObject) -> HttpResponse:
-    """Answer a PUT without ``t``, or with ``t=uri``, of what exists or may be made."""
+    """Answer a PUT without ``t``, or with ``t=uri``, of an existing or a new object."""
     if call.header("content-range") is not None:
         raise WebError(501, "Content-Range in a PUT is not supported; use the argument offset")
     if call.arguments.operation == "uri":
@@ -249,7 +249,7 @@ async def put_object(call: ApiRequest, found: FoundObject) -> HttpResponse:
 
 async def replace_file(call: ApiRequest, found: FoundObject, body: BodySpool) -> Cap:
     """
-    Give a file that exists a new content: in place if it is mutable, else by another link.
+    Replace the content of an existing file: in place if it is mutable, otherwise by a new link.
 
     Raises:
         WebError: it cannot be replaced.
@@ -273,8 +273,10 @@ async def replace_file(call: ApiRequest, found: FoundObject, body: BodySpool) ->
 
 def check_overwritable(cap: MutableCap) -> None:
     """
+    Check that a mutable file can be changed.
+
     Raises:
-        WebError: the cap does not write.
+        WebError: the cap is not a write cap.
     """
     if not writes(cap):
         raise WebError(400, "replace or update requested with read-only cap; use the write cap")
@@ -282,10 +284,10 @@ def check_overwritable(cap: MutableCap) -> None:
 
 async def overwrite(call: ApiRequest, cap: MutableCap, body: BodySpool) -> None:
     """
-    Replace the content of a mutable file, or what is at the argument ``offset``.
+    Replace the content of a mutable file, or a part of it at the argument ``offset``.
 
     Raises:
-        WebError: the cap does not write, or the offset is none.
+        WebError: the cap is not a write cap, or the offset is not valid.
     """
     check_overwritable(cap)
     text = call.arguments.get("offset")
@@ -304,14 +306,14 @@ MOST_UPDATE_BYTES = 128 << 20
 
 
 async def link_file(call: ApiRequest, found: FoundObject, body: BodySpool) -> Cap:
-    """Store a body, and link it where a path leads; returns its cap."""
+    """Store a body, and link it at the end of a path; returns its cap."""
     replace = call.arguments.replace()
     call.arguments.format()
     if found.parent is not None:
         check_writes(found.parent)
     cap = await store_file(call, body)
     directory, name = await parent_for(call, found)
-    # Where no file was found, one that somebody has linked meanwhile counts as one that was.
+    # A file that another client has linked meanwhile is replaced only if an existing one would be.
     await directory.change([Link(name, cap, None, None, replace != "false", replace == "true")])
     return cap
 
@@ -336,7 +338,7 @@ def _of(link: Link) -> tuple[Any, ...]:
 
 async def parent_for(call: ApiRequest, found: FoundObject) -> tuple[Directory, str]:
     """
-    Return the directory of a link, and its name; directories on the way are made.
+    Return the directory of a link, and its name; missing directories are created.
 
     Raises:
         WebError: the path is a capability alone, or a directory cannot be changed.

@@ -23,8 +23,8 @@ from pipegrid.gateway.transfer_records import (
 )
 from pipegrid.gateway.web_api.operation_handles import OperationHandles
 
-# Labels have few values, whatever clients do: kinds and states of transfers, statuses of responses, and
-# servers, of which the first hundred by name are listed one by one. No label is made of a path or a cap.
+# Labels have few values, whatever clients do: kinds and states of transfers, statuses of responses, and the
+# first hundred servers by name. No label contains a path or a cap.
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_SERVERS = 100
@@ -38,8 +38,8 @@ class GatewayCollector(Collector):
     Reads the counters of one gateway.
 
     Args:
-        servers: returns what is known of the servers, without asking them.
-        responses: returns how many responses each status has had.
+        servers: returns the known states of servers, without a query.
+        responses: returns the number of responses by status.
         connections: returns how many connections are open.
     """
 

@@ -1,4 +1,4 @@
-"""The gateway's log as a WebSocket, for those who have the token of its directory."""
+"""The gateway's log as a WebSocket, for clients that have the token of its directory."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from zope.interface import implementer
 
 from pipegrid.gateway.http_response import HttpResponse, send
 
-# One JSON object a message, each of one event. What a slow reader cannot take is left out, and counted. Of
-# what clients send only pings and the end are answered; an unfinished frame is held as far as ``wsproto``
-# wants to see its head.
+# Each message is a JSON object with one event. Events that a slow reader cannot receive are dropped and
+# counted. Of messages from clients only pings and the closing handshake are answered; an unfinished frame is
+# held only as long as ``wsproto`` needs its head.
 #
-# The log has no capability in it; what looks like one is removed here all the same.
+# The log contains no capability; anything that looks like one is removed here all the same.
 
 MAX_SOCKETS = 8
 MAX_EVENT_CHARS = 16_384
@@ -58,8 +58,8 @@ class LogSocket:
     One client that reads the log.
 
     Args:
-        request: twisted.web's, whose connection is used from now on.
-        connection: speaks WebSocket; the response to the handshake was sent.
+        request: twisted.web's; its connection is taken over.
+        connection: the WebSocket protocol; the response to the handshake was sent.
         closed: called once, when the client has gone.
     """
 
@@ -80,7 +80,7 @@ class LogSocket:
         self._request.registerProducer(self, True)
 
     def send_event(self, event: Any) -> None:
-        """Send an event of the log; a client that does not read misses it."""
+        """Send an event of the log; it is dropped if the client does not read."""
         if not self._is_open:
             return
         if self._paused:
@@ -92,7 +92,7 @@ class LogSocket:
         self._send(TextMessage(event_json(event)))
 
     def data_received(self, data: bytes) -> None:
-        """Answer pings and the end; all else is ignored."""
+        """Answer pings and the closing handshake; other messages are ignored."""
         try:
             self._connection.receive_data(data)
             for event in self._connection.events():
@@ -176,9 +176,9 @@ class PrivateResource(Resource):
                 headers={"WWW-Authenticate": 'tahoe-lafs realm="tahoe-lafs"'},
             )
         if request.path.rstrip(b"/") == b"/private":
-            return HttpResponse("ask for /private/logs/v1\n", 405, headers={"Allow": "HEAD"})
+            return HttpResponse("request /private/logs/v1\n", 405, headers={"Allow": "HEAD"})
         if request.path != b"/private/logs/v1":
-            return HttpResponse("there is nothing here; ask for /private/logs/v1\n", 404)
+            return HttpResponse("there is nothing here; request /private/logs/v1\n", 404)
         upgrade = request.getHeader("upgrade") or ""
         if request.method != b"GET" or upgrade.lower() != "websocket":
             return HttpResponse("the log is a WebSocket; connect with a client for those\n", 200)

@@ -1,4 +1,4 @@
-"""Requests to ``/uri`` itself, and bodies that become new files and directories."""
+"""Requests for ``/uri`` itself, and bodies that become new files and directories."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipegrid.gateway.web_ui.page_templates import render_page
 from pipegrid.tree.directory import create_directory
 
 MKDIRS = ("mkdir", "mkdir-with-children", "mkdir-immutable")
-"""Operations that make a directory."""
+"""Operations that create a directory."""
 
 
 async def answer_unlinked(call: ApiRequest) -> HttpResponse | None:
@@ -39,7 +39,7 @@ async def answer_unlinked(call: ApiRequest) -> HttpResponse | None:
     if operation in MKDIRS and (call.method == "POST" or operation == "mkdir"):
         return await _make_directory(call)
     if call.method in ("PUT", "POST"):
-        raise WebError(400, "the argument t is not one that /uri knows")
+        raise WebError(400, "/uri does not support this argument t")
     raise method_not_allowed(call, "GET, HEAD, PUT, POST")
 
 
@@ -82,7 +82,7 @@ def uploaded(call: ApiRequest) -> BodySpool:
         WebError: it has none.
     """
     if call.arguments.file is None:
-        raise WebError(400, "the form has no field 'file', which is what is stored")
+        raise WebError(400, "the form has no field 'file' with the content to store")
     return call.arguments.file.body
 
 
@@ -90,7 +90,7 @@ def may_be_stored_early(call: ApiRequest) -> bool:
     """
     Return whether a PUT's body is stored while its path is followed, which saves a round trip.
 
-    Only a small one: it is stored without need if a mutable file turns out to be there.
+    Only a small body is: it is stored without need if the path leads to a mutable file.
     """
     arguments = call.arguments
     return (
@@ -103,7 +103,7 @@ def may_be_stored_early(call: ApiRequest) -> bool:
 
 
 async def store_file(call: ApiRequest, body: BodySpool) -> Cap:
-    """Store a body as a new file of the format that the request names; returns its cap."""
+    """Store a body as a new file in the requested format; returns its cap."""
     if call.stored is not None and body is call.body:
         return await call.stored
     chosen = call.arguments.format()
@@ -127,7 +127,7 @@ async def new_directory(call: ApiRequest) -> Cap:
     Store the directory that a request describes, with the children in its body; returns its cap.
 
     Raises:
-        WebError: it is described in a way that makes no sense.
+        WebError: the description is malformed.
     """
     operation = call.arguments.operation
     if operation == "mkdir-immutable":
@@ -158,7 +158,7 @@ def _children(call: ApiRequest) -> bytes:
 
 def private_key_of(call: ApiRequest) -> bytes | None:
     """
-    Return the DER of the key that a new mutable object gets; None: a fresh one.
+    Return the DER of the key for a new mutable object; None: a new key.
 
     Raises:
         WebError: it is not base64.
@@ -177,7 +177,7 @@ def check_known(cap: Cap | None) -> Cap:
     Return a cap of a known kind.
 
     Raises:
-        WebError: it is of another.
+        WebError: it is of an unknown kind.
     """
     if cap is None:
         raise WebError(400, "no capability of this object is known")

@@ -1,7 +1,7 @@
 """
-JSON of objects, as ``t=json`` answers it: a list of two, the kind and the properties.
+JSON of objects for ``t=json``: a list of two, the kind and the properties.
 
-Properties are in Tahoe-LAFS's order; what is not known is absent.
+Properties have Tahoe-LAFS's order; unknown ones are absent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def kind_word(cap: Cap | None) -> str:
 
 
 def read_cap_text(cap: Cap) -> str:
-    """Return the cap that reads an object, which for most is derived."""
+    """Return the read cap of an object; most derive it from a write cap."""
     return str(cap) if isinstance(cap, UnknownCap) else str(cap.readonly())
 
 
@@ -60,13 +60,13 @@ def file_json(cap: ChkCap | LitCap | MutableCap, size: int | None = None) -> Jso
 
 
 def directory_json(cap: DirectoryCap, children: Mapping[str, Child]) -> Json:
-    """Return the properties of a directory with what is in it."""
+    """Return the properties of a directory, with its children."""
     found: Json = {"children": {name: child_json(child) for name, child in children.items()}}
     return {**found, **_directory_caps(cap), "mutable": isinstance(cap.file, MutableCap)}
 
 
 def child_json(child: Child) -> list[Any]:
-    """Return what a listing says of an entry."""
+    """Return an entry of a listing."""
     cap = known_cap(child)
     kind = kind_word(cap)
     metadata = {"metadata": child.metadata}
@@ -80,7 +80,7 @@ def child_json(child: Child) -> list[Any]:
 
 
 def known_cap(child: Child) -> Cap | None:
-    """Return the cap of a child that grants most of those of known kinds; None: there is none."""
+    """Return the cap of a known kind that grants most of a child; None: there is none."""
     write, read = child.write_cap, child.read_cap
     if isinstance(write, UnknownCap) or write is None:
         return None if isinstance(read, UnknownCap) else read

@@ -1,4 +1,4 @@
-"""``/uri``, ``/cap``, ``/file`` and ``/named``: what a request asks for, and who does it."""
+"""The resources ``/uri``, ``/cap``, ``/file`` and ``/named``, which choose the handler of a request."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ _POSTS: Mapping[str, Handler] = {
     "set_children": set_children,
     "set-children": set_children,
 }
-"""``POST ?t=...`` of a directory that exists."""
+"""``POST ?t=...`` of an existing directory."""
 
 _OF_FILES = frozenset({"upload", "check"})
-"""Those that files have, too."""
+"""Those that files support, too."""
 
 
 def object_resource(
@@ -65,18 +65,18 @@ def object_resource(
     Return the resource of ``/uri`` and ``/cap``.
 
     Args:
-        posts: further handlers of ``POST ?t=...`` for objects that exist, by ``t``.
+        posts: further handlers of ``POST ?t=...`` for existing objects, by ``t``.
     """
     return ApiResource(grid, settings, partial(answer_object, {**_POSTS, **posts}))
 
 
 def named_resource(grid: Grid, settings: GatewaySettings) -> ApiResource:
-    """Return the resource of ``/named`` and ``/file``, below which files are read only."""
+    """Return the resource of ``/named`` and ``/file``, below which files can only be read."""
     return ApiResource(grid, settings, answer_named)
 
 
 async def answer_object(posts: Mapping[str, Handler], call: ApiRequest) -> HttpResponse | None:
-    """Answer a request to ``/uri`` and all below it."""
+    """Answer a request for ``/uri`` or anything below it."""
     if len(call.names) < 2:
         return await answer_unlinked(call)
     if call.names[1:] == [""]:
@@ -90,7 +90,7 @@ async def answer_object(posts: Mapping[str, Handler], call: ApiRequest) -> HttpR
     try:
         return await _answer_at_path(posts, attrs.evolve(call, stored=storing))
     finally:
-        storing.addErrback(lambda _: None)  # of one that was not waited for
+        storing.addErrback(lambda _: None)  # errors of an upload whose result is not used
         storing.cancel()
 
 
@@ -132,7 +132,7 @@ async def _put(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
     if operation == "mkdir" and isinstance(found.cap, DirectoryCap):
         return await make_directory(call, found)
     if operation not in ("", "uri"):
-        raise WebError(400, "PUT does not know this t here")
+        raise WebError(400, "PUT does not support this t here")
     return await put_object(call, found)
 
 
@@ -142,7 +142,7 @@ async def _post(
     operation = call.arguments.operation
     handler = posts.get(operation)
     if handler is None or not (found.is_directory or operation in _OF_FILES):
-        raise WebError(400, "POST does not know this t here")
+        raise WebError(400, "POST does not support this t here")
     return await handler(call, found)
 
 

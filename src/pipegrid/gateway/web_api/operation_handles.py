@@ -1,4 +1,4 @@
-"""Operations that outlive the request that started them, by the handle that their client has chosen."""
+"""Operations that outlive the request that started them, by handles that clients choose."""
 
 from __future__ import annotations
 
@@ -13,43 +13,44 @@ from pipegrid.gateway.web_api.deep_operations import DeepOperation
 from pipegrid.reactor.deferreds import start_cancellable
 from pipegrid.tree.public_grid import Grid
 
-# **How long.** A running operation is kept. What has ended and was never asked for is kept for four days, or
-# as long as it ran; after the first answer, a day more. ``retain-for`` replaces both.
+# **How long.** A running operation is kept. A result that was never fetched is kept for four days, or as long
+# as the operation ran; after the first fetch, for one day. ``retain-for`` replaces both.
 #
-# **How much.** The number of operations, of those that run, and what all results hold are bounded. What has
-# ended gives way, the oldest first, to what is new; what runs does not, and the new one is refused.
+# **How much.** The number of operations, of running ones, and the memory of all results are bounded. For a
+# new operation the oldest result is dropped; running ones are not, and the new one is refused.
 #
-# **Who.** A handle is all that a client needs to read a manifest, and so every cap in it. A long one cannot
-# be guessed. For short ones only a few wrong handles are answered in a minute: then all short ones wait.
+# **Who.** A handle is all that a client needs to read a manifest, and so every cap in it. A long handle
+# cannot be guessed. For short ones only a few unknown handles are answered in a minute: after that all short
+# ones are refused.
 
 DAY_S = 86_400.0
 MAX_RETAIN_S = 30 * DAY_S
 MAX_HANDLE_LENGTH = 1000
 LONG_HANDLE = 20
-"""Characters from which on a handle is not guessed: ``tahoe`` chooses 26 of 32 kinds."""
+"""The length from which a handle cannot be guessed: ``tahoe`` chooses 26 characters of 32 kinds."""
 
 log = Logger()
 
 
 class UnknownHandle(UsageError):
-    """There is no operation of this handle, or it is not kept any more."""
+    """There is no operation of this handle, or it was dropped."""
 
 
 class TooManyGuesses(PipegridError):
-    """Many unknown handles were asked for; short ones are not answered for a while."""
+    """Too many unknown handles were requested; short ones are refused for a while."""
 
 
 class OperationRefused(PipegridError):
-    """As many operations run as may, or their results take too much memory."""
+    """Too many operations run, or their results take too much memory."""
 
 
 @attrs.frozen
 class HandleLimits:
     """
-    What operations may take.
+    Limits of operations.
 
     Attributes:
-        handles: kept, those that run included.
+        handles: kept, with the running ones.
         running: at a time.
         memory_bytes: of all results.
         wrong_per_minute: unknown handles that are answered.
@@ -68,8 +69,8 @@ class HeldOperation:
 
     Attributes:
         started_s: by the clock.
-        retain_s: as its client wishes; None: as usual.
-        asked: its result was given, once at least.
+        retain_s: as its client wishes; None: the default.
+        asked: its result was fetched at least once.
     """
 
     handle: str
@@ -103,11 +104,11 @@ class OperationHandles:
 
     def start(self, handle: str, operation: DeepOperation, retain_s: float | None = None) -> None:
         """
-        Begin an operation; one that has the same handle is cancelled and forgotten.
+        Begin an operation; one with the same handle is cancelled and dropped.
 
         Raises:
-            UsageError: it is no handle.
-            OperationRefused: too many run already.
+            UsageError: this cannot be a handle.
+            OperationRefused: too many are running.
         """
         check_handle(handle)
         before = self._held.get(handle)
@@ -115,7 +116,8 @@ class OperationHandles:
             self._forget(before)
         if self.running >= self._limits.running:
             raise OperationRefused(
-                f"{self._limits.running} operations run already, as many as may; try again when one has ended"
+                f"{self._limits.running} operations are running, which is the limit; try again "
+                "when one has ended"
             )
         self._make_space()
         held = HeldOperation(handle, operation, self._clock.seconds(), _bounded(retain_s))
@@ -133,13 +135,13 @@ class OperationHandles:
 
         Raises:
             UnknownHandle: there is none.
-            TooManyGuesses: it is short, and many unknown ones were asked for.
+            TooManyGuesses: it is short, and too many unknown ones were requested.
         """
         short = len(handle) < LONG_HANDLE
         if short and self._wrong_now() >= self._limits.wrong_per_minute:
             raise TooManyGuesses(
-                "many unknown operation handles were asked for; try again in a minute, and choose handles of "
-                f"at least {LONG_HANDLE} random characters"
+                "too many unknown operation handles were requested; try again in a minute, with "
+                f"handles of at least {LONG_HANDLE} random characters"
             )
         held = self._held.get(handle)
         if held is None:
@@ -150,7 +152,7 @@ class OperationHandles:
     def answered(
         self, handle: str, *, retain_s: float | None = None, release: bool = False
     ) -> None:
-        """The state of an operation was given to a client, with these wishes of it."""
+        """The state of an operation was sent to a client, which wishes this."""
         held = self._held.get(handle)
         if held is None:
             return
@@ -164,17 +166,17 @@ class OperationHandles:
             self._keep(held)
 
     def cancel(self, handle: str) -> None:
-        """End an operation, and forget its handle."""
+        """Cancel an operation, and drop its handle."""
         held = self._held.get(handle)
         if held is not None:
             self._forget(held)
 
     def close(self) -> None:
-        """Cancel the operations that run, and forget the results of the others."""
+        """Cancel running operations, and drop the results of the others."""
         for held in list(self._held.values()):
             self._forget(held)
 
-    # Bounds.
+    # Limits.
 
     def _wrong_now(self) -> float:
         now_s = self._clock.seconds()
@@ -187,7 +189,7 @@ class OperationHandles:
             pass
 
     def _forget_oldest(self) -> bool:
-        """Forget the oldest operation that has ended; returns whether there was one."""
+        """Drop the oldest ended operation; returns whether there was one."""
         for held in self._held.values():
             if held.running is None and held.operation.finished:
                 self._forget(held)
@@ -201,11 +203,11 @@ class OperationHandles:
             pass
         if self._memory_bytes > self._limits.memory_bytes:
             raise OperationRefused(
-                "the results of all operations take more memory than they may; read this one as a stream "
+                "the results of all operations take too much memory; read this one as a stream "
                 "(t=stream-manifest, t=stream-deep-check), or in parts"
             )
 
-    # The life of one.
+    # One operation.
 
     def _ended(self, result: Failure | None, held: HeldOperation) -> None:
         held.running = None
@@ -226,7 +228,7 @@ class OperationHandles:
             self._keep(held)
 
     def _keep(self, held: HeldOperation) -> None:
-        """Forget it when its time is over, counted from now."""
+        """Drop it when its time is over, counted from now."""
         if held.retain_s is not None:
             keep_s = held.retain_s
         elif held.asked:
@@ -248,12 +250,14 @@ class OperationHandles:
 
 def check_handle(handle: str) -> None:
     """
+    Check a handle.
+
     Raises:
         UsageError: no operation can have this handle.
     """
     if not handle or len(handle) > MAX_HANDLE_LENGTH or "/" in handle:
         raise UsageError(
-            "an operation that takes long needs ophandle=, the handle that it is asked for by: up to "
+            "a long operation needs the argument ophandle, a handle for later requests: up to "
             f"{MAX_HANDLE_LENGTH} characters without a slash"
         )
 

@@ -42,7 +42,7 @@ TEXT_OR_JSON = "text/plain"
 
 
 def operation_posts(handles: OperationHandles) -> Mapping[str, Handler]:
-    """Return the handlers of ``POST ?t=...`` for objects that exist, by ``t``."""
+    """Return the handlers of ``POST ?t=...`` for existing objects, by ``t``."""
     starts = {kind: partial(_start, handles, kind) for kind in OPERATIONS}
     streams = {"stream-manifest": _stream_manifest, "stream-deep-check": _stream_deep_check}
     return {"check": _check, **streams, **starts}
@@ -62,7 +62,7 @@ async def _check(call: ApiRequest, found: FoundObject) -> HttpResponse:
     if isinstance(found.cap, UnknownCap):
         raise unknown_cap(found.cap)
     if found.cap is None:
-        raise WebError(400, "nothing is known that reads this object, so it cannot be checked")
+        raise WebError(400, "no cap of this object is known, so it cannot be checked")
     said = await check_one(call.grid, found.cap, todo)
     if call.arguments.text("output").lower() == "json":
         return HttpResponse(json_bytes(said), content_type=TEXT_OR_JSON)
@@ -73,8 +73,10 @@ async def _check(call: ApiRequest, found: FoundObject) -> HttpResponse:
 
 def _root(call: ApiRequest, found: FoundObject) -> DirectoryCap:
     """
+    Return the cap of the tree's root.
+
     Raises:
-        WebError: it is no directory.
+        WebError: this is not a directory.
     """
     if not (found.is_directory and isinstance(found.cap, DirectoryCap)):
         operation = call.arguments.operation
@@ -133,26 +135,22 @@ def _seconds(call: ApiRequest, name: str) -> float | None:
     if given is None:
         return None
     if not given.isascii() or not given.isdigit() or len(given) > 12:
-        raise WebError(
-            400, f"the argument {name} is a whole number of seconds, and not something else"
-        )
+        raise WebError(400, f"the argument {name} must be a whole number of seconds")
     return float(given)
 
 
 async def answer_operation(handles: OperationHandles, call: ApiRequest) -> HttpResponse:
-    """Answer a request to ``/operations`` and all below it."""
+    """Answer a request for ``/operations`` or anything below it."""
     names = [name for name in call.names[1:] if name]
     if call.method not in ("GET", "POST"):
         raise method_not_allowed(call, "GET, HEAD, POST")
     if not names or len(names) > 2:
-        raise WebError(
-            404, "there is nothing here; ask for /operations/ and the handle of an operation"
-        )
+        raise WebError(404, "there is nothing here; request /operations/HANDLE")
     operation = _find(handles, names[0])
     kind = call.arguments.operation or "status"
     if kind not in ("status", "cancel") or (kind == "cancel" and call.method != "POST"):
         raise WebError(
-            400, "an operation is asked for with GET and t=status, or ended with POST and t=cancel"
+            400, "request the state with GET and t=status, or cancel with POST and t=cancel"
         )
     output = _output(call, operation)
     retain_s = _seconds(call, "retain-for")

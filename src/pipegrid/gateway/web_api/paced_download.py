@@ -2,8 +2,8 @@
 Downloads of large files: a bounded number is fetched at a time, and in turns.
 
 A get holds some segments of its file in memory, however slowly they are read. So it runs only while its
-reader wants more: one that has stopped reading loses its turn, and the get starts again from where it was. A
-slow reader loses its turn to others that wait.
+reader accepts more: when the reader stops, the get is cancelled, and starts again later from the same
+position. Others get its turn meanwhile.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pipegrid.reactor.deferreds import Timer, Wakeup
 from pipegrid.tree.public_grid import Grid
 
 SMALL_BYTES = 256 << 10
-"""Up to this length a download takes no turn."""
+"""A download up to this length takes no turn."""
 
 TURN_S = 2.0
-"""How long a turn lasts at least while others wait, and how long a reader may want nothing in it."""
+"""How long a turn lasts at least while others wait, and how long a reader may accept nothing during it."""
 
 _LOOK_S = 0.5
 
@@ -42,15 +42,15 @@ class DownloadTurns(DeferredSemaphore):
 @implementer(IConsumer, IPushProducer)
 class PacedConsumer:
     """
-    Between gets, one after the other, and a response.
+    The consumer of several gets in sequence, which writes to one response.
 
     Args:
         http: the response, as a consumer.
-        turns: who may fetch.
+        turns: limits how many fetch.
 
     Attributes:
-        sent_bytes: handed to the response.
-        lost_turn: the get that runs was cancelled, to be started again.
+        sent_bytes: written to the response.
+        lost_turn: the running get was cancelled, and will be started again.
     """
 
     def __init__(self, http: Any, turns: DownloadTurns, clock: IReactorTime) -> None:
@@ -67,12 +67,12 @@ class PacedConsumer:
         self._began_s = 0.0
 
     async def wait_wanted(self) -> None:
-        """Return when the reader wants more."""
+        """Return when the reader accepts more."""
         while self._paused_s is not None:
             await self._wanted.wait()
 
     async def follow(self, fetching: Deferred[Any]) -> None:
-        """Wait for a get that writes here; ``lost_turn`` tells if it was interrupted."""
+        """Wait for a get that writes here; ``lost_turn`` shows whether it was cancelled."""
         self.lost_turn = False
         self._fetching, self._began_s = fetching, self._clock.seconds()
         self._timer.set(_LOOK_S)
@@ -95,34 +95,34 @@ class PacedConsumer:
         else:
             self._timer.set(_LOOK_S)
 
-    # What a get sees.
+    # Called by a get.
 
     def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """Take the producer of a get that begins."""
+        """Register the producer of a get that begins."""
         self._producer = producer
         if self._paused_s is not None:
             producer.pauseProducing()
 
     def unregisterProducer(self) -> None:
-        """Forget a get's producer, which has ended."""
+        """Forget the producer of a get that has ended."""
         self._producer = None
 
     def write(self, data: bytes) -> None:
-        """Hand bytes on to the response."""
+        """Write bytes to the response."""
         self.sent_bytes += len(data)
         self._http.write(data)
 
-    # What the response sees.
+    # Called by the response.
 
     def pauseProducing(self) -> None:
-        """The reader has enough for now."""
+        """The reader accepts no more for now."""
         if self._paused_s is None:
             self._paused_s = self._clock.seconds()
         if self._producer is not None:
             self._producer.pauseProducing()
 
     def resumeProducing(self) -> None:
-        """The reader wants more again."""
+        """The reader accepts more again."""
         self._paused_s = None
         self._wanted.fire()
         if self._producer is not None:

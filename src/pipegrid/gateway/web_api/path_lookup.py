@@ -1,4 +1,4 @@
-"""From the path of a request to the object that it names."""
+"""Path lookup: from the path of a request to the object."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FoundObject:
     What a path leads to.
 
     Attributes:
-        cap: the one that grants most; None: nothing is known that reads it, or it is missing.
+        cap: that grants most; None: no cap that reads it is known, or it is missing.
         child: the entry of its parent; None for a capability alone.
         parent: the directory of the last link; None for a capability alone.
         missing: the names that do not exist, the first of them in ``parent``.
@@ -57,12 +57,12 @@ class FoundObject:
 
     @property
     def metadata(self) -> dict[str, Any] | None:
-        """What the last link says; None for a capability alone."""
+        """The metadata of the last link; None for a capability alone."""
         return None if self.child is None else self.child.metadata
 
 
 def is_verifier(cap: Cap | None) -> bool:
-    """Return whether a cap checks shares, and reads nothing."""
+    """Return whether this is a verify cap, which reads nothing."""
     file = cap.file if isinstance(cap, DirectoryCap) else cap
     if isinstance(file, MutableCap):
         return file.access == "verify"
@@ -70,7 +70,7 @@ def is_verifier(cap: Cap | None) -> bool:
 
 
 def cap_of(text: str) -> Cap:
-    """Return the cap that a path begins with; what is malformed is of an unknown kind."""
+    """Return the cap that a path begins with; a malformed one is of an unknown kind."""
     try:
         return parse_cap(text)
     except CapError:
@@ -89,10 +89,10 @@ async def find(
     Args:
         text: the cap that it begins with.
         names: an empty last one is a final slash.
-        allowed: raises if an object is not to be given to any client.
+        allowed: raises if clients must not access an object.
 
     Raises:
-        WebError: 400 where a name is empty, or goes through a file; 410 where a directory cannot be read.
+        WebError: 400 if a name is empty, or below a file; 410 if a directory cannot be read.
     """
     cap = cap_of(text)
     allowed(cap)
@@ -152,7 +152,7 @@ async def children_of(grid: Grid, cap: DirectoryCap) -> dict[str, Child]:
 
 
 def unreadable(cap: Cap, error: NotEnoughSharesError) -> Exception:
-    """Return what is answered for an object of which there are too few shares."""
+    """Return the error for an object with too few shares."""
     file = cap.file if isinstance(cap, DirectoryCap) else cap
     if isinstance(file, MutableCap):
         return WebError(410, f"UnrecoverableFileError: {error}")
@@ -170,7 +170,7 @@ def best_cap(child: Child) -> Cap | None:
 
 def check_writes(cap: Cap | None) -> DirectoryCap:
     """
-    Return the cap of a directory that can be changed through it.
+    Return the cap of a directory, which can change it.
 
     Raises:
         WebError: it cannot.

@@ -1,4 +1,4 @@
-"""The gateway itself: servers, transfers and statistics, as JSON and as pages for people."""
+"""Status of the gateway: servers, transfers and statistics, as JSON and as pages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipegrid.gateway.web_api.check_json import Json, storage_index_text
 from pipegrid.gateway.web_ui.page_templates import notice_page
 from pipegrid.grid.introducer_client import IntroducerStatus
 
-# Names and meanings are those of Tahoe-LAFS: ``tahoe status``, magic-folder and Gridsync read them.
-# No capability is in any of it: of objects only the storage index is given, which servers know anyway.
+# Names and meanings are those of Tahoe-LAFS: ``tahoe status``, magic-folder and Gridsync read them. They
+# contain no capability: objects are identified by storage index, which servers know anyway.
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -37,7 +37,7 @@ _PAGE = re.compile(r"(up|down|publish|retrieve)-([0-9]{1,15})\Z")
 
 
 def welcome_json(servers: Sequence[ServerState], introducers: Sequence[IntroducerStatus]) -> Json:
-    """Return what ``/?t=json`` says: introducers, and every server that is known."""
+    """Return ``/?t=json``: introducers, and all known servers."""
     return {
         "introducers": {"statuses": [_introducer_text(one) for one in introducers]},
         "servers": [_server_json(server) for server in servers],
@@ -63,7 +63,7 @@ def _server_json(server: ServerState) -> Json:
 
 
 def transfers_json(records: TransferRecords) -> Json:
-    """Return what ``/status`` says: the transfers that run, and the newest that have ended."""
+    """Return ``/status``: running transfers, and the newest that have ended."""
     return {
         "active": [transfer_json(record) for record in records.active],
         "recent": [transfer_json(record) for record in records.recent],
@@ -71,7 +71,7 @@ def transfers_json(records: TransferRecords) -> Json:
 
 
 def transfer_json(record: TransferRecord) -> Json:
-    """Return what is said of one transfer."""
+    """Return the fields of one transfer."""
     said: Json = {
         "type": record.kind,
         "storage-index-string": storage_index_text(record.cap),
@@ -94,7 +94,7 @@ def _state_text(record: TransferRecord) -> str:
 
 
 def statistics_json(records: TransferRecords, uptime_s: float) -> Json:
-    """Return what ``/statistics`` says: counters, those of nothing left out, and other figures."""
+    """Return ``/statistics``: counters, without zero ones, and other figures."""
     counters: Json = {}
     for kind, files, amount in _COUNTERS:
         if count := records.ended[kind, "finished"]:
@@ -106,7 +106,7 @@ def statistics_json(records: TransferRecords, uptime_s: float) -> Json:
 
 
 def openmetrics_text(statistics: Json) -> str:
-    """Return statistics as Tahoe-LAFS gives them to Prometheus."""
+    """Return statistics as Tahoe-LAFS does for Prometheus."""
     lines = [
         f"tahoe_{group}_{name.replace('.', '_')} {value}"
         for group in ("counters", "stats")
@@ -116,7 +116,7 @@ def openmetrics_text(statistics: Json) -> str:
 
 
 def find_transfer(records: TransferRecords, name: str) -> TransferRecord | None:
-    """Return the transfer of a page's name, such as ``up-3``; None if there is none."""
+    """Return the transfer with a page's name, such as ``up-3``; None if there is none."""
     found = _PAGE.match(name)
     if found is None:
         return None

@@ -1,4 +1,6 @@
-"""Requests about the gateway itself: ``/``, ``/status``, ``/statistics``, ``/metrics`` and similar ones."""
+"""
+Requests for the gateway's own pages: ``/``, ``/status``, ``/statistics``, ``/metrics`` and similar ones.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ JSON = "application/json"
 @attrs.frozen(eq=False)
 class GatewayState:
     """
-    What a gateway knows of itself.
+    The state of the gateway that its pages show.
 
     Attributes:
         started_s: when it started, by the clock.
@@ -52,10 +54,10 @@ StatusAnswerer = Callable[[GatewayState, ApiRequest], Coroutine[Any, Any, HttpRe
 
 def _kind(call: ApiRequest, *kinds: str) -> str:
     """
-    Return ``t``.
+    Return the argument ``t``.
 
     Raises:
-        WebError: this path does not know it, or the method.
+        WebError: this path does not support it, or not the method.
     """
     if call.method not in ("GET", "POST", "PUT"):
         raise method_not_allowed(call, "GET, HEAD, POST, PUT")
@@ -76,7 +78,7 @@ async def answer_home(state: GatewayState, call: ApiRequest) -> HttpResponse:
 
 
 async def answer_status(state: GatewayState, call: ApiRequest) -> HttpResponse:
-    """Answer a request to ``/status`` and all below it."""
+    """Answer a request for ``/status`` or anything below it."""
     is_json = _kind(call, "json") == "json"
     names = [name for name in call.names[1:] if name]
     if names:
@@ -114,14 +116,14 @@ async def answer_metrics(state: GatewayState, call: ApiRequest) -> HttpResponse:
 
 
 async def answer_helper_status(state: GatewayState, call: ApiRequest) -> HttpResponse:
-    """Answer a request to ``/helper_status``: a gateway has no upload helper."""
+    """Answer a request for ``/helper_status``: a gateway has no upload helper."""
     if _kind(call, "json"):
         return HttpResponse("{}\n", content_type="text/plain")
     return notice_page("Helper", ["This gateway has no upload helper."])
 
 
 async def answer_storage(state: GatewayState, call: ApiRequest) -> HttpResponse:
-    """Answer a request to ``/storage``: a gateway has no shares."""
+    """Answer a request for ``/storage``: a gateway has no shares."""
     if _kind(call, "json"):
         raise WebError(
             404, "this process is not a storage server, so it has no shares to report on"
@@ -130,10 +132,10 @@ async def answer_storage(state: GatewayState, call: ApiRequest) -> HttpResponse:
 
 
 async def answer_report(state: GatewayState, call: ApiRequest) -> HttpResponse:
-    """Answer a request to ``/report_incident``: the log has all that there is."""
+    """Answer a request for ``/report_incident``: reports go only to the log."""
     if call.method != "POST":
         raise WebError(400, "reports are sent with POST")
-    return HttpResponse("The gateway's log has what happened; nothing else is kept.\n")
+    return HttpResponse("The gateway keeps no reports; see its log.\n")
 
 
 STATUS_ANSWERS: Mapping[bytes, StatusAnswerer] = {

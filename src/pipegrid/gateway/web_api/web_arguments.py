@@ -1,8 +1,7 @@
 """
-Arguments of a request: the query string first, then a form's fields; and the fields of a form with a file.
+Arguments of a request, from the query string first, then from the fields of a form.
 
-Booleans, ``replace`` and ``format`` are compared without regard to case, ``t`` with it. Unknown arguments are
-ignored.
+Booleans, ``replace`` and ``format`` ignore case, ``t`` does not. Unknown arguments are ignored.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ _FALSE = frozenset({"false", "f", "0", "off"})
 @attrs.frozen
 class Arguments:
     """
-    The arguments of one request, the first of repeated values.
+    The arguments of one request; the first of repeated values counts.
 
     Attributes:
         values: by name.
         file: the form's field ``file``, if it has one.
-        is_form: the body was a form, and is used up.
+        is_form: the body was a form, and has been read.
     """
 
     values: Mapping[str, str] = attrs.field(factory=dict)
@@ -49,11 +48,11 @@ class Arguments:
         return self.values.get("t", "").strip()
 
     def text(self, name: str, otherwise: str = "") -> str:
-        """Return an argument as it is."""
+        """Return the value of an argument."""
         return self.values.get(name, otherwise)
 
     def get(self, name: str) -> str | None:
-        """Return an argument as it is; None if there is none."""
+        """Return the value of an argument; None if there is none."""
         return self.values.get(name)
 
     def flag(self, name: str, otherwise: bool = False) -> bool:
@@ -61,7 +60,7 @@ class Arguments:
         Return a boolean.
 
         Raises:
-            WebError: it is none.
+            WebError: this is not a boolean.
         """
         given = self.values.get(name)
         if given is None:
@@ -102,15 +101,17 @@ class Arguments:
 
 def parse_flag(name: str, given: str) -> bool:
     """
+    Return a boolean.
+
     Raises:
-        WebError: it is no boolean.
+        WebError: this is not a boolean.
     """
     lowered = given.lower()
     if lowered in _TRUE:
         return True
     if lowered in _FALSE:
         return False
-    raise WebError(400, f"the argument {name} is true or false, and not something else")
+    raise WebError(400, f"the argument {name} must be true or false")
 
 
 def decode_path(path: bytes) -> list[str]:
@@ -134,11 +135,11 @@ def read_arguments(
 
     Args:
         content_type: of its body; empty if there is none.
-        most_bytes: of a form's fields, but for its file.
+        most_bytes: of a form's fields, except its file.
 
     Raises:
-        WebError: they cannot be understood, or are too many.
-        BodyRefused: the body could not be kept.
+        WebError: they are malformed, or too many.
+        BodyRefused: the body was dropped.
     """
     values = _parse_query(query)
     if isinstance(body, FormBody):

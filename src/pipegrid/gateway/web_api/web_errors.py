@@ -1,7 +1,7 @@
 """
-Errors of the web API: which status an exception has, and what its text says.
+Errors of the web API: the status and text of each exception.
 
-Clients look for words of Tahoe-LAFS's texts, which come first: ``NotEnoughSharesError:``, ``No such child:``.
+Clients compare words of Tahoe-LAFS's texts, which come first: ``NotEnoughSharesError:``, ``No such child:``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pipegrid.gateway.body_spool import BodyRefused
 
 class WebError(PipegridError):
     """
-    A request that is answered with an error.
+    A request that gets an error as response.
 
     Attributes:
         status: of the response.
@@ -48,10 +48,10 @@ class WebError(PipegridError):
 @attrs.frozen
 class Problem:
     """
-    What is answered instead of a result.
+    The response for an exception.
 
     Attributes:
-        unexpected: it is to be logged, with its traceback.
+        unexpected: it must be logged, with its traceback.
     """
 
     status: int
@@ -64,12 +64,12 @@ _SECRET = re.compile(r"URI:[A-Za-z0-9-]+:[A-Za-z0-9:]*")
 
 
 def no_such_child(name: str) -> WebError:
-    """Return the error of a name that is not in its directory."""
+    """Return the error for a name that is not in its directory."""
     return WebError(404, f"No such child: {printable(name)}")
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return how an exception is answered."""
+    """Return the response for an exception."""
     if isinstance(error, WebError):
         return Problem(error.status, str(error), error.headers)
     if isinstance(error, BodyRefused):
@@ -98,7 +98,7 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(500, str(error))
     return Problem(
         500,
-        "the gateway failed in a way that it did not expect; its log has the details",
+        "the gateway failed unexpectedly; its log has the details",
         unexpected=True,
     )
 
