@@ -13,11 +13,11 @@ from pipegrid.reactor.deferreds import Timer
 
 SLICE_S = 0.0005
 ALONE_S = 0.02
-"""The slice while no other connection has asked for anything for ``ACTIVE_S``."""
+"""The slice while no other connection has sent a request for ``ACTIVE_S``."""
 ACTIVE_S = 0.05
 """
-A client reads over other connections than it writes: with 0.25 s its own earlier reads cut its puts into
-slices of half a millisecond, and a hundred small files took a third of a round trip more.
+A client reads and writes over different connections: with 0.25 s its own earlier reads cut its puts into
+slices of half a millisecond, and a hundred small files took a third of a round trip longer.
 """
 GAP_S = 0.0002
 """A pause this long means that the reactor has had a turn in between."""
@@ -111,22 +111,22 @@ class FairTurns(Generic[M]):
     """
     Gives connections their turns; in the reactor's thread only.
 
-    An honest request takes half a dozen turns of the reactor: TLS, its body, two waits for the disk. It
-    waits for all other work in each of them. Without limits, a client with large requests made turns of 3
-    ms (leases) to 180 ms (a bundle), and delayed others several times that long.
+    An honest request takes half a dozen turns of the reactor: TLS, its body, two waits for the disk. In each
+    of them it waits for all other work. Without limits, a client with large requests made turns of 3 ms
+    (leases) to 180 ms (a bundle), and delayed others several times that long.
 
     In one turn of the reactor, no connection works longer than a slice; if it has more to do, it waits in a
-    queue. The queue gets one slice per turn. Then new requests are served at once, if the server has not
-    worked for their connection longer than ``BURST_S`` lately (``SHARE`` of all time is forgiven). Together
-    they get one slice as well; beyond that, they wait in the queue. The address with the fewest waiting is
-    next, and connections of one address in order of arrival. So a small request waits for one slice of all
-    the others, and a request of one of many connections waits in proportion to their number. The server is
-    never idle while a request waits, unlike ``foolscap.broker.Governor``.
+    queue, which gets one slice per turn. New requests are served at once if the server has recently worked
+    for their connection no longer than ``BURST_S`` (plus ``SHARE`` of all time). Together they get one slice
+    as well; beyond that, they wait in the queue. The address with the fewest waiting is next, and connections
+    of one address in order of arrival. So a small request waits for one slice of all the others, and a
+    request of one of many connections waits in proportion to their number. The server is never idle while a
+    request waits, unlike ``foolscap.broker.Governor``.
 
-    A slice is half a millisecond, ten times the cost of a turn of the reactor. While no other connection
-    has been active lately, it is twenty milliseconds, so that requests pipelined by one client become
-    durable together. The time of work is measured. Work that cannot be interrupted may exceed a slice; if
-    it takes much longer, it is divided into steps (``gbs.receivers.InSteps``).
+    A slice is half a millisecond, ten times the cost of a turn of the reactor. While no other connection has
+    been active recently, it is twenty milliseconds, so that requests pipelined by one client become durable
+    together. The time of work is measured. Work that cannot be interrupted may exceed a slice; if it takes
+    much longer, it is divided into steps (``gbs.receivers.InSteps``).
 
     Args:
         clock: for measuring, and for turns.
@@ -149,7 +149,7 @@ class FairTurns(Generic[M]):
         self._in_line = False  # the queue is being served
 
     def __repr__(self) -> str:
-        return f"<FairTurns, {'some' if self._queue else 'none'} in line>"
+        return f"<FairTurns, {'some' if self._queue else 'none'} waiting>"
 
     @property
     def over(self) -> bool:
@@ -157,7 +157,7 @@ class FairTurns(Generic[M]):
         return self._clock.seconds() - self._began_s > self._slice_s
 
     def start(self) -> float:
-        """Record that a connection begins to work, or at least to ask for it; returns the time."""
+        """Record that a connection begins to work, or to wait for work; returns the time."""
         self._work_s = now_s = self._clock.seconds()
         if self._in_line:
             self._began_s = self._run_s  # the queue has one slice for all its members
@@ -168,7 +168,7 @@ class FairTurns(Generic[M]):
         return now_s
 
     def asked(self) -> None:
-        """Record a request of another protocol."""
+        """Record a request of the other protocol."""
         self._others_s = self._clock.seconds()
 
     def may_have(self, member: M) -> bool:

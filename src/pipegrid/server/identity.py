@@ -228,7 +228,8 @@ def from_pem(pem: bytes, swissnum: str, name: str) -> Identity:
 
 def _check_key(who: Identity, name: str) -> None:
     """
-    Check that a key is the certificate's. OpenSSL would say less, and ask for passwords on a terminal.
+    Check that a key is the certificate's. OpenSSL's own message says less, and it asks for passwords on a
+    terminal.
 
     Raises:
         UsageError: it is not, or cannot be read.

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 # A client is unauthenticated until it has shown the server's secret. The number of connections is limited,
-# and half of them may come from one address (an IPv6 address counts as its network of 2^64). When a limit
-# is reached, a new connection is accepted, and another one is closed:
+# and half of them may come from one address (an IPv6 address counts as its network of 2^64). When a limit is
+# reached, a new connection is accepted, and another one is closed:
 #
 # * the oldest unauthenticated one of the address that has most of them. So a client with another address
 #   than a flood is not affected, and one with the same address has as much time to show the secret as the
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 # * if unauthenticated ones have no more than an eighth of the slots, the authenticated one that was useless
 #   for longest, if that is at least two seconds. Its client connects again when needed. So clients that
 #   know the secret cannot lock out others, neither by silence nor by single bytes;
-# * if there is neither, the new one.
+# * if neither exists, the new one.
 #
 # A closed connection keeps its descriptor until the reactor's next turn, and in one turn hundreds of
 # connections may arrive. So while many are being closed (``MAX_CLOSING``), the new one is closed.
 #
-# Many clients may share one address (NAT, Tor, a proxy): each PipeGrid client has one to three connections
-# to a server, so half of the thousand are enough for more than 150 active ones. An operator whose clients
-# all come from one address sets ``--max-per-address``.
+# Many clients may share one address (NAT, Tor, a proxy): each PipeGrid client has one to three connections to
+# a server, so half of the thousand are enough for more than 150 active ones. An operator whose clients all
+# come from one address sets ``--max-per-address``.
 
 MAX_CONNECTIONS = 1000
 MAX_CLOSING = 128
@@ -264,9 +264,9 @@ class PortListener(Factory):
             return front
         self._server.refused += 1
         if victim is front:
-            self.note_hostile(addr, "there are too many connections, all busy or just being closed")
+            self.note_hostile(addr, "there are too many connections, and all are busy or closing")
             return None
-        self.note_hostile(victim.addr, "other clients needed its place")
+        self.note_hostile(victim.addr, "its slot was needed for other clients")
         victim.abort()
         return front
 
@@ -288,7 +288,7 @@ class PortListener(Factory):
         return tls
 
     def hear_in_turn(self, connection: ProtocolDetector) -> None:
-        """Process a connection's input: now, or in its turn."""
+        """Process a connection's input now, or in its turn."""
         self._server.turns.asked()
         if self._turn.is_set:
             connection.pause()
@@ -305,7 +305,8 @@ class PortListener(Factory):
             try:
                 connection.hear()
             except Exception:
-                # As the reactor does for its own protocols. Otherwise the client would wait for ever.
+                # Abort the connection, as the reactor does for its own protocols. Otherwise the client would
+                # wait for ever.
                 log.failure("a connection failed within the server")
                 connection.abort()
 
@@ -464,7 +465,7 @@ class ProtocolDetector(TwistedProtocol):
             return
         transport: Any = self.transport
         with suppress(AttributeError, OSError):
-            # Answers are short and many; none should wait for the acknowledgement of the one before.
+            # Answers are short and many; they must not wait for earlier acknowledgements (Nagle's algorithm).
             transport.setTcpNoDelay(True)
         self._inner = inner
         inner.makeConnection(transport)

@@ -65,7 +65,8 @@ class MetricsFactory(Factory):
     def __init__(self, clock: IReactorTime, render: Callable[[], bytes]) -> None:
         self.clock = clock
         self.connections: dict[MetricsConnection, None] = {}
-        # Clients are usually on this machine, or come through one proxy.
+        # Clients are usually on this machine, or come through one proxy, so one address may have all
+        # connections.
         self._crowd: ConnectionLimits[MetricsConnection] = ConnectionLimits(
             MAX_CONNECTIONS, MAX_CONNECTIONS, max_closing=MAX_CONNECTIONS
         )
@@ -135,7 +136,7 @@ class MetricsConnection(Protocol):
         self._factory.disconnected(self)
 
     def quiet_s(self) -> float:
-        """Return 0: there is no secret, so all are compared by their age."""
+        """Return 0: no client has a secret, so all are compared by age."""
         return 0.0
 
     def abort(self) -> None:
@@ -188,7 +189,7 @@ class StorageCollector(Collector):
             answers.add_metric([operation, str(status)], count)
         yield answers
         yield _counter("received_bytes", "Share data received.", self._service.received_bytes)
-        yield _counter("sent_bytes", "Share data asked for.", self._service.sent_bytes)
+        yield _counter("sent_bytes", "Share data that clients requested.", self._service.sent_bytes)
         yield _counter("accepted_connections", "Connections made.", self._server.accepted)
         yield _counter("refused_connections", "Connections refused.", self._server.refused)
         yield _gauge("connections", "Open connections.", len(self._server.connections))

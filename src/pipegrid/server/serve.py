@@ -43,7 +43,7 @@ from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.share_store import KEEP_UNFINISHED_S, ShareStore, StoreSettings
 from pipegrid.wire.server_address import Furl
 
-# Where a server listens, and its addresses for clients: as texts of people, and as hints of fURLs.
+# Where a server listens, and its addresses for clients: as text in settings, and as hints of fURLs.
 
 _LOCATION = re.compile(
     r"(?:(?P<how>tcp|tor|i2p):)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})\Z"
@@ -103,6 +103,8 @@ log = Logger()
 
 class LeaseCollector:
     """
+    Removes shares whose leases have expired, when called.
+
     Args:
         storage: the directory, for the record of checks.
         expiry: what is removed. If it is by a date of renewal, the clock is not needed.
@@ -126,7 +128,7 @@ class LeaseCollector:
 
     def __call__(self) -> int:
         """Remove expired shares; returns how many. It may take long; call it in a worker thread."""
-        now = self._clock()  # once, so that the checked time is the one that is used
+        now = self._clock()  # once, so that the check and the removal use the same time
         if self._expiry.renewed_since is None:
             try:
                 looks = look(self._storage, now)
@@ -134,7 +136,7 @@ class LeaseCollector:
                 return 0  # the storage directory does not exist, and so no share
             except OSError as error:
                 log.warn(
-                    "leases that have run out are kept: {storage} cannot record when they were checked "
+                    "expired leases are kept: {storage} cannot record when they were checked "
                     "({reason}); make it writable",
                     storage=str(self._storage),
                     reason=error.strerror or str(error),
@@ -143,7 +145,7 @@ class LeaseCollector:
             self._date.looked(looks)
             if looks.held_s:
                 log.info(
-                    "leases that have run out are kept for {days:.1f} more days: this server has not "
+                    "expired leases are kept for {days:.1f} more days: this server has not "
                     "checked them regularly until now, or its clock was wrong, and clients may renew them",
                     days=looks.held_s / 86400,
                 )
@@ -373,7 +375,7 @@ class StorageNode:
         return self
 
     def _warn_of_surroundings(self) -> None:
-        """Log what is wrong with the file system and the clock."""
+        """Log problems of the file system and the clock."""
         if not syncs_names(self.storage):
             log.warn(
                 "the file system of {storage} cannot sync directories: after a power cut shares may be"

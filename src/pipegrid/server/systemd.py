@@ -76,12 +76,12 @@ def stay_alive(clock: IReactorTime) -> LoopingCall | None:
 
 def end_without_memory(end: Callable[[int], object] = os._exit) -> Callable[[], None]:
     """
-    End the process when an event is logged whose cause is lack of memory; returns a function to remove
-    this.
+    End the process when an event is logged whose cause is lack of memory; returns a function that removes
+    this observer.
 
     Work that failed for lack of memory may be half done in memory; the disk is as after ``kill -9``, which
-    loses nothing that was acknowledged. So the process ends at once, with one sentence and status 1, and
-    its supervisor restarts it. Only for the owner of the process.
+    loses nothing that was acknowledged. So the process ends at once, with one sentence and status 1, and its
+    supervisor restarts it. Call this only in a process that runs nothing else.
     """
 
     @provider(ILogObserver)
@@ -97,7 +97,7 @@ def end_without_memory(end: Callable[[int], object] = os._exit) -> Callable[[], 
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error, or one that led to it, reports lack of memory, or of threads."""
+    """Return whether an error, or one of its causes, reports lack of memory, or of threads."""
     seen: BaseException | None = error
     for _ in range(10):
         if seen is None:

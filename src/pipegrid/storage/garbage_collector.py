@@ -14,7 +14,7 @@ from pipegrid.storage.mutable import slot_file as slotfiles
 from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.uploads import incoming_files as sidecar
 
-# Files are removed only under their lock, so other processes may work at the same time.
+# Files are removed only while their lock is held, so other processes may work at the same time.
 
 _NUMBER = re.compile(r"[0-9]+\Z")
 _SLOT_COPY = re.compile(r"[a-z2-7]{26}\.[0-9]+\.slot\Z")

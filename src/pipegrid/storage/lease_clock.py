@@ -16,27 +16,20 @@ from pipegrid.disk.safe_open import read_file
 from pipegrid.reactor.process_settings import wall_time
 from pipegrid.storage.share_file import LEASE_DURATION_S, NEVER_S
 
-# Leases expire by the clock. With a clock that is a year fast, all would expire at once; and after two
-# months without power, all would have expired before a client could renew one. So a note in the storage
-# directory records when leases were last checked, and since when that was done regularly; only then are
-# shares removed. A clock that is corrected starts this period again.
+# Leases expire by the clock. With a clock that is a year fast, all would expire at once; and after two months
+# without power, all would have expired before a client could renew one. So a note in the storage directory
+# records when leases were last checked, and since when that was done regularly; only after ``HELD_S`` of
+# regular checks are shares removed. A corrected clock starts this period again.
 #
-# With a clock that is set back for a minute, or shows 1970 until NTP has answered, new leases would have
-# expired as soon as it is right again. So no lease starts before a date that has been reached already.
+# If a clock is set back for a minute, or shows 1970 until NTP has answered, new leases would be expired as
+# soon as it is right again. So no lease starts before a date that has been reached already.
 
 NOTE_NAME = "lease-looks.json"
-
-
 HELD_S = 7 * 24 * 3600
 """Time for clients to renew their leases, and for the operator to read the log."""
 
-
 MOST_APART_S = HELD_S
-
-
 MAX_NOTE_BYTES = 1000
-
-
 _RELEASED_S = 1_735_689_600.0  # 2025-01-01, before the first release of this program
 
 
@@ -111,14 +104,12 @@ def _read(path: Path) -> LeaseCheckLog | None:
 
 
 def why_wrong(now: float) -> str | None:
-    """
-    Return, as a sentence for the log, why a clock that shows ``now`` is wrong; None if it may be right.
-    """
+    """Return a message for the log why a clock that shows ``now`` is wrong; None if it may be right."""
     shown = f"the clock of this machine is wrong, it shows {dates.utc(now):%Y-%m-%d}"
     if now < _RELEASED_S:
-        return f"{shown}: leases made now may have run out once it is right; set it"
+        return f"{shown}: leases made now may be expired once it is right; set it"
     if now + LEASE_DURATION_S > NEVER_S:
-        return f"{shown}: leases made now never end; set it"
+        return f"{shown}: leases made now never expire; set it"
     return None
 
 

@@ -90,8 +90,8 @@ class Records:
 
 HasRoom = Callable[[int], bool]
 """
-Returns whether a number of bytes more may be written to the disk: leases count against the reserve as
-shares do.
+Returns whether this many more bytes may be written to the disk: leases count against the reserve, as shares
+do.
 """
 
 
@@ -252,12 +252,12 @@ def parse_leases(data: bytes) -> tuple[LeaseRecord, ...]:
 
 
 # The end of the share data normally follows from the file's length and the number of leases. But after a
-# crash the number may be durable and the file's length not: then the last bytes of the data would count as
-# a lease, and the share would be lost, since its last section proves all others. So if the header says that
-# there should be more data, the end of the share's last section is used. The header alone is not reliable:
-# clients of Tahoe-LAFS before 1.18 asked for some hundred bytes too many. But data are never longer than
-# the header says: one lease's length or less after it is a lease that was not counted before its process
-# was killed. If there is more, the header's number means nothing: it was written by another program.
+# crash the number may be durable and the file's length not. Then the last bytes of the data would count as a
+# lease, and the share would be lost, since its last section proves all others. So if the header gives a
+# longer length, the end of the share's last section is used. The header alone is not reliable: clients of
+# Tahoe-LAFS before 1.18 allocated some hundred bytes too many. But data are never longer than the header
+# says: bytes after that, up to the length of a lease, are a lease that was not counted before its process was
+# killed. If there are more, another program wrote the header, and its number means nothing.
 
 
 def data_bytes(fd: int, header: ContainerHeader, file_bytes: int) -> int:
@@ -321,12 +321,12 @@ def renew_lease(
         has_space: see ``leaserecords``; renewing needs none.
 
     Returns:
-        whether there is such a share.
+        whether the share exists.
 
     Raises:
         NoSpace: there is no space for one more lease, on the disk or on this share; nothing was changed.
-        OSError: the disk would not.
-        ValueError: the file is no immutable container.
+        OSError: the disk failed.
+        ValueError: the file is not an immutable container.
     """
     try:
         fd = disk.open_locked(path, os.O_RDWR, wait=True)
@@ -345,7 +345,7 @@ def renew_lease(
             index = RECORDS.longest_expired(records, now)
             if index is None:
                 raise NoSpace(
-                    f"the share {MAX_LEASES} has {path!r} leases of other clients, which keep it"
+                    f"the share {path!r} has {MAX_LEASES} leases, and none has expired; use another server"
                 )
             disk.write_all(fd, fresh.pack(), begin + index * LEASE_BYTES)
         elif not has_space(LEASE_BYTES):
@@ -362,7 +362,7 @@ def remove_if_expired(path: str, now: float) -> bool:
     Remove an immutable share if it has leases, and all of them have expired.
 
     Returns:
-        whether it was removed. A share without any lease, or of which a power cut took the last one, or in
+        whether it was removed. A share without any lease, or whose last one was lost in a power cut, or in
             an unknown container, is kept.
     """
     fd = disk.lock_if_free(path)
@@ -373,7 +373,7 @@ def remove_if_expired(path: str, now: float) -> bool:
         leases = parse_leases(records)
         if len(leases) < header.lease_count or not leases or not leases[-1].expires:
             return False  # the expiry of the lost lease is unknown
-        known = [lease.expires for lease in leases if lease.expires]  # zeros: a power cut took it
+        known = [lease.expires for lease in leases if lease.expires]  # zeros: lost in a power cut
         if not known or max(known) >= now:
             return False
         os.unlink(path)
@@ -398,7 +398,7 @@ def _read(fd: int) -> tuple[ContainerHeader, int, bytes]:
 def _without_lost(
     fd: int, header: ContainerHeader, begin: int, records: bytes
 ) -> tuple[ContainerHeader, int, bytes]:
-    """Return the same with the existing leases counted, after correcting the file."""
+    """Return the same with only the existing leases counted, after correcting the file."""
     count, rest = divmod(len(records), LEASE_BYTES)
     if count == header.lease_count and not rest:
         return header, begin, records
@@ -418,8 +418,8 @@ def _append(fd: int, record: bytes, at: int, count: int) -> None:
         raise
 
 
-# A lease record contains its expiry, 31 days after it was made or renewed. The operator may let leases live
-# longer or shorter, or end all that were not renewed since a date. All three become one time, with which
+# A lease record contains its expiry, 31 days after it was made or renewed. The operator may choose a longer
+# or shorter duration, or a date since which leases must have been renewed. Both become one time, with which
 # every expiry is compared.
 
 
@@ -442,7 +442,7 @@ class Expiry:
 
     def threshold(self, now: float) -> float:
         """
-        Return the time, in seconds since 1970, before which the expiry of expired leases is.
+        Return the time, in seconds since 1970: leases whose expiry is earlier have expired.
 
         It is never after ``NEVER_S``: a lease with that date never expires.
         """

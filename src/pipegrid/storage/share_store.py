@@ -37,7 +37,7 @@ _PLENTY_BYTES = 1 << 30
 
 class FreeSpace:
     """
-    The free space below one directory, asked for only as often as needed.
+    The free space below one directory, queried only as often as needed.
 
     Args:
         path: of the directory that holds shares.
@@ -54,7 +54,7 @@ class FreeSpace:
         self._plenty_at, self._plenty_bytes = (
             -1,
             0,
-        )  # the last result, and in which second it was obtained
+        )  # the last result, and the second of the query
 
     def free_bytes(self) -> int | None:
         """
@@ -112,7 +112,7 @@ class Advisories:
     def __init__(self, directory: str, clock: Callable[[], float]) -> None:
         self._directory = directory
         self._clock = clock
-        self._full_minute: int | None = None  # in which there were too many
+        self._full_minute: int | None = None  # the minute in which there were too many
 
     def keep(self, storage_index: bytes, share_number: int, reason: str, mutable: bool) -> bool:
         """
@@ -353,7 +353,8 @@ class ShareStore:
         client: Client = NOBODY,
     ) -> Generator[None, None, Allocation]:
         """
-        Do the same in steps, one share each: creating its file takes a tenth of a millisecond or more.
+        Like ``allocate``, in steps of one share each: creating its file takes a tenth of a millisecond or
+        more.
 
         Shares that others finish between the steps are not allocated.
         """
@@ -361,7 +362,7 @@ class ShareStore:
             if type(number) is not int or not 0 <= number <= MAX_SHARE_NUMBER:
                 check_number(number)
         if share_bytes < 0:
-            raise UsageError(f"a share cannot be {share_bytes} bytes long; ask for 0 or more")
+            raise UsageError(f"a share cannot be {share_bytes} bytes long; allocate 0 or more")
         with self._unfinished.allocate_lock:
             # A file that is not readable as a share must not count, or its client would have a share less.
             there = self._list_shares(storage_index, holds_share)
@@ -461,9 +462,9 @@ class ShareStore:
         """
         Add or renew a lease on every share of the storage index, of either kind.
 
-        A damaged share does not prevent leases on the others, which would expire; its error is raised after
-        all others have their lease. A share with the maximum of leases ends it at once: otherwise a client
-        that fills shares with leases would make each further request read all of them.
+        A damaged share does not prevent leases on the others, which would expire otherwise; its error is
+        raised after all others have their lease. A share with the maximum of leases ends it at once:
+        otherwise a client that fills shares with leases would make each further request read all of them.
 
         Raises:
             NoSuchShare: the storage index has no shares.
@@ -548,5 +549,5 @@ class ShareStore:
 
 
 def _is_immutable(path: str) -> bool:
-    """Return whether a file in a share's place is not that of a mutable share, whatever else it is."""
+    """Return whether a file with a share's name is anything but a mutable share."""
     return not slotfiles.is_mutable_file(path)

@@ -69,7 +69,7 @@ def check_number(share_number: int) -> None:
 
 
 def possible_numbers(share_numbers: Iterable[int]) -> AbstractSet[int]:
-    """Return the valid share numbers; servers ignore the others, as if the disk were full."""
+    """Return the valid share numbers; servers ignore the others, as if there were no space for them."""
     if isinstance(share_numbers, frozenset) and share_numbers <= _POSSIBLE:
         return share_numbers
     return {number for number in share_numbers if 0 <= number <= MAX_SHARE_NUMBER}

@@ -24,7 +24,7 @@ from pipegrid.wire.foolscap_interfaces import MAX_SHARE_DATA_BYTES
 
 
 def asked_bytes(delivery: Any) -> int:
-    """Return how many bytes a call asks for at most; 0 for calls with small answers."""
+    """Return the largest size in bytes of a call's answer; 0 for calls with small answers."""
     arguments = delivery.allargs.args
     if delivery.methodname == "read" and len(arguments) == 2:
         return int(arguments[1])
@@ -45,10 +45,10 @@ def answer_bytes(results: Any) -> int:
 
 
 # The time that the server works for a connection is measured (``server.fair_scheduler.CpuUsage``). Up to a
-# burst, and a small share of all time, a connection is served as soon as bytes arrive. Beyond that, it
-# waits in one queue with others like it: one of them is served at a time, and then all of them pause
-# ``REST`` times as long as that took, but only while other clients send requests. So floods, however many,
-# get a fifth of the server at most, and bulk work is not slowed down while there is nothing else.
+# burst, and a small share of all time, a connection is served as soon as bytes arrive. Beyond that, it waits
+# in one queue with others like it. One of them is served at a time, and then all of them pause ``REST`` times
+# as long as that took, but only while other clients send requests. So floods, however many, get at most a
+# fifth of the server, and bulk work is not slowed down while the server is otherwise idle.
 
 REST = 4.0
 ACTIVE_S = 0.25
@@ -75,7 +75,7 @@ class Governor:
         self._rests_until_s = 0.0
 
     def __repr__(self) -> str:
-        return f"<Governor, {len(self._line)} in line>"
+        return f"<Governor, {len(self._line)} waiting>"
 
     @property
     def now_s(self) -> float:
@@ -84,7 +84,7 @@ class Governor:
 
     @property
     def others_ask(self) -> bool:
-        """Whether a client that need not wait has sent a request lately."""
+        """Whether a client that need not wait has sent a request recently."""
         self._look_for_others()
         return self.now_s - self._active_s < ACTIVE_S
 
@@ -128,11 +128,11 @@ class Governor:
             self._wait()
 
 
-# Messages being received or carried out, answers being sent, and references take memory: a connection asks
-# before it takes more than a little. All together may use what the HTTPS protocol leaves. When that is used
-# up, the connection that holds most is closed if it holds at least as much as the asking one would; else
-# the asking one is. So a client that declares large messages and sends them slowly, or asks for much and
-# does not read it, is closed first, and a client with one usual message is not affected.
+# Messages being received or carried out, answers being sent, and references take memory: a connection
+# requests it before it takes more than a little. All together may use what the HTTPS protocol leaves. When
+# that is used up, the connection that holds most is closed if it holds at least as much as the requesting one
+# would; otherwise the requesting one is. So a client that declares large messages and sends them slowly, or
+# requests much and does not read it, is closed first, and a client with one usual message is not affected.
 
 MAX_HELD_BYTES = 192 << 20
 """The largest message has 128 MiB, and its tokens take 52 MiB more."""
@@ -200,17 +200,17 @@ class HeldMemory:
         return taken
 
 
-# What client and server have in common is in ``wire.foolscap_broker``. In addition, the server limits:
+# ``wire.foolscap_broker`` has what client and server share. In addition, the server limits:
 #
 # * Unauthenticated clients: until a client has named an existing object (which takes the fURL's secret) it
 #   may send ``STRANGER_BYTES`` in all, PINGs and errors included, within ``STRANGER_S``.
 # * Memory: messages, answers and references are counted against one limit for all connections, from when
-#   their sizes are known until they are gone.
+#   their sizes are known until they are freed.
 # * Answers: Foolscap encodes an answer as soon as the call has ended, and writes all of it: a read of 64
 #   MiB took 192 MiB until it was sent. Here no token is encoded while the socket is full, large strings are
 #   written ``PIECE_BYTES`` at a time, and the next call begins when the answers before it have been
 #   encoded.
-# * Floods take turns, by ``Governor``.
+# * Floods, which take turns: see ``Governor``.
 
 # mypy: disable-error-code="misc"
 
@@ -310,7 +310,7 @@ class ServerBroker(BoundedBroker):
 
     def _pay_for(self, received_bytes: int) -> None:
         """
-        Charge for the time that receiving has cost, and let others have their turn before reading more.
+        Count the time that receiving has taken, and let others have their turn before reading more.
 
         A long body is only collected until its end, but it has been received and decrypted. While no other
         client is active, that needs no turns.
@@ -377,14 +377,14 @@ class ServerBroker(BoundedBroker):
     # Memory.
 
     def crowd_out(self) -> None:
-        """Close now, since others need the memory."""
-        self.refuse("it held the most memory when others needed some", tell=False)
+        """Close now, to free memory for others."""
+        self.refuse("it used the most memory when others needed memory", tell=False)
         abort = getattr(self.transport, "abortConnection", None)
         if abort is not None:
             abort()
 
     def charge(self, cost: int) -> None:
-        """Charge a message with memory; raises LimitExceeded beyond its allowance."""
+        """Count the memory of a message; raises LimitExceeded beyond its allowance."""
         super().charge(cost)
         more = self.held_cost - self._message_held
         if more > FREE_BYTES:
@@ -417,7 +417,7 @@ class ServerBroker(BoundedBroker):
         return super().getTrackerForMyReference(puid, obj)
 
     def remote_decref(self, clid: int, count: int) -> None:
-        """Count one reference of the client less."""
+        """Count one reference of the client fewer."""
         before = len(self.myReferenceByCLID)
         super().remote_decref(clid, count)
         self._memory.release(self, (before - len(self.myReferenceByCLID)) * REFERENCE_COST)

@@ -19,13 +19,10 @@ from pipegrid.server.identity import Identity
 from pipegrid.wire.server_address import Furl
 
 KEEPALIVE_S = 120
-"""A client that is silent for this long gets a PING; after twice as long its connection is closed."""
+"""A client that is silent for this long gets a PING; after twice this time its connection is closed."""
 
 MAX_REMEMBERED = 4096
-"""
-Limit of tubs whose number of connections is remembered, which distinguishes an old connection from a new
-one.
-"""
+"""The number of tubs whose connections are counted, which distinguishes an old connection from a new one."""
 
 
 class FoolscapPort:
@@ -112,7 +109,7 @@ class FoolscapPort:
 
 
 class _Recent(dict[str, Any]):
-    """Foolscap's record of every tub that ever connected, reduced to the latest."""
+    """Foolscap's record of every tub that ever connected, reduced to the most recent."""
 
     def __setitem__(self, tub_id: str, value: Any) -> None:
         self.pop(tub_id, None)
@@ -124,8 +121,7 @@ class _Recent(dict[str, Any]):
 @implementer(IStreamServerEndpoint)
 class _AcceptedElsewhere:
     """
-    An endpoint on which nothing listens: it only keeps the factory, for connections that the listener
-    accepts.
+    An endpoint that does not listen: it only keeps the factory, for connections that the listener accepts.
     """
 
     def __init__(self) -> None:

@@ -102,11 +102,11 @@ def _fit_for_clients(operation: str, error: Exception) -> PipegridError:
     return ServerRefused(f"{operation} failed; the server's operator can see why")
 
 
-# An upload belongs to the connection that began it: its secret is made here and sent to no client, and when
-# the connection is lost, what was not closed is dropped. ``close`` makes a share visible, and is answered
-# when it is durable; bytes never written are then zeros. A share of which a write failed cannot be closed:
-# clients send ``close`` right after their writes, without waiting for their results. Mutable slots use the
-# same queue as HTTPS.
+# An upload belongs to the connection that began it: its secret is created here and not sent to any client,
+# and when the connection is lost, unclosed shares are dropped. ``close`` makes a share visible, and is
+# answered when it is durable; bytes never written are then zeros. A share of which a write failed cannot be
+# closed: clients send ``close`` right after their writes, without waiting for their results. Mutable slots
+# use the same queue as HTTPS.
 #
 # Source: the format reference, storage protocols, sections 2.3 and 8.
 
@@ -116,7 +116,7 @@ Vectors = tuple[list[tuple[int, int, bytes, bytes]], list[tuple[int, bytes]], in
 
 UPLOAD_SECRET_BYTES = 32
 MAX_READ_BYTES = 64 << 20
-"""The limit of one answer, which is in memory as a whole; clients ask for one block at a time."""
+"""The limit of one answer, which is in memory as a whole; clients request one block at a time."""
 
 UNKNOWN = Client("unknown")
 
@@ -274,7 +274,7 @@ class _Batch:
             self._canary.dontNotifyOnDisconnect(self._marker)
 
     def lost(self) -> None:
-        """Drop what was not closed."""
+        """Drop unclosed shares."""
         for writer in list(self._open):
             writer.forget()
 

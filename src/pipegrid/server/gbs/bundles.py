@@ -31,7 +31,7 @@ _JUST = {number: frozenset({number}) for number in range(MAX_SHARE_NUMBER + 1)}
 
 
 class BundleService(Service, Protocol):
-    """What bundles need of the service in addition."""
+    """What bundles need in addition to ``Service``."""
 
     store: ShareStore
 
@@ -76,8 +76,8 @@ class Bundle(InSteps):
         Return whether it may be carried out now, or has been begun; its body is complete.
 
         Args:
-            committing: storage indexes of which a share is becoming durable on this connection. A bundle
-                that names one of them waits, as an allocation does, or it would not see that share.
+            committing: storage indexes of shares of this connection that are becoming durable. A bundle that
+                names one of them waits, as an allocation does, or it would not see that share.
         """
         if self._steps is not None:
             return True
@@ -102,7 +102,7 @@ class Bundle(InSteps):
             self.refuse(responses.text(400, str(error)))
         if not self.body:
             return True
-        self.body.clear()  # its content is in memory once
+        self.body.clear()  # its parsed form is in memory now
         return not turn.over
 
     def abandon(self) -> None:
@@ -177,7 +177,7 @@ class Bundle(InSteps):
         self, wanted: BundledUpload, taken: frozenset[int]
     ) -> Generator[None, None, Allocation | int]:
         """
-        Allocate the others; shares that were stored already count as allocated, whatever happens to the
+        Allocate the others; shares that were stored already count as allocated, whatever the outcome of the
         others.
         """
         if taken and len(taken) == len(wanted.share_numbers):

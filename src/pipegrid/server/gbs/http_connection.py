@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from pipegrid.server.gbs.storage_operations import GbsService
 
 
-# httptools cannot be stopped in the middle of its input. So it gets at most 16 KiB at a time, or as much of
-# a body as was announced; the rest waits here, at most what the transport had read already.
+# httptools cannot be stopped within its input. So it gets at most 16 KiB at a time, or as much of a body as
+# was announced; the rest waits here, at most what the transport had read already.
 
 FEED_BYTES = 16384
 STRANGER_FEED_BYTES = 1024
 """
-The same before the secret was shown: a request of 18 bytes takes a kilobyte of memory, and few of these
-requests succeed.
+The same before the secret was shown: a request of 18 bytes takes a kilobyte of memory, and unauthenticated
+clients may send only a few.
 """
 STRANGER_RECEIVE_BYTES = 4 * 1024
 RECEIVE_BYTES = 64 * 1024
@@ -77,7 +77,7 @@ class ReadBuffer:
         self.paused = False
 
     def attach(self, transport: Any) -> None:
-        """Read from a transport, whose client is unauthenticated."""
+        """Read from a transport of an unauthenticated client."""
         self._transport = transport
         set_bulk_buffers(transport, STRANGER_RECEIVE_BYTES)
 
@@ -96,7 +96,7 @@ class ReadBuffer:
             set_bulk_buffers(self._transport, BULK_RECEIVE_BYTES if self._bulk else RECEIVE_BYTES)
 
     def next_piece(self) -> bytes:
-        """Return what to parse next: a body, however long, is one event."""
+        """Return what to parse next; a body, however long, is one event."""
         data, limit = self.waiting.popleft(), self.least_bytes
         if self._order.receiver is not None:
             limit = max(limit, self._order.body_left)
@@ -132,9 +132,9 @@ CLOSE_TIMEOUT_S = 30.0
 class GivenUp(Enum):
     """Why a connection is closed; the value is a clause for the log, or empty."""
 
-    STUCK = "it takes nothing of what it asked for"
+    STUCK = "it does not read its answers"
     REQUEST = "its request makes no progress"
-    REFUSED = "its request was refused, and does not end"
+    REFUSED = "its request was refused, but its body does not end"
     IDLE = ""
 
 
@@ -158,7 +158,7 @@ def overdue(
     now_s: float, moments: ActivityTimes, order: RequestOrder, in_head: bool, queued: bool
 ) -> GivenUp | None:
     """
-    Return why a connection that is not closing has exceeded a time limit, or None.
+    Return which time limit the connection has exceeded, or None; it is not closing.
 
     Args:
         in_head: a head has begun, and is not complete.
@@ -170,7 +170,7 @@ def overdue(
     if in_head and not queued:
         return GivenUp.REQUEST if since_s > HEAD_TIMEOUT_S else None
     if order.unanswered or queued:
-        return None  # its client waits for an answer of ours
+        return None  # its client waits for the server's answer
     if order.receives_message:
         more_s = order.message_bytes / BODY_BYTES_PER_S
         return GivenUp.REQUEST if since_s > BODY_TIMEOUT_S + more_s else None
@@ -337,7 +337,7 @@ class GbsConnection(Protocol):
                 self._close()
 
     def quiet_s(self) -> float:
-        """Return how long nothing useful has been received or sent; 0 while a request is unanswered."""
+        """Return for how long nothing useful has been received or sent; 0 while a request is unanswered."""
         order = self._order
         if (order.unanswered or self._events) and order.can_write:
             return 0.0
@@ -347,9 +347,8 @@ class GbsConnection(Protocol):
         """
         Record that a request has begun, or enough of a body has arrived.
 
-        It is recorded at once. When it was determined only when there were too many connections, all of
-        those that had never been examined counted as useful at that moment, and a new one was rejected
-        instead.
+        This is recorded at once: an earlier version computed it only when there were too many connections.
+        All those never examined then counted as useful at that moment, and a new one was rejected instead.
         """
         self._useful_s = self._moments.heard_s
         self._useful_left = self._order.body_left

@@ -145,7 +145,7 @@ class Call:
         except Exception as error:
             answer = self.service.answer_error(self._operation, error)
         if isinstance(answer, Deferred):
-            # Until then the request is in memory, in another form.
+            # Until then the request is in memory, in its parsed form.
             answer.addErrback(self._failed).addCallback(self._ended)
             return answer.result if answer.called and isinstance(answer.result, Answer) else answer
         return self._ended(answer)
@@ -154,9 +154,7 @@ class Call:
         self._release()
 
     def charge(self, more_bytes: int) -> bool:
-        """
-        Count memory until there is an answer, for what the body has become; returns whether it is allowed.
-        """
+        """Count memory for the parsed body until there is an answer; returns whether it is allowed."""
         large = self._held_bytes + more_bytes > self.service.large_bytes
         if not self.service.hold(more_bytes, large):
             return False
@@ -186,7 +184,7 @@ def reason_of(failure: Failure) -> Exception:
 
 
 class Turn(Protocol):
-    """Says when other connections should have their turn."""
+    """Tells when other connections should have their turn."""
 
     @property
     def over(self) -> bool:
@@ -321,7 +319,8 @@ class ShareStream:
 
     def read(self) -> bytes:
         size = min(STREAM_PIECE_BYTES, self._end - self._at)
-        # All of it, or the client would take the next answer for the rest.
+        # If the rest cannot be read, the connection must end: the client would take the next answer for the
+        # rest.
         data = self._reader.read_exactly(self._at, size)
         self._at += size
         return data

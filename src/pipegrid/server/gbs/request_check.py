@@ -197,7 +197,7 @@ _RULES: dict[Resource, dict[bytes, Rule]] = {
         b"POST": Rule(Operation.SLOT_CORRUPT, body_limit_bytes=gbs_messages.MAX_CORRUPT_BYTES)
     },
 }
-_BAD_HOST = responses.text(400, "a request of HTTP/1.1 needs one Host header, which names a host")
+_BAD_HOST = responses.text(400, "a request of HTTP/1.1 needs one Host header with a valid host")
 _NO_SUCH_METHOD = {
     resource: responses.page(405, b"Allow: %s\r\n" % b", ".join(rules))
     for resource, rules in _RULES.items()
@@ -223,10 +223,10 @@ class Admitted:
 
 def admit(request: Request, authorization: bytes) -> Admitted | Answer:
     """
-    Return what a head asks for, or the answer that rejects it.
+    Return the checked request, or the answer that rejects it.
 
-    The order of the checks is part of the interface: first 400 for a missing or ambiguous host, then 404
-    and 405, then 401, then other 400.
+    The order of the checks is part of the interface: first 400 for a missing or ambiguous host, then 404 and
+    405, then 401, then other 400.
 
     Args:
         authorization: the value that the client must have sent.

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 # that have begun, and closes: the server is stopping, a request was the last, or the input is not HTTP.
 # CLOSING has closed the transport, and carries out nothing. GONE has lost the transport.
 #
-# ``TurnState``, changed only by ``TurnTaking._move``: a connection is not queued, WAITS for its turn, or
-# HAS it; one that has used up its turn WAITS_AGAIN, until its current work ends.
+# ``TurnState``, changed only by ``TurnTaking._move``: a connection has nothing to do (NOT_WANTED), WAITS for
+# its turn, or HAS it; one that has used up its turn WAITS_AGAIN, until its current work ends.
 
 
 class Life(Named):
@@ -385,7 +385,7 @@ class RequestOrder:
                 if isinstance(error, PipegridError):
                     log.error("{error}", error=str(error))
                 else:
-                    log.failure("a share could not be read while it was sent")
+                    log.failure("a share could not be read completely while it was sent")
                 transport.abortConnection()  # the length has been announced
                 return False
             if not data:
@@ -444,7 +444,7 @@ class RequestOrder:
 
 class TurnTaking(Generic[M]):
     """
-    Whether one connection may carry out requests now, or waits in the queue for that.
+    Whether a connection may carry out requests now, or waits for its turn.
 
     Args:
         turns: the scheduler of all connections.

@@ -18,13 +18,13 @@ MAX_HEADERS = 500
 
 PASSED_ON_BYTES = 32768
 """
-When this much of a body is left, it bypasses llhttp, which would only copy it; creating a new llhttp
-afterwards takes some time.
+When this much of a body is left, it bypasses llhttp, which would only copy it; a new llhttp is created after
+it, which takes some time.
 """
 
 FEW_CHUNKS = 1000
 LEAST_CHUNK_BYTES = 64
-"""The least average in a body with more chunks: each takes a microsecond, however small it is."""
+"""The smallest average chunk in a body with many chunks: each takes a microsecond, however small it is."""
 
 
 class Listener(Protocol):
@@ -178,7 +178,7 @@ class RequestParser:
             head.content_length = None
             if value.strip().lower() != b"chunked":
                 self._give_up(
-                    responses.text(501, "a body comes as it is, or in chunks"),
+                    responses.text(501, "only Transfer-Encoding: chunked is supported"),
                     "it sends a body in a coding that this server does not know",
                 )
 
@@ -194,7 +194,8 @@ class RequestParser:
             # A proxy that does not support chunks, and passes them on, would see another end (RFC 9112,
             # 6.1).
             self._give_up(
-                responses.text(400, "HTTP/1.0 knows no chunks"), "it sends chunks over HTTP/1.0"
+                responses.text(400, "HTTP/1.0 does not support chunks"),
+                "it sends chunks over HTTP/1.0",
             )
             return
         head.locate()

@@ -32,9 +32,9 @@ from pipegrid.wire.gbs_messages import WRITE_ENABLER
 from pipegrid.wire.gbs_mutable import ReadTestWrite
 from pipegrid.wire.storage_messages import SlotResult, SlotSecrets
 
-# Calls that sync run in a worker thread, since they wait for the disk. Calls that only read take less time
-# than using a thread, and run in the reactor's; but they would wait for the slot's lock if a thread held
-# it. So calls for one slot wait for each other, which also keeps their order.
+# Calls that sync wait for the disk, so they run in a worker thread. Calls that only read take less time than
+# a change of threads, and run in the reactor's thread; but there they would wait for the slot's lock if
+# another thread held it. So calls for one slot wait for each other, which also keeps their order.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -105,7 +105,10 @@ class SlotQueue:
 
 
 SPOOL_BYTES = 1 << 20
-"""Memory counted for a request on the disk, without its small parts; half of it is collected for a write."""
+"""
+Memory counted for a request on the disk, without its small parts; half of it collects bytes for the next
+write.
+"""
 INLINE_ANSWER_BYTES = 64 * 1024
 """Longer answers are counted, and sent in pieces."""
 
@@ -251,9 +254,8 @@ class SlotChangeCall(InSteps):
 
     def _carry_out(self, _: Buffer) -> Answer | Deferred[Answer]:
         """
-        Test, read, write. Calls that write may have to wait for the disk, and run in a thread.
-
-        So do calls that read much: 20 ms for 56 MiB.
+        Test, read, write. Calls that write may have to wait for the disk, and run in a thread, as do calls
+        that read much: 56 MiB take 20 ms.
         """
         spooled, self._spooled = self._spooled, None
         storage_index = self._admitted.target.storage_index

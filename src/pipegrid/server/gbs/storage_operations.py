@@ -164,7 +164,7 @@ class GbsService:
         return result
 
     def _tell_room(self) -> None:
-        # All are called, since some may be closed, or have nothing to write.
+        # All are called: some may be closed, or have nothing to write.
         if self._waiting_for_room:
             waiting, self._waiting_for_room = self._waiting_for_room, []
             for call in waiting:
@@ -369,4 +369,4 @@ class GbsService:
 
 def _check_number(target: GbsTarget) -> None:
     if target.share_number > MAX_SHARE_NUMBER:
-        raise NoSuchShare(f"there is no share {target.share_number}, nor can there be one")
+        raise NoSuchShare(f"share number {target.share_number} is not valid")

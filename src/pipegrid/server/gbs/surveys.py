@@ -29,7 +29,7 @@ _NUMBER_BYTES = 64
 
 
 class SurveyService(Service, Protocol):
-    """What surveys need of the service in addition."""
+    """What surveys need in addition to ``Service``."""
 
     store: ShareStore
     slots: SlotQueue
@@ -60,7 +60,7 @@ class Survey(InSteps):
         for number, question in enumerate(questions):
             yield
             found = _look(service, question)
-            if not self.charge(_held_bytes(found)):  # until no slot is waited for any more
+            if not self.charge(_held_bytes(found)):  # until it waits for no slot any more
                 self.refuse(responses.BUSY)
                 return
             results.append(found)
@@ -100,7 +100,7 @@ def _held_bytes(found: SurveyAnswer | int) -> int:
 def _sample(service: SurveyService, storage_index: bytes, sample: Sample) -> bytes | int:
     try:
         if sample.share_number > MAX_SHARE_NUMBER:
-            raise NoSuchShare(f"there is no share {sample.share_number}, nor can there be one")
+            raise NoSuchShare(f"share number {sample.share_number} is not valid")
         with service.store.open_share(storage_index, sample.share_number) as reader:
             wanted = min(sample.length, max(0, reader.share_bytes - sample.offset))
             data = reader.read_exactly(sample.offset, wanted) if wanted else b""

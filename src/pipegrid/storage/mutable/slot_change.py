@@ -59,17 +59,17 @@ class SlotChange:
       long.
     * A deleted one is unlinked.
 
-    Before the first rename, all new files are written and synced, and space is reserved for shares that
-    grow in place. So a full or failing disk changes nothing at all, unless the file system cannot reserve
-    space, or needs some to overwrite. Shares are renamed one after the other: a crash in between leaves
-    some of them new, as does the loss of one of several servers. A client that finds two versions uses the
-    newest recoverable one, and repairs.
+    Before the first rename, all new files are written and synced, and space is reserved for shares that grow
+    in place. So a full or failing disk changes nothing at all, unless the file system cannot reserve space,
+    or needs some to overwrite. Shares are renamed one after the other: a crash in between leaves some of them
+    new, as does the loss of one of several servers. A client that finds two versions uses the newest
+    recoverable one, and repairs.
 
-    After a crash, a long share is in an intermediate state: if the process was killed, a readable container
-    with all its leases, and the first of the writes in their order; after a power cut, any of the writes,
-    and if the container was growing, perhaps without the leases after the fourth. Readers detect that by
-    the share's hashes. Tahoe-LAFS changes all shares in place, and syncs none. What was acknowledged is
-    durable, unless the policy is ``none``.
+    After a crash, a long share is in an intermediate state. If the process was killed, it is a readable
+    container with all its leases, and the first of the writes in their order. After a power cut, it has any
+    of the writes, and if the container was growing, perhaps not the leases after the fourth. Readers detect
+    that by the share's hashes. Tahoe-LAFS changes all shares in place, and syncs none. Acknowledged changes
+    are durable, unless the policy is ``none``.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class SlotChange:
     def _check_new(self, number: int) -> None:
         if self._place.read_only:
             raise NoSpace(
-                f"this server takes no new shares, so not share {number} of {self._name}; "
+                f"this server is read-only and does not accept share {number} of {self._name}; "
                 "use another server"
             )
         if len(self._secrets.write_enabler) != slot_file.WRITE_ENABLER_BYTES:

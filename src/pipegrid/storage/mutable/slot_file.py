@@ -377,8 +377,8 @@ class SlotFile:
 
     def lacks_leases(self, extra: bytes) -> bool:
         """
-        Return whether a power cut took extra leases, given the result of ``extra``: the last counted one is
-        missing, or is zeros. Then the share's expiry is unknown until a lease is added.
+        Return whether a power cut removed extra leases, given the result of ``extra``: the last counted one
+        is missing, or is zeros. Then the share's expiry is unknown until a lease is added.
         """
         at = self.header.extra_offset
         counted = parse_count(disk.read_all(self.fd, COUNT_BYTES, at))
@@ -436,11 +436,10 @@ def reported(what: str, path: str) -> Iterator[None]:
 
 def set_aside(changes: Sequence[tuple[SlotFile, ShareChange]]) -> None:
     """
-    Reserve disk space for shares that grow in place: a disk that is full in the middle of a change, which a
-    quota or other writers can cause, would leave them in neither state.
+    Reserve disk space for shares that grow in place: if a quota or other writers filled the disk within a
+    change, they would be in neither the old nor the new state.
 
-    Gaps between writes stay holes: otherwise a byte far beyond the end would take the space of all before
-    it.
+    Gaps between writes stay holes: otherwise a byte far beyond the end would take the space of all before it.
 
     Raises:
         OSError: there is not enough space; nothing was changed.
@@ -456,7 +455,7 @@ def set_aside(changes: Sequence[tuple[SlotFile, ShareChange]]) -> None:
                 if offset + len(data) > begin:
                     size = offset + len(data) - begin
                     disk.allocate(share.fd, DATA_OFFSET + begin, size)
-            # Leases are copied to a third place, and there may be one more.
+            # Leases are copied to a third place, and one more may be added.
             leases_bytes = 3 * len(share.extra()) + LEASE_BYTES
             disk.allocate(share.fd, growth.extra_offset, leases_bytes)
     except OSError:

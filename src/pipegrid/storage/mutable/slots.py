@@ -101,12 +101,12 @@ class Slots:
             may_read: called with the number of bytes before they are read into memory; returns whether to.
 
         Raises:
-            WrongSecret: the write enabler is not that of every existing share. The text ends with ``The
-                write enabler was recorded by nodeid '<base32>'.``
-            UsageError: an impossible share number or vector, or a new share with a write enabler that is
-                not 32 bytes long.
+            WrongSecret: the write enabler is not that of every existing share. The text ends with ``The write
+                enabler was recorded by nodeid '<base32>'.``
+            UsageError: an impossible share number or vector, or a new share with a write enabler that is not
+                32 bytes long.
             NoSpace: it would not fit; nothing was changed.
-            Overloaded: too much is being read now; nothing was changed.
+            Overloaded: other reads use too much memory now; nothing was changed.
             ServerRefused: the disk failed, a container is damaged, or the answer would be too large.
         """
         _check_reads(r_vector)
@@ -187,7 +187,7 @@ class Slots:
             NoSpace: there is no space for one more lease, on the disk or on a share.
             ServerRefused: the disk failed, or a container is damaged.
         """
-        if not self.list_shares(storage_index):  # immutable shares need no lock
+        if not self.list_shares(storage_index):  # a slot without mutable shares needs no lock
             return False
         found = False
         failed: ServerRefused | None = None
@@ -303,7 +303,9 @@ def _read(
 
 def _check_reads(reads: Reads) -> None:
     if len(reads) > MAX_READS:
-        raise UsageError(f"{len(reads)} reads at once, where {MAX_READS} are allowed; ask twice")
+        raise UsageError(
+            f"{len(reads)} reads at once, where {MAX_READS} are allowed; send several requests"
+        )
     for offset, size in reads:
         if offset < 0 or size < 0:
             raise UsageError(f"a read of {size} bytes at {offset}; both must be 0 or more")

@@ -12,38 +12,32 @@ from typing import Generic, Protocol, TypeVar
 import attrs
 
 # An interrupted upload is kept for days, so that it can be resumed. An honest client must get space
-# nevertheless, however many of them others hoard: 4096 allocations of a byte, or one of all free space,
-# would otherwise deny space to all others until they expire.
+# nevertheless, whatever other clients allocate: otherwise 4096 allocations of a byte, or one of all free
+# space, would deny space to all others until they expire.
 #
 # Uploads are attributed to clients. A new upload secret costs nothing, so it does not identify one. An
-# address costs most; an IPv6 client has 2^64 of them, which count as one. But a whole network, or all of
-# Tor, may share one address. So clients are compared by address, and clients of one address by the
-# connection that began or resumed an upload. Uploads left by an earlier process belong to one client.
+# address costs most; an IPv6 client has 2^64 of them, which count as one. But a whole network, or all of Tor,
+# may share one address. So clients are compared by address, and clients of one address by the connection that
+# began or resumed an upload. Uploads left by an earlier process belong to one client.
 #
-# For a client that asks for an upload:
+# For a client that allocates an upload:
 #
-# 1. Stale uploads, without a write for 30 minutes, are evicted first, the longest idle first. Tahoe-LAFS's
-# servers
-#    keep none longer. Beyond that they are kept only while there is space.
+# 1. Stale uploads, without a write for 30 minutes, are evicted first, the longest idle first. Servers of
+#    Tahoe-LAFS keep none longer. Beyond that they are kept only while there is space.
 # 2. Then idle ones: no byte for five minutes, or less than a kilobyte a second, or a pace that would take
-# more than a
-#    day. Those of the client that holds most are evicted first, and of these the longest idle, if their
-#    client holds
-#    more than the asking client would then: uploads where slots are short, bytes where space is. Between
-#    connections
-#    of one address the same holds. But first, those without a write for ten seconds are evicted, the
-#    longest idle
-#    first and of the client that holds more: connections are cheap.
+#    more than a day. Those of the client that holds most are evicted first, and of these the longest idle,
+#    if their client holds more than the allocating client would then: uploads where slots are short, bytes
+#    where space is. The same holds between connections of one address. But first, those without a write for
+#    ten seconds are evicted, the longest idle first and of the client that holds more: connections are cheap.
 # 3. Uploads that are being written, complete ones, and (except by rule 1) the connection's own are never
-# evicted.
+#    evicted.
 #
-# So a client that holds little is never rejected because of one that holds much, and one that holds most
-# can evict no other's. An honest client whose upload was evicted learns it at its next write (404) and
-# starts again.
+# So a client that holds little is never rejected because of one that holds much, and one that holds most can
+# evict no other's. An honest client whose upload was evicted gets 404 for its next write, and starts again.
 #
-# Rejected alternatives: A fixed share of space for each address: one client alone could not use the disk,
-# and a hundred addresses would still fill it. Rejecting large allocations: an honest client that stores one
-# large share on an almost full disk would suffer.
+# Rejected alternatives: a fixed share of space for each address (one client alone could not use the disk, and
+# a hundred addresses would still fill it), and rejecting large allocations (an honest client that stores one
+# large share on an almost full disk would suffer).
 
 STALE_S = 30 * 60.0
 WRITTEN_S = 5 * 60.0
@@ -72,7 +66,7 @@ LEFT_BEHIND = Client("what an earlier process left")
 
 def address_of(host: str) -> str:
     """
-    Return what counts as one address: an IPv6 address's first half, others unchanged.
+    Return what counts as one address: the first half of an IPv6 address, others unchanged.
 
     An IPv4 address is the same in the IPv6 notation of a port that listens for both.
     """
@@ -109,7 +103,7 @@ class UploadUsage(Protocol):
 
     @property
     def remaining_bytes(self) -> int:
-        """Bytes that were not received yet."""
+        """Bytes that have not been received yet."""
 
     @property
     def complete(self) -> bool:
@@ -144,7 +138,7 @@ def is_stale(upload: UploadUsage, now: float) -> bool:
 @attrs.frozen
 class UploadDemand:
     """
-    What a client asks for.
+    What a client requests.
 
     Attributes:
         uploads: how many more; 0 if something else needs the space.
@@ -181,7 +175,7 @@ class _Heap(Generic[T]):
     Returns the item with the lowest key.
 
     Args:
-        key: the item's current key, never below its key when it was added; None: the item is gone.
+        key: the item's current key, never below its key when it was added; None: the item was removed.
     """
 
     def __init__(self, key: Callable[[T], float | None]) -> None:
@@ -243,7 +237,7 @@ class _Entry(Generic[Ordered]):
 
 
 class _Address(Generic[Ordered]):
-    """The uploads of one address, by its clients: which holds most, and whose is idle for longest."""
+    """The uploads of one address, by its clients: which holds most, and whose upload is idle for longest."""
 
     def __init__(self) -> None:
         self.held = 0
@@ -439,7 +433,7 @@ class EvictionOrder(Generic[Ordered]):
         while self._written and self._written[0][0] < self._now:
             entry = heappop(self._written)[2]
             if entry.here:
-                self._show(entry)  # which moves it to the other heap again if something has arrived
+                self._show(entry)  # moves it to the other heap again if something has arrived
 
 
 def _by_age(entry: _Entry[Ordered]) -> float | None:

@@ -59,7 +59,7 @@ def hash_secret(upload_secret: bytes) -> bytes:
 @attrs.frozen
 class Note:
     """
-    What a process records for the next one.
+    The state of an upload that a process records for the next one.
 
     Attributes:
         boot_id: 16 bytes, of the machine's last start.
@@ -276,7 +276,7 @@ def _place(final: str, new_index: bool, move: Callable[[], bool]) -> tuple[str, 
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), final)
         if move():
             return (inner,)
-    # the garbage collector of another process may remove the directory before it contains our file
+    # The garbage collector of another process may remove the directory before it contains this file.
     for _ in range(8):
         try:
             os.mkdir(inner, PRIVATE_DIRECTORY)
@@ -436,7 +436,7 @@ def no_such_upload(storage_index: bytes, share_number: int) -> NoSuchShare:
 
 
 def wrong_secret(storage_index: bytes, share_number: int, how: str) -> WrongSecret:
-    """Return the error for an upload that another client has; ``how`` says how."""
+    """Return the error for an upload that another client has; ``how`` ends the clause."""
     return WrongSecret(
         f"share {share_number} of {base32.encode(storage_index)} is being uploaded {how}; "
         "wait until that is finished or given up"

@@ -205,12 +205,12 @@ class IncomingShare(ShareWriter):
         last_write: when it was last written to, in seconds since 1970.
         client, began: its owner, and since when: see ``eviction``.
         left_behind: an earlier process left it, and no client has resumed it yet.
-        unsent_bytes: written since the disk was last asked to start writing (``begin_writing``).
+        unsent_bytes: written since the disk was last requested to start writing (``begin_writing``).
         opened: rises with every opening of an upload's file in this process.
         gone: whether it has ended: published, discarded, or released.
         stored: whether its share is stored, as durable as required.
-        new_index: whether there was no directory for shares of this index when it began; a hint that saves
-            a failing call.
+        new_index: whether there was no directory for shares of this index when it began; a hint that saves a
+            failing call.
         resumed: whether some of it was written through an earlier descriptor.
         promised_bytes: what the registry counts as still to arrive.
     """
@@ -266,7 +266,7 @@ class IncomingShare(ShareWriter):
         now = self._clock()
         self.client = client
         if self.left_behind or now - self.last_write >= WRITTEN_S:
-            # Bytes that had arrived before say nothing about its pace.
+            # Bytes that had arrived before do not show its pace.
             self.left_behind = False
             self.began = now
             self._came_before = self._received.total
@@ -392,9 +392,9 @@ class IncomingShare(ShareWriter):
         """
         Make the disk start to write what has arrived, so that ``sync`` takes less time.
 
-        Not under the lock, which the next write needs meanwhile. But ``suspend`` has to wait: until a busy
-        disk has finished this, the kernel keeps the file and its lock, and not even this process could
-        resume the upload.
+        Not under the lock, which the next write needs meanwhile. But ``suspend`` must wait: until a busy disk
+        has finished this, the kernel keeps the file and its lock, and not even this process could resume the
+        upload.
         """
         with self._lock:
             fd = self._fd
@@ -491,7 +491,7 @@ class IncomingShare(ShareWriter):
     def _lay_out_empty(self) -> None:
         """Write a container without data."""
         if self._fresh_lease is not None:
-            # An old note of that name would apply to bytes of an earlier file.
+            # An existing note of that name would apply to bytes of an earlier file.
             try:
                 disk.remove(self._incoming + sidecar.SUFFIX)
             except OSError as error:
@@ -642,7 +642,7 @@ class WholeShare(IncomingShare):
 
 class WholeShares:
     """
-    Creates them, for indexes that have no share yet.
+    Creates complete shares without names, for indexes that have no share yet.
 
     Args:
         paths: where shares are.

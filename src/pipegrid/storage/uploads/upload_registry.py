@@ -133,9 +133,9 @@ class UnfinishedUploads:
         self._uploads: dict[ShareKey, IncomingShare] = {}
         self.allocated_bytes = 0
         self._promised_bytes = 0
-        self._kept: tuple[int, int] = (-1, 0)  # in which second it was computed, and the result
-        self._full_minute = -1  # in which it was last reported that the disk is full
-        self._given_up = 0  # by eviction, since it was last reported
+        self._kept: tuple[int, int] = (-1, 0)  # the second in which it was computed, and the result
+        self._full_minute = -1  # the minute in which a full disk was last reported
+        self._given_up = 0  # evicted uploads since the last report
         self._eviction: Eviction[IncomingShare] = Eviction()
         self._open = OpenFiles(max_open)
         self._whole = WholeShares(paths, clock, self)
