@@ -191,4 +191,4 @@ class DateTests(SynchronousTestCase):
         """1970, and what leases cannot hold; today may be right."""
         self.assertIsNone(why_wrong(1_790_000_000.0))
         self.assertIn("it shows 1970-01-01", why_wrong(1.0) or "")
-        self.assertIn("never end", why_wrong(FAR[2126]) or "")
+        self.assertIn("never expire", why_wrong(FAR[2126]) or "")

@@ -124,7 +124,7 @@ async def perfect_pipe(
     """
     The self-check: raw streams of ``size_bytes`` in all, measured as a scenario is, up and down.
 
-    Compared with ``measure_baselines`` of the same run it must report 100 % of raw TCP, within 3 %. As in a
+    It must report 100 % of raw TCP, within 3 %, compared with ``measure_baselines`` of the same run. As in a
     scenario, the round trip counts: choose a size that takes a hundred round trips.
     """
     found = []

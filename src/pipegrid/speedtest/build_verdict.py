@@ -182,8 +182,8 @@ class EarlierBuilds:
     """
     Chooses the earlier builds that a run is compared with: the last few good ones with the same parameters.
 
-    A build that had regressed is left out, or the second slow build in a row would pass. One whose slowness
-    was accepted is used, and all builds before it are left out.
+    A build that was slower than those before it is left out, or the second slow build in a row would pass.
+    One whose slowness was accepted is used, and all builds before it are left out.
 
     Attributes:
         runs: the chosen ones, the latest first.
@@ -279,7 +279,7 @@ def _percent(ratio: float) -> str:
 
 
 def last_words(lines: Iterable[str]) -> str:
-    """Return the last line that is not empty, as the reason of a failure."""
+    """Return the last line that is not empty, which gives the reason of a failure."""
     said = [line.strip() for line in lines if line.strip()]
     return said[-1][:500] if said else ""
 

@@ -155,7 +155,7 @@ def add_axes(
 
 @attrs.frozen
 class Bar:
-    """A bar with its range: samples, and the label at its end."""
+    """A bar with its samples, and the label at its end."""
 
     direction: str
     samples: tuple[float, ...]
@@ -243,7 +243,7 @@ def _title(axes: Axes, place: float, title: str, wide: bool) -> None:
 
 
 def _limit(values: Sequence[float], ceiling: float | None) -> float:
-    """Return where the axis ends: longer bars are cut, so that one of them does not hide all others."""
+    """Return where the axis ends: longer bars are cut, so that one long bar does not make the others tiny."""
     usual = 4 * statistics.median(values)
     greatest = max(values)
     return max(min(greatest, usual) * 1.03, (ceiling or 0.0) * 1.03, 1e-9)
@@ -257,7 +257,7 @@ def _bar(
     limit: float,
     line: tuple[float, float] | None,
 ) -> None:
-    """Draw a bar, its range, and its label, after both, and not on the line of the ceiling, if any."""
+    """Draw a bar, its range, and then its label, which avoids the line of the ceiling."""
     end = min(bar.value, limit)
     solid = bar.direction == UP
     axes.barh(
@@ -441,7 +441,7 @@ def _automatic_window(axes: Axes, auto: Measurement, place: float) -> float:
 
 
 def _window_ticks(axes: Axes, places: Sequence[float], labels: Sequence[str]) -> None:
-    """Label the positions; if there are many, every other one. The automatic one is always labelled."""
+    """Label the positions; if there are many, every second one. The automatic one is always labelled."""
     axes.set_xticks(places, labels, fontsize=11)
     has_auto = labels[-1] == "auto"
     for number, tick in enumerate(axes.get_xticklabels()):

@@ -34,14 +34,14 @@ from pipegrid.wire import server_address
 from pipegrid.wire.announcements import FURL, NURLS
 from pipegrid.wire.server_address import Furl, Nurl
 
-# Each process first prints one line of JSON, and ends when its standard input ends, so that none outlives
-# its parent, however that ended. ``Popen`` and the reactor's threads are used, since Twisted's own
+# Each process first prints one line of JSON, and ends when its standard input ends, so that none outlives its
+# parent, even one that was killed. ``Popen`` and the reactor's threads are used, since Twisted's own
 # processes need a signal handler that the command line does not install.
 
 _JOB = "PIPEGRID_SPEEDTEST_JOB"
 
 CHILD_START_S = 120.0
-"""A busy machine takes long to start ten of them."""
+"""On a busy machine ten of them take long to start."""
 CHILD_STOP_S = 10.0
 
 
@@ -156,7 +156,7 @@ def be_child(start: Callable[[Any, Any], Any]) -> None:
     reactor: Any = installed_reactor
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the parent, which then stops this process
+    )  # Ctrl-C goes to the parent, which then stops this process
     said = start(reactor, json.loads(os.environ[_JOB]))
     print(json.dumps(said), flush=True)
     tune_gc()
@@ -204,8 +204,8 @@ class FileEncoding:
 
 class Servers:
     """
-    Real storage servers, ``pipegrid serve`` processes on loopback, as a context manager; and a client's
-    directory that names them, with a relay that adds a round trip if required. Starting and stopping block.
+    Real storage servers, ``pipegrid serve`` processes on loopback, as a context manager; with a client's
+    directory that names them, and a relay that adds a round trip if required. Starting and stopping block.
 
         with Servers(10, rtt_s=0.1) as servers:
             grid = await Grid.open(reactor, servers.client)
@@ -214,10 +214,10 @@ class Servers:
         count: how many.
         rtt_s: round trip of the link to them; None for no relay.
         durability: of the servers.
-        scratch: where directories are created; None for the usual place. Its disk is what matters.
+        scratch: where directories are created; None for the usual place. The speed of its disk matters.
         encoding: of the client's directory; None for the usual one, as far as the number of servers allows.
         yielding: the niceness of the servers (0 to 19). On a grid each has its own CPU; here ten of them
-            would leave the client a tenth of one.
+            would leave the client only a tenth of one.
 
     Attributes:
         encoding: of the client's directory.
@@ -306,7 +306,7 @@ class Servers:
         if self._profile is not None:
             python += ["-m", "cProfile", "-o", str(self._profile / directory.name)]
         arguments = ["--port", f"tcp:0:interface={LOOPBACK}", "--durability", self._durability]
-        # The servers end with this process, however it ends.
+        # The servers end with this process, even if it is killed.
         program = ["-m", "pipegrid.speedtest.lifeline", "pipegrid.cli"]
         return [*python, *program, "-q", "-d", str(directory), "serve", *arguments]
 
@@ -315,9 +315,9 @@ def spread_out(directory: str) -> None:
     """
     Make the file system spread what is created in a directory, if it can (ext4).
 
-    So each server has a separate part of the disk, and hardly one where an earlier run has just removed its
-    files: ext4 without a journal does not reuse an inode for five minutes after its removal, and skips each
-    of them whenever it searches. Servers of small files took three times as long in a second run.
+    So each server gets another part of the disk, and rarely one in which an earlier run has just removed
+    files: ext4 without a journal does not reuse an inode for five minutes after its removal, and skips all
+    such inodes in each search. Servers of small files took three times as long in a second run.
     """
     with contextlib.suppress(OSError):
         subprocess.run(["chattr", "+T", directory], stderr=subprocess.DEVNULL, timeout=START_S)

@@ -24,12 +24,12 @@ SAME = "same"
 UNJUDGED = "unjudged"
 
 LEVEL = 0.01
-"""Share of comparisons of equal builds in which anything may be called slower; the same for faster."""
+"""Probability that anything is called slower when two equal builds are compared; the same for faster."""
 
 LEAST_CHANGE = 0.1
 """
 Smaller changes count as noise: two runs of one build may differ by that much as a whole, because of other
-work of the machine in those minutes. A single run per side does not show that.
+work of the machine. A single run per side does not show that.
 """
 
 
@@ -192,22 +192,21 @@ def _table(changes: Sequence[FigureChange]) -> list[str]:
     ]
 
 
-# The question: two builds were measured, each in some rounds. Is a measurement longer in the second build
-# by more than a margin, or would labels assigned at random to the same rounds often look like that for
-# *some* measurement?
+# The question: two builds were measured, each in some rounds. Is a measurement longer in the second build by
+# more than a margin, or would randomly labelled rounds often look like that for *some* measurement?
 #
 # The test is a permutation test of the maximum (Westfall and Young, "Resampling-Based Multiple Testing",
 # 1993): the statistic of each measurement is compared with the greatest that any measurement reaches under
-# each relabelling. So its p is already that of the whole family: without any effect, the probability that
-# any p falls below alpha is at most alpha, for any number of measurements, any dependence between them, and
-# any distribution of the noise. Corrected exact rank tests of five rounds against five could never show
-# anything: their least p is 1/252 on one side, and Holm would multiply it by the number of measurements;
-# here it stays 1/252 for the family, because the distances count, not only their order.
+# each relabelling. So its p is already that of the whole family: without any effect, the probability that any
+# p falls below alpha is at most alpha, for any number of measurements, any dependence between them, and any
+# distribution of the noise. Corrected exact rank tests of five rounds against five could never show anything:
+# their smallest p is 1/252 on one side, and Holm's correction would multiply it by the number of
+# measurements; here it stays 1/252 for the family, because the distances count, not only their order.
 #
-# The statistic is Student's t with a constant added to its denominator, the typical noise of all
-# measurements (as in SAM: Tusher, Tibshirani and Chu, PNAS 98, 2001): among dozens of measurements some
-# have five samples that agree by chance, and their t would hide the rest. The random relabellings have a
-# fixed seed, so equal runs give equal results.
+# The statistic is Student's t with a constant added to its denominator, the typical noise of all measurements
+# (as in SAM: Tusher, Tibshirani and Chu, PNAS 98, 2001): among dozens of measurements some have five samples
+# that agree by chance, and their t would hide the rest. The random relabellings have a fixed seed, so equal
+# runs give equal results.
 
 RELABELLINGS = 1000
 """The number drawn if there are more; the least p is then 1/1001, a tenth of the level that is used."""
@@ -340,9 +339,9 @@ def _statistics(prepared: Sequence[_Prepared], labels: Sequence[tuple[int, ...]]
 
 ROUNDS_TO_RUNS = 2.0
 """
-A single run does not show how far the next will be from it; its rounds do in part, since a machine with
-other work has it in several runs. On a shared machine of two cores the medians of eight runs of five rounds
-varied once to twice as much as the rounds.
+A single run does not show how far the next one will be from it. Its rounds show a part of that, since a
+machine with other work has it in several runs. On a shared machine of two cores the medians of eight runs of
+five rounds varied one to two times as much as the rounds.
 """
 
 BUSY = 0.15
@@ -401,8 +400,8 @@ def compare(
     path = max((abs(sides[1].path(key, sides[0])) for key in keys), default=0.0)
     if path > math.log(1.5):
         warnings.append(
-            f"the path itself (round trips, raw TCP) differs by up to {math.exp(path):.1f} times, so smaller"
-            " changes of the build cannot be seen"
+            f"the path itself (round trips, raw TCP) differs by a factor of up to {math.exp(path):.1f}, so "
+            "smaller changes of the build cannot be seen"
         )
     return Comparison(
         changes=tuple(changes),

@@ -1,5 +1,5 @@
 """
-Runs a module as a process that ends with the process that started it, however that ended.
+Runs a module as a process that ends with the process that started it, even if that was killed.
 
     python -m pipegrid.speedtest.lifeline MODULE ARGUMENT...
 

@@ -21,7 +21,7 @@ from pipegrid.speedtest.run_results import (
     spread,
 )
 
-# The classic lines come first, unchanged; next to each is its spread.
+# The classic lines come first, unchanged; each is followed by its spread.
 #
 #     TIME (10x 200B): 5.152 up, 2.045 down
 #     upload per-file time: 0.515s
@@ -34,8 +34,8 @@ from pipegrid.speedtest.run_results import (
 # * *TIME*: the median over the rounds, in seconds, of all files of the scenario.
 # * *per-file time*: of ``10x 200B`` (or the existing series of small files), the median ÷ the files.
 # * *times-avg-RTT*: per-file time ÷ the mean round trip over all servers.
-# * *times-total-RTT*: per-file time ÷ the sum of the servers' mean round trips; 1 for each question of a
-#   client that asks one server after the other.
+# * *times-total-RTT*: per-file time ÷ the sum of the servers' mean round trips; 1 for each request of a
+#   client that sends to one server after the other.
 # * *speed*: plaintext ÷ median; kB are 1000 bytes.
 # * *of raw TCP*: bytes of shares that had to pass the link ÷ median, as a share of what plain TCP streams
 #   carry, as many as there are servers, on the same path in the same run.

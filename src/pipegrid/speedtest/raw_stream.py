@@ -122,7 +122,7 @@ class RawStream:
             self._flush()
 
     def go_on(self) -> None:
-        """Ask the talker again for bytes to send."""
+        """Request bytes to send from the talker again."""
         if not self.closed and self._ready:
             self._write_on(bool(self._lines) or self._talker.bulk_bytes() > 0)
 

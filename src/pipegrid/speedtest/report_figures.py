@@ -70,7 +70,7 @@ class Figure:
 
 @attrs.frozen
 class Row:
-    """One measurement in a table; all text."""
+    """One measurement in a table, as text."""
 
     name: str
     direction: str
@@ -215,7 +215,7 @@ def knee(curve: Sequence[Measurement]) -> Measurement | None:
 
 
 def headline(run: Run) -> tuple[str, str]:
-    """Return the main sentence, and the one below it; none if there is only one sample."""
+    """Return the main sentence, and the second one; without spread if there is only one sample."""
     # On a near network, round trips do not matter.
     near = (run.average_rtt_s or 0.0) < NEAR_S
     costs: list[str] = []

@@ -167,7 +167,7 @@ class ResponderService:
         except (BlockingIOError, InterruptedError, ConnectionError):
             return  # it has closed already
         except OSError:
-            # No descriptors, or no memory: the event would be repeated at once, without end.
+            # Without descriptors or memory the event would be repeated at once, without end.
             self.reactor.removeReader(self)
             self._again = self.clock.callLater(ACCEPT_AGAIN_S, self.reactor.addReader, self)
             return

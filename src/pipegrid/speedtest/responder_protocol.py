@@ -51,7 +51,7 @@ def refusal_of(line: bytes) -> str | None:
     match = _REFUSED.fullmatch(line)
     if match is None:
         return None
-    return REFUSALS.get(match[1].decode(), "refuses, for a reason that this version does not know")
+    return REFUSALS.get(match[1].decode(), "refuses for a reason that this version does not know")
 
 
 class ByteAllowance:
@@ -160,7 +160,7 @@ class ServerSession:
             if line is not None:
                 self._understand(line)
             if self.give_bytes and len(data):
-                self.refuse(NOT_UNDERSTOOD)  # only one at a time
+                self.refuse(NOT_UNDERSTOOD)  # only one request at a time
 
     def gave(self, size_bytes: int) -> None:
         """Count bytes of ``give_bytes`` that were sent."""

@@ -155,7 +155,7 @@ class Baseline:
 
     @property
     def samples(self) -> tuple[float, ...]:
-        """All of them, bytes a second."""
+        """All samples, in bytes a second."""
         return self.before + self.after
 
 

@@ -145,10 +145,10 @@ class Rounds:
     """
     The rounds, and their measurements so far.
 
-    Every round includes all scenarios, so that a disturbance of the machine affects all of them (A B A B,
-    not A A B B), in a random order, so that none always follows the same other one. Files are new in every
-    round, and compared when they are read back. Connections are open, except where connecting is measured:
-    a small file is stored and read before. Raw TCP is measured on the same path before and after, round
+    Every round includes all scenarios, so that a disturbance of the machine affects all of them (A B A B, not
+    A A B B), in a random order, so that none always follows the same other one. Files are new in every round,
+    and compared when they are read back. Connections are open already, since a small file is stored and read
+    first, except where connecting is measured. Raw TCP is measured on the same path before and after, round
     trips in every round.
 
     Attributes:
@@ -173,7 +173,7 @@ class Rounds:
         self.round_trips: list[RoundTrip] = []
 
     async def do(self) -> None:
-        """Warm up, then measure the scenarios of each round, over one session of the target."""
+        """Warm up, then measure the scenarios of each round, in one session of the target."""
         session = await self._target.open(self._settings.window_bytes)
         try:
             await self._warm(session)
@@ -228,7 +228,7 @@ class Rounds:
 
     async def _measure(self, scenario: Scenario, session: Session, number: int) -> None:
         files = self._contents.files(scenario.sizes)
-        gc.collect()  # so that no scenario pays for another's garbage
+        gc.collect()  # so that garbage of one scenario does not slow down another
         if scenario.group == COLD_START:
             times = await in_thread(self._reactor, self._command, files[0])
         elif scenario.fresh or scenario.fixed_window:

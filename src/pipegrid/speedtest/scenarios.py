@@ -255,7 +255,7 @@ def full(link: EmulatedLink | None, params: Params, servers: int) -> list[Scenar
 
 
 def quick(params: Params, servers: int) -> list[Scenario]:
-    """Return a small scenario of each kind, which shows that all works, and little else."""
+    """Return a small scenario of each kind, to show that everything works."""
     return [
         Scenario(STARTUP, SCENARIO, (200,), fresh=True),
         series(1, 200),
@@ -289,7 +289,7 @@ def choose(scenarios: Sequence[Scenario], wanted: Sequence[str]) -> list[Scenari
         found = exact or [each for each in scenarios if word in each.title.casefold()]
         if not found:
             titles = ", ".join(each.title for each in scenarios if each.group != WINDOW)
-            raise UsageError(f"there is no scenario {text!r}; choose of {titles}, or {WINDOW}")
+            raise UsageError(f"there is no scenario {text!r}; choose from {titles}, or {WINDOW}")
         chosen += found
     return [each for each in scenarios if each in chosen]
 

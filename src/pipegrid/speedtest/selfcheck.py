@@ -78,11 +78,12 @@ def check(
 @as_deferred
 async def self_check(reactor: Any, say: Callable[[str], object]) -> list[KnownFigure]:
     """
-    Measure; fires with the figures.
+    Measure known values; fires with the figures.
 
     * A "perfect" client, raw streams measured as a scenario is, compared with the raw streams of the
       baseline: 100 % of raw TCP.
-    * An emulated link of 100 ms: 100 ms, by the shortest, since other work of the machine only makes it
+    * An emulated link of 100 ms: 100 ms, by the shortest round trip, since other work of the machine only
+      makes it
       longer. One of 10 Mbit/s: 10 Mbit/s, by the median.
     """
     running = await start_responders(reactor, STREAMS)

@@ -46,7 +46,7 @@ FOOLSCAP = "foolscap"
 GATEWAY = "gateway"
 CONNECT_TIMEOUT_S = 10.0
 SPARE_BYTES = 100 * 10**6
-"""How much space a disk should have left when all is stored."""
+"""How much space a disk should have left after everything is stored."""
 
 
 class FileTarget:
@@ -115,6 +115,8 @@ class FileTarget:
 
 async def check_space(target: FileTarget, needed_bytes: int) -> None:
     """
+    Check that there is enough space.
+
     Raises:
         UsageError: there is less space than all shares need.
     """

@@ -57,10 +57,10 @@ class PendingCalls:
         return None
 
 
-# Twisted's own ``Clock`` sorts all pending calls at every insertion and after every call, so that a
-# simulation with n timers costs n for each event (a thousand idle connections have a thousand pending
-# timeouts). It also jumps to the end of an ``advance`` before it runs the calls that are due before that.
-# ``HeapClock`` does neither.
+# Twisted's own ``Clock`` sorts all pending calls at every insertion and after every call, so that in a
+# simulation with n timers each event costs n (a thousand idle connections have a thousand pending timeouts).
+# It also jumps to the end of an ``advance`` before it runs the calls that are due before that. ``HeapClock``
+# does neither.
 
 
 class HeapClock(PendingCalls, Clock):
@@ -74,7 +74,7 @@ class HeapClock(PendingCalls, Clock):
         self, delay: float, callable: Callable[..., object], *args: object, **kw: object
     ) -> IDelayedCall:
         """Schedule a call, as in ``IReactorTime``."""
-        assert delay >= 0, f"{delay} is not a time from now"
+        assert delay >= 0, f"{delay} is not a delay"
         call = DelayedCall(
             self.rightNow + delay, callable, args, kw, self._forget, self._push, self.seconds
         )

@@ -48,7 +48,7 @@ _SETTLE_S = 700.0
 
 
 class InlineWorkers:
-    """``reactor.workers.CpuWorkers`` without threads: each function is called at once, and takes no time."""
+    """``reactor.workers.CpuWorkers`` without threads: each function is called at once, in no virtual time."""
 
     parallel = 2
 
@@ -226,7 +226,7 @@ class SimulatedGrid:
         self._root = Path(directory)
         self._root.mkdir(parents=True, exist_ok=True)
         if any(self._root.iterdir()):
-            raise FileExistsError(f"{self._root} is not empty; name a directory that is new")
+            raise FileExistsError(f"{self._root} is not empty; give a new directory")
         self.servers = [
             SimulatedServer(self.network, f"s{n}", self._root / f"s{n}") for n in range(servers)
         ]
@@ -244,7 +244,7 @@ class SimulatedGrid:
         Return a ``Grid`` that knows all servers, on the host of that name.
 
         Args:
-            name: of the host. Each host is another user: it has its own lease secret.
+            name: of the host. Each host is another user, with its own lease secret.
             needed: shares that restore a file (k).
             total: shares of a file (n).
             happy: distinct servers that a put must reach.
@@ -290,7 +290,7 @@ class SimulatedGrid:
         return result, self.network.round_trips(took_s, "client", self.servers[0].name)
 
     def apply(self, plan: FaultPlan) -> None:
-        """Have the faults of a plan happen; its times count from now."""
+        """Apply the faults of a plan; their times count from now."""
         plan.apply(self.network)
 
     def leaks(self) -> list[str]:

@@ -88,7 +88,7 @@ class Host:
         return f"<Host {self.name}, {'up' if self.up else 'down'}, ports {sorted(self._ports)}>"
 
     def listen(self, port: int, factory: IProtocolFactory) -> SimulatedPort:
-        """Accept connections to a port."""
+        """Accept connections on a port."""
         if port in self._ports:
             raise CannotListenError(
                 self.name, port, OSError("another host's port listens there already")
@@ -98,7 +98,7 @@ class Host:
         return self._ports[port]
 
     def close_port(self, port: int) -> None:
-        """Accept no more connections to a port."""
+        """Accept no more connections on a port."""
         self._ports.pop(port, None)
 
     def listener(self, port: int) -> SimulatedPort | None:
@@ -316,7 +316,7 @@ class Connecting:
         self.deferred.errback(Failure(error))
 
     def host_crashed(self, host: Host) -> None:
-        """Drop the handshake, since its program is gone."""
+        """Drop the handshake, since the host has crashed."""
         if host is self._client:
             self._done()
             self._near.abandon()

@@ -47,13 +47,13 @@ class Packet:
 
 class Bottleneck:
     """
-    A serial bottleneck that flows share in turns, a packet each. ``offer`` bytes, then call ``transmit`` at
-    once and whenever ``next_ns`` says.
+    A serial bottleneck that flows share in turns, a packet each. Call ``transmit`` at once after ``offer``,
+    and whenever ``next_ns`` says.
 
-    First in, first out for whole writes would be simpler, but then a connection that has queued 4 MiB
-    delays the next 200 bytes of every other by all of them, while real senders get comparable shares of a
+    First in, first out for whole writes would be simpler, but then 4 MiB queued by one connection would delay
+    the next 200 bytes of every other by all of them, while real senders get comparable shares of a
     bottleneck, whatever their windows. A packet is what it sends in about 10 ms, within 1460 B and 64 KiB:
-    short enough for short waits, long enough for cheap simulation of fast links.
+    small enough for short waits, large enough for cheap simulation of fast links.
 
     Time is whole nanoseconds. The end of every packet is derived from the beginning of the busy period and
     the bytes sent since, with one division rounded up: errors do not add up, and no prefix of a busy period

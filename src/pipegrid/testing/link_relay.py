@@ -32,7 +32,9 @@ from pipegrid.testing.link_model import Bottleneck, Flow, LinkPath, Packet, to_n
 # sockets, which reactors call.
 
 BULK_BYTES = 32 << 10
-"""After a read of this size, the next one uses pages: for less, copying is cheaper than two more calls."""
+"""
+After a read of this size, the next one uses pages: for less, copying costs less than two more system calls.
+"""
 
 PIPE_BYTES = 256 << 10
 """
@@ -76,7 +78,7 @@ class Copied:
 
 
 class Pages:
-    """Bytes in a pipe of the kernel, which is given back when the last of them has left."""
+    """Bytes in a pipe of the kernel, which is released when the last of them has left."""
 
     __slots__ = ("_inside_bytes", "_length", "_pipe", "_pipes")
 
@@ -126,11 +128,11 @@ class Pipes:
         return self._count
 
     def join(self) -> None:
-        """Count one connection of the link more."""
+        """Count one more connection of the link."""
         self._users += 1
 
     def leave(self) -> None:
-        """Count one connection less; after the last one all pipes are closed."""
+        """Count one connection fewer; after the last one all pipes are closed."""
         self._users -= 1
         while self._idle and not self._users:
             self._close(self._idle.pop())
@@ -207,20 +209,20 @@ class PageReader:
         return None
 
 
-# Connections to the relay continue to a target, each direction over a ``LinkPath`` of the model that the
-# simulated network uses, so many connections share one bottleneck, as at a DSL modem.
+# Connections to the relay continue to a target. Each direction uses a ``LinkPath`` of the model of the
+# simulated network, so many connections share one bottleneck, as at a DSL modem.
 #
 # Exactness: bytes are written when the clock's timers allow. A reactor rounds them up to milliseconds, so
-# with its clock what is due within half a millisecond (``EARLY_S``) is delivered at once, and a round trip
-# of less than a millisecond vanishes; with a finer clock (``pipegrid.testing.clock``) pass a smaller
-# ``early_s``. Errors do not add up, since the model derives times from the bytes and not from when its
-# timers ran.
+# with its clock what is due within half a millisecond (``EARLY_S``) is delivered at once, and a round trip of
+# less than a millisecond vanishes; with a finer clock (``pipegrid.testing.clock``) pass a smaller
+# ``early_s``. Errors do not add up, since the model derives times from the bytes and not from when its timers
+# ran.
 #
-# Handshake: the kernel accepts at once, while over the link it would take a round trip. So the client's
-# first bytes enter the link one round trip after the accept, and the server's half a round trip later.
+# Handshake: the kernel accepts at once, while over the link it would take a round trip. So the client's first
+# bytes enter the link one round trip after the accept, and the server's half a round trip later.
 #
-# Limits: a sender is paused when as much is queued as the bottleneck sends in ``QUEUE_S``, so that it is
-# not idle if this process is delayed for a moment. If it is delayed longer, this is corrected: after a read
+# Limits: a sender is paused when as much is queued as the bottleneck sends in ``QUEUE_S``, so that the
+# bottleneck is not idle if this process is delayed for a moment. A longer delay is corrected: after a read
 # that left bytes in the socket, the next bytes count as having been there since, up to ``LATE_S``. Bytes in
 # flight are limited to rate times latency, or ``FLYING_BYTES``. A slow receiver stops its sender as a full
 # receive window does, at ``WINDOW_BYTES``, and what is in flight by then waits here.
@@ -536,7 +538,7 @@ class Side(Protocol):
         self._outgoing.send(Copied(data))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """End the other end, after the bytes."""
+        """Close the other end, after the last bytes."""
         self._pipes.leave()
         self._incoming.sink_gone()
         self._outgoing.source_ended()

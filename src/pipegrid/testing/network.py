@@ -169,7 +169,7 @@ class SimulatedNetwork(Agenda):
         """Return an endpoint that connects from one host to a port of another."""
         return SimulatedEndpoint(self, from_host, to_host, port, timeout_s)
 
-    # Questions
+    # State of the network.
 
     def rtt_s(self, from_host: str, to_host: str) -> float:
         """Return the round trip between two hosts now, without time for bytes."""

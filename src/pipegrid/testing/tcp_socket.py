@@ -207,7 +207,7 @@ class Socket:
     def packet_started(self, packet: Packet) -> None:
         """Send the next packet that the bottleneck has started; of several, in order."""
         if self._gone:
-            return  # the program gave up at the packet before
+            return  # the program gave up after the packet before
         data = self._outgoing.take(packet.size_bytes)
         self._net.note(self, packet, "data")
         self._net.at(packet.arrival_ns, self.peer._data_arrived, data)

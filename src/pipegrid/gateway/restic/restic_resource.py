@@ -57,7 +57,7 @@ def restic_resource(grid: Grid, settings: GatewaySettings) -> IResource:
 
     Raises:
         UsageError: the password file cannot be read; is missing although each user is to get private
-            repositories; or exists although no passwords are to be required.
+            repositories; or exists although no passwords are required.
     """
     return ResticResource(grid, settings)
 

@@ -274,7 +274,7 @@ class _Batch:
             self._canary.dontNotifyOnDisconnect(self._marker)
 
     def lost(self) -> None:
-        """Drop unclosed shares."""
+        """Drop the shares that are not closed."""
         for writer in list(self._open):
             writer.forget()
 
