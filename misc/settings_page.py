@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -11,23 +12,19 @@ PAGE = Path(__file__).parent.parent / "docs" / "reference-tahoe-settings.md"
 BEGIN, END = "<!-- tables: python -m misc.settings_page -->", "<!-- end of tables -->"
 
 
-def _table(settings: list[Setting]) -> str:
+def _table(settings: Sequence[Setting], section: str) -> str:
+    """Return a table in which each row names its section or file, as ``section`` formats it."""
     lines = ["| setting | commands | `serve` | what it is |", "|---|---|---|---|"]
-    alike = groupby(settings, lambda each: (each.client, each.server, each.note))
-    for (client, server, note), rows in alike:
+    alike = groupby(settings, lambda each: (each.section, each.client, each.server, each.note))
+    for (where, client, server, note), rows in alike:
         names = ", ".join(f"`{each.name}`" for each in rows)
-        lines.append(f"| {names} | {client} | {server} | {note} |")
+        lines.append(f"| {section.format(where)} {names} | {client} | {server} | {note} |")
     return "\n".join(lines)
 
 
 def tables() -> str:
-    """Return all tables, each below the name of its section or file."""
-    parts = []
-    for rows, title in ((SETTINGS, "[{}]"), (FILE_SETTINGS, "{}")):
-        for section in dict.fromkeys(each.section for each in rows):
-            shown = title.format(section)
-            parts.append(f"### `{shown}`\n\n" + _table([x for x in rows if x.section == section]))
-    return "\n\n".join(parts)
+    """Return the tables of ``tahoe.cfg`` and of the other files."""
+    return f"{_table(SETTINGS, '`[{}]`')}\n\n## Other files\n\n{_table(FILE_SETTINGS, '`{}`:')}"
 
 
 def page_with_tables(text: str) -> str:

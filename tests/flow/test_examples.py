@@ -56,7 +56,7 @@ class LettingGoExampleTests(SynchronousTestCase):
     def test_what_is_sent_is_not_held(self) -> None:
         """They run as they stand, beside a connection that has sent but heard nothing yet."""
         guide = (DOCS / "how-to-pipeline.md").read_text("utf-8")
-        section = guide.split("## Let go of what was sent\n")[1].split("\n## ")[0]
+        section = guide.split("## Release what was sent\n")[1].split("\n## ")[0]
         lines = [line for line in section.splitlines() if line.startswith("    ")]
         sent: list[Callable[[], None]] = []
 

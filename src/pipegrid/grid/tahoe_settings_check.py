@@ -124,7 +124,7 @@ def _rows(
     return tuple(Setting(section, name, client, server, note) for name in names.split())
 
 
-_OLD = "of earlier versions of Tahoe-LAFS, which 1.20 does not know"
+_OLD = "of earlier versions of Tahoe-LAFS"
 
 SETTINGS: tuple[Setting, ...] = (
     Setting(
@@ -135,7 +135,7 @@ SETTINGS: tuple[Setting, ...] = (
         "`true` passes: PipeGrid connects directly",
         _reveal,
     ),
-    Setting("node", "nickname", "followed", "followed", "what introducers are told"),
+    Setting("node", "nickname", "followed", "followed", "its name, for introducers"),
     *_rows("node", "tub.port tub.location", "not used", "followed", "where the node listens"),
     *_rows("node", "web.port web.static", "not used", "not used", "followed by `gateway`"),
     *_rows("node", "tempdir", "not used", "not used", "followed by `gateway`, for request bodies"),
@@ -208,7 +208,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("client", "peers.preferred", "followed", "not used", "servers that come first"),
     Setting("client", "force_foolscap", "followed", "not used", "no HTTPS"),
-    Setting("client", "introducer.furl", "followed", "followed", "an introducer more"),
+    Setting("client", "introducer.furl", "followed", "followed", "an additional introducer"),
     Setting(
         "client",
         "mutable.format",
