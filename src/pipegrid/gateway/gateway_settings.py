@@ -3,8 +3,8 @@ The settings of a gateway, from its directory and from command options.
 
 The directory's ``tahoe.cfg`` or ``pipegrid.cfg`` has Tahoe-LAFS's settings:
 
-    [node]   web.port, web.static, tempdir [sftpd]  enabled, port, accounts.file, host_pubkey_file,
-    host_privkey_file
+    [node]   web.port, web.static, tempdir
+    [sftpd]  enabled, port, accounts.file, host_pubkey_file, host_privkey_file
 """
 
 from __future__ import annotations

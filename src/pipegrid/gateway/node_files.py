@@ -1,8 +1,9 @@
 """
 Files that a gateway writes in its directory, as a Tahoe-LAFS node does, for other programs.
 
-    node.url                 its address; replaced at every start running.process          see
-    ``disk.running_process`` private/api_auth_token   a new secret at every start
+    node.url                 its address; replaced at every start
+    running.process          see ``disk.running_process``
+    private/api_auth_token   a new secret at every start
 """
 
 from __future__ import annotations

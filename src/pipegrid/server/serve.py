@@ -544,5 +544,5 @@ def raise_file_limit() -> int:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
-    # In addition to its connection a client may have one share open; so may every waiting commit.
+    # A client may have one share open in addition to its connection, as may every waiting commit.
     return max(16, soft // 2 - 512 - _SPARE_FILES) if soft > 2048 else max(16, soft // 4)

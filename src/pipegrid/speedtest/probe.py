@@ -287,7 +287,7 @@ class Probe:
     _giving = False
 
     def bulk_bytes(self) -> int:
-        """Return what is still to be sent, once it was begun."""
+        """Return how many bytes must still be sent; 0 without a pending request."""
         return self._send_bytes if self._waiting is not None else 0
 
     def bulk_sent(self, size_bytes: int) -> None:

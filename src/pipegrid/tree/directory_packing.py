@@ -100,8 +100,7 @@ class TreePlan:
 
         walk:   enter(dir) ─ expect(child)… ─ leave(dir)
         file:   known(cap) ─ stored(cap)   or   failed()
-        out:    take_ready() → a directory and its children to pack → known, stored or failed of that
-            directory
+        out:    take_ready() → a directory and its children to pack → known, stored or failed of it
 
     Attributes:
         root_cap: when the root is settled, its cap.

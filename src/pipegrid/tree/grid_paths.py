@@ -55,9 +55,10 @@ def parse(text: str, aliases: Mapping[str, str] | None = None) -> tuple[str, tup
     """
     Parse a path.
 
-        URI:DIR2-CHK:...            the directory itself URI:DIR2-CHK:.../a/b        below it
-        URI:DIR2-CHK:...:./a/b      the same home:a/b                    below the directory of the alias
-        ``home``
+        URI:DIR2-CHK:...            the directory itself
+        URI:DIR2-CHK:.../a/b        below it
+        URI:DIR2-CHK:...:./a/b      the same
+        home:a/b                    below the directory of the alias ``home``
 
     Names are composed (NFC) and case-sensitive. ``.`` and ``..`` are ordinary names. There are no escapes: a
     name with a slash cannot be part of a path. One slash at the end is ignored; an empty name is an error.

@@ -1,8 +1,10 @@
 """
 The accounts file, in Tahoe-LAFS's format: names, passwords or public keys, and caps of directories.
 
-    # name   password            cap of the account's directory alice    correct-horse       URI:DIR2:... #
-    name   public key          cap bob      ssh-ed25519 AAAA... URI:DIR2-RO:...
+    # name   password            cap of the account's directory
+    alice    correct-horse       URI:DIR2:...
+    # name   public key          cap
+    bob      ssh-ed25519 AAAA... URI:DIR2-RO:...
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def matches(header: str | None, tag: str) -> bool:
 def content_type(name: str) -> str:
     """Return the media type of a file by its name; ``text/plain`` if it is not known."""
     found, encoding = _TYPES.guess_type("x/" + name.lower().replace("/", "_"), strict=False)
-    if encoding is not None:  # the encoding is that of the compression, not of the content
+    if encoding is not None:  # compressed: the type is that of the compressed form
         found = _PACKED.get(encoding, "application/octet-stream")
     return found or "text/plain"
 

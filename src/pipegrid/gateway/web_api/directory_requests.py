@@ -109,7 +109,7 @@ async def make_directory(call: ApiRequest, found: FoundObject) -> HttpResponse:
 
 def _existing(found: FoundObject, operation: str) -> HttpResponse:
     if not isinstance(found.cap, DirectoryCap):
-        raise WebError(400, "there is a file of this name, and no directory")
+        raise WebError(400, "a file of this name exists, not a directory")
     if operation != "mkdir":
         raise WebError(409, "the directory exists; give another path, or the argument name")
     return HttpResponse(str(found.cap))

@@ -458,7 +458,7 @@ class Eviction(Generic[U]):
 
     def __init__(self) -> None:
         self._orders: dict[bool, EvictionOrder[U]] = {}  # by what is counted: bytes, or uploads
-        # The clients for which nothing could be evicted, each with the second of that.
+        # Clients for which nothing could be evicted, each with the second in which that was found out.
         self._without_effect: dict[Client, int] = {}
 
     def choose(
