@@ -30,6 +30,7 @@ FRESH = (
     "how-to-speedtest",
     "how-to-web-interface",
     "tutorial",
+    "tutorial-grid-for-three-friends",
 )
 """What people meet first, and what begins processes itself."""
 

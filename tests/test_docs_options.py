@@ -14,6 +14,7 @@ from pipegrid.cli.app import pipegrid
 DOCS = Path(__file__).parent.parent / "docs"
 OF_ALL = {
     "--directory",
+    "--grid",
     "--local",
     "--json",
     "--quiet",

@@ -38,6 +38,7 @@ SMALL = {
     "core/lease_secrets.py": _CONTRACT,
     "disk/sqlite_databases.py": "brings SQLite, which only backups and some mirrors need",
     "grid/access_blacklist.py": "loaded by gateways alone",
+    "grid/user_grids.py": "loaded only with --grid",
     "gateway/node_files.py": "files that other programs read, by their names",
     "gateway/request_origin.py": "pure decisions, apart from the server that asks for them",
     "gateway/root_resource.py": "where other packages add their part",

@@ -144,6 +144,10 @@ class SinkError(PipegridError):
     """The local file that the plaintext goes to could not be written."""
 
 
+class InvitationError(PipegridError):
+    """An invitation to a grid could not be given or taken; nothing was changed; ask for a new code."""
+
+
 class GridError(PipegridError):
     """The grid could not do it; it may work later, or with more servers."""
 

@@ -54,6 +54,8 @@ NOT = (
     *(
         "cli.__main__",
         "cli.cmd_gateway",
+        "cli.cmd_invite",
+        "cli.cmd_join",
         "cli.cmd_mirror",
         "cli.cmd_serve",
         "cli.cmd_speedtest",
@@ -67,7 +69,13 @@ NOT = (
         "grid.introducer_discovery",
         "grid.introducer_client",
     ),
-    *("grid.storage_server_settings", "transfer.put.async_source", "transport.foolscap"),
+    *(
+        "grid.membership",
+        "grid.server_config",
+        "grid.wormhole_exchange",
+        "transfer.put.async_source",
+        "transport.foolscap",
+    ),
 )
 """With these begin the names of modules that are for others, or bring Foolscap, which makes a reactor."""
 

@@ -132,6 +132,8 @@ SECTIONS = {
     },
     "Servers": {
         "init": "cmd_init",
+        "invite": "cmd_invite",
+        "join": "cmd_join",
         "status": "cmd_status",
         "serve": "cmd_serve",
         "gateway": "cmd_gateway",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -122,15 +122,15 @@ def _make(
     elif wanted.node is not None:
         params = choose_params(client_config.load(wanted.node).params, encoding) if said else None
         config = client_creation.create_like_tahoe(
-            directory, wanted.node, params=params, happy=happy, moved=partial(_tell_moved, console)
+            directory, wanted.node, params=params, happy=happy, moved=partial(tell_moved, console)
         )
     else:
         config = _create(console, directory, wanted, count, servers_file, encoding, happy)
-    _tell(console, config)
+    tell_made(console, config)
     return 0
 
 
-def _tell_moved(console: Console, place: Path) -> None:
+def tell_moved(console: Console, place: Path) -> None:
     """Report where the previous grid was moved."""
     is_own = place == client_paths.aside_of(client_paths.default_directory())
     how = "pipegrid --local" if is_own else f"pipegrid -d {place}"
@@ -174,12 +174,17 @@ def _create(
         params=params,
         happy=enough,
         files=files,
-        moved=partial(_tell_moved, console) if files else None,
+        moved=partial(tell_moved, console) if files else None,
     )
 
 
-def _tell(console: Console, config: GridConfig) -> None:
-    """Report the new directory and its numbers."""
+def tell_made(console: Console, config: GridConfig, **more: Any) -> None:
+    """
+    Report the new directory and its numbers.
+
+    Args:
+        more: further fields of the result.
+    """
     for warning in config.warnings:
         console.say(f"pipegrid: {warning}")
 
@@ -187,7 +192,7 @@ def _tell(console: Console, config: GridConfig) -> None:
         config.params.total_shares, client_creation.known_servers(config) or 0
     ):
         console.say(f"pipegrid: {crowded}")
-    console.say(f"pipegrid: {_numbers(config)}")
+    console.say(f"pipegrid: {numbers_of(config)}")
     console.result(
         str(config.directory),
         {
@@ -197,6 +202,7 @@ def _tell(console: Console, config: GridConfig) -> None:
             "required_shares": config.params.required_shares,
             "total_shares": config.params.total_shares,
             "happy": config.happy,
+            **more,
         },
     )
 
@@ -213,7 +219,7 @@ def _fitting(suggestion: Params, encoding: Encoding) -> Params:
     )
 
 
-def _numbers(config: GridConfig) -> str:
+def numbers_of(config: GridConfig) -> str:
     """Return a sentence that explains the numbers."""
     params, servers = config.params, client_creation.known_servers(config)
     shares = counted(params.total_shares, "share")

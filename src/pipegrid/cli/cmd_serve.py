@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from pipegrid.cli import log_file
-from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, failure
+from pipegrid.cli import cmd_join, log_file
 from pipegrid.cli.console import Console
-from pipegrid.cli.error_report import ExitStatus
-from pipegrid.cli.options import byte_space, common_options, gathered, kept_duration
+from pipegrid.cli.error_report import ExitStatus, Interrupted
+from pipegrid.cli.job import GridJob, Invocation, OpenGrid, failure
+from pipegrid.cli.options import byte_room, common_options, gathered, kept_duration, relay_option
 from pipegrid.cli.startup import lazy_modules
 from pipegrid.disk import running_process
 from pipegrid.errors import UsageError
-from pipegrid.grid import client_paths, storage_server_settings
+from pipegrid.grid import client_paths, invitation, server_config
 from pipegrid.reactor.process_settings import SHORTAGE
 from pipegrid.server import serve, systemd
 from pipegrid.storage import share_file
@@ -50,6 +50,8 @@ class ServeOptions(NamedTuple):
     max_connections: int | None = None
     max_per_address: int | None = None
     log_file: str | None = None
+    join: str | None = None
+    relay_url: str = invitation.RELAY_URL
 
     def settings(
         self, directory: Path, introducers: dict[str, Furl], found: ServerDirectory
@@ -89,21 +91,63 @@ class ServeJob(GridJob):
         try:
             with log_file.logging_to(console, self._options.log_file, reactor):
                 SHORTAGE.tell = None  # the log has it
-                await serve.serve(
-                    reactor, self._full_settings(invocation), lambda node: announce(console, node)
-                )
+                if self._options.join is None:
+                    settings = self._full_settings(invocation)
+                    await serve.serve(reactor, settings, lambda node: announce(console, node))
+                else:
+                    await self._join_and_serve(invocation, reactor, self._options.join)
         except Exception as error:
             return failure(error, console)
         finally:
             forget()
         return ExitStatus.DONE
 
+    async def _join_and_serve(self, invocation: Invocation, reactor: Any, code: str) -> None:
+        """
+        Join a grid, and serve it.
+
+        Raises:
+            InvitationError: the server did not become a member; it has stopped, and nothing is configured.
+            Interrupted: it was stopped before.
+        """
+        import attrs
+
+        console, options = invocation.console, self._options
+        running_process.refuse_if_running(_directory(invocation))
+        said = {
+            "tub.port": options.port or "",
+            "tub.location": options.location or "",
+            "nickname": options.nickname or "",
+        }
+        joining = cmd_join.ServerJoin(_directory(invocation), code, options.relay_url, said)
+
+        async def finish(node: StorageNode) -> None:
+            try:
+                await joining.finish(node, console)
+            finally:
+                await joining.close()
+            announce(console, node)
+
+        try:
+            taken = await joining.take(reactor, console)
+            settings = self._full_settings(invocation)
+            introducers = {each.name: each.furl for each in taken.introducers}
+            settings = attrs.evolve(settings, introducers={**settings.introducers, **introducers})
+            await serve.serve(reactor, settings, finish)
+        finally:
+            await joining.close()
+        if not joining.joined:
+            raise Interrupted
+
     def _full_settings(self, invocation: Invocation) -> ServeSettings:
         def warn(warning: str) -> None:
             invocation.console.say(f"pipegrid: {warning}")
 
-        directory = Path(invocation.directory or client_paths.default_directory())
-        return settings_of(directory, self._options, warn)
+        return settings_of(_directory(invocation), self._options, warn)
+
+
+def _directory(invocation: Invocation) -> Path:
+    return Path(invocation.directory or client_paths.default_directory())
 
 
 def settings_of(
@@ -178,6 +222,13 @@ def settings_of(
     help="Announce the server to this introducer; 'configured' means those of the directory (a Tahoe-LAFS "
     "node's default), 'none' means none.",
 )
+@click.option(
+    "--join",
+    metavar="CODE",
+    help="Join the grid that CODE leads to, which 'pipegrid invite' printed: the server is announced to its "
+    "introducer or added to the inviter's servers, and the directory becomes a client's of the grid.",
+)
+@relay_option
 @click.option("--nickname", metavar="NAME", help="The server's nickname.")
 @click.option(
     "--max-connections",
@@ -216,13 +267,14 @@ def introducers_of(
     directory: Path, found: ServerDirectory, given: tuple[str, ...]
 ) -> dict[str, Furl]:
     """
-    Return the introducers to announce the server to; by default, those of a Tahoe-LAFS node.
+    Return the introducers to announce the server to; by default, those of a Tahoe-LAFS node, or of a
+    directory whose settings say so.
 
     Raises:
         UsageError: one of them is not a fURL, or the directory has none although they are required.
     """
     chosen: dict[str, Furl] = {}
-    if not given and found.is_tahoe:
+    if not given and found.announces:
         chosen |= found.introducers
     for number, text in enumerate(given, 1):
         if text == "none":

@@ -11,12 +11,13 @@ import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, Interrupted, UnprintedCap, sentence
 from pipegrid.disk import private_files
 from pipegrid.errors import SinkError
-from pipegrid.grid import client_paths
+from pipegrid.grid import client_paths, user_grids
 from pipegrid.reactor import trace
 from pipegrid.transfer import settings
 from pipegrid.tree import grid_paths
@@ -37,7 +38,8 @@ class Invocation:
     The values of the global options.
 
     Attributes:
-        directory: of the client's configuration; None: the user's own.
+        base_directory: of the client's configuration; None: the user's own.
+        grid: the name of one of the grids that this directory names in ``[grids]``; None: its own.
         trace: where to write a trace of all operations, or None.
         wait_for: how many servers must respond before work begins; 0: as soon as enough are known.
         max_segment_bytes: files with larger segments are not fetched; None: the default.
@@ -49,7 +51,8 @@ class Invocation:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.directory: str | None = None
+        self.base_directory: str | None = None
+        self.grid: str | None = None
         self.trace: str | None = None
         self.wait_for = 0
         self.max_segment_bytes: int | None = None
@@ -57,6 +60,23 @@ class Invocation:
         self.jobs: int | None = None
         self.max_memory_bytes: int | None = None
         self.run_job: Callable[[GridJob, Invocation], int] | None = None
+
+    @property
+    def directory(self) -> str | None:
+        """
+        The directory of the grid that is meant; None: the user's own.
+
+        Raises:
+            UsageError: it is one of several grids, and there is none of this name.
+        """
+        if self.grid is None:
+            return self.base_directory
+        return str(user_grids.grid_directory(self.own_directory, self.grid))
+
+    @property
+    def own_directory(self) -> Path:
+        """The client's directory, which may name further grids."""
+        return Path(self.base_directory or client_paths.default_directory())
 
 
 class OfflineJob:

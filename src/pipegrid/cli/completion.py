@@ -459,7 +459,7 @@ def _read(invocation: Invocation, root: str, names: tuple[str, ...]) -> list[str
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
     # Only the directory matters: a completion writes no trace, and prints nothing.
     bare = Invocation(Console(None, None, io.StringIO()))
-    bare.directory = invocation.directory
+    bare.base_directory, bare.grid = invocation.base_directory, invocation.grid
     if invocation.run_job is not None:
         invocation.run_job(GridJob(work), bare)
     signal.setitimer(signal.ITIMER_REAL, 0)

@@ -14,7 +14,7 @@ from pipegrid.cli.command_job import Invocation
 from pipegrid.cli.startup.fast_args import JSON, QUIET, Option
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
-from pipegrid.grid import client_config, client_paths
+from pipegrid.grid import client_config, client_paths, invitation
 from pipegrid.transfer import settings
 
 if TYPE_CHECKING:
@@ -244,9 +244,9 @@ def _note_verbosity(invocation: Invocation, verbosity: int) -> None:
 
 def _note_local(invocation: Invocation, _value: Any) -> None:
     place = str(client_paths.local_directory())
-    if invocation.directory not in (None, place):
+    if invocation.base_directory not in (None, place):
         raise click.UsageError("choose one of -d and --local")
-    invocation.directory = place
+    invocation.base_directory = place
 
 
 _common_but_local = all_of(
@@ -272,7 +272,13 @@ _common_but_local = all_of(
     ),
     as_click(JSON, expose_value=False, callback=_noting(_note_json)),
     _noted(
-        "directory",
+        "grid",
+        "--grid",
+        metavar="NAME",
+        help="Use this one of your grids, as 'join' added it to [grids] of pipegrid.cfg.",
+    ),
+    _noted(
+        "base_directory",
         "-d",
         "--directory",
         type=click.Path(file_okay=False, readable=False),
@@ -300,6 +306,15 @@ def usage_error(text: str) -> click.UsageError:
     """Return the error for an invalid command line; it refers to the command's help."""
     return click.UsageError(text, click.get_current_context())
 
+
+relay_option = click.option(
+    "--relay-url",
+    default=invitation.RELAY_URL,
+    show_default=True,
+    metavar="URL",
+    help="The relay where both ends of an invitation meet; it learns nothing.",
+)
+"""Names the relay of an invitation."""
 
 CapArguments = tuple[tuple[str, ...], tuple[str, ...]]
 """Caps, and cap files."""

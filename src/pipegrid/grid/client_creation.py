@@ -119,6 +119,8 @@ class ClientPreferences:
         nickname: the name that the client gives to introducers.
         mutable_format: the format of new mutable files and directories.
         managers: the trusted grid managers.
+        node: further settings of ``[node]``, such as ``tub.port`` of a server in the same directory.
+        announce: announce that server to the introducers whenever it starts.
     """
 
     preferred: frozenset[str] = frozenset()
@@ -126,6 +128,8 @@ class ClientPreferences:
     nickname: str = ""
     mutable_format: str = "sdmf"
     managers: Sequence[ManagerKey] = ()
+    node: Mapping[str, str] = attrs.field(factory=dict)
+    announce: bool = False
 
 
 def create_client(
@@ -161,7 +165,9 @@ def _preference_lines(said: ClientPreferences) -> list[str]:
     more += ["force_foolscap = true"] if said.force_foolscap else []
     more += [f"mutable.format = {said.mutable_format}"] if said.mutable_format != "sdmf" else []
     nickname = " ".join(said.nickname.split())
-    more += ["", "[node]", f"nickname = {nickname}"] if said.nickname else []
+    node = {**({"nickname": nickname} if nickname else {}), **said.node}
+    more += ["", "[node]", *(f"{name} = {value}" for name, value in node.items())] if node else []
+    more += ["", "[storage]", "announce = true"] if said.announce else []
     if said.managers:
         more += ["", "[grid_managers]", *(f"{each.name} = {each}" for each in said.managers)]
     return more
@@ -297,17 +303,17 @@ def check_servers_for(happy: int, servers: int | None) -> None:
         raise naming(UsageError(text), "less with happy")
 
 
-def with_settings(text: str, settings: Mapping[str, str]) -> str:
-    """Return the text of a configuration with these settings changed in its [client] section."""
+def with_settings(text: str, settings: Mapping[str, str], section: str = "client") -> str:
+    """Return the text of a configuration with these settings changed in one of its sections."""
     lines = text.splitlines(keepends=True)
     end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
-    places = [
-        (number - 1, name) for number, section, name in settings_in(text) if section == "client"
-    ]
+    places = [(number - 1, name) for number, where, name in settings_in(text) if where == section]
     at = {name.lower(): line for line, name in places if name is not None}
     if not places:
-        lines = [f"[client]{end}", *lines]
-        places = [(0, None)]
+        if lines:
+            lines[-1] = lines[-1].rstrip("\r\n") + end
+        places = [(len(lines) + 1, None)]
+        lines += [end, f"[{section}]{end}"]
     # Change from the end, so that the positions of earlier settings stay valid.
     for name, value in sorted(settings.items(), key=lambda each: -at.get(each[0], -1)):
         if name in at:
@@ -321,6 +327,24 @@ def with_settings(text: str, settings: Mapping[str, str]) -> str:
     return "".join([*lines[: header + 1], *missing, *lines[header + 1 :]])
 
 
+def rewrite(path: Path, text: str) -> None:
+    """
+    Replace a file of a client's directory as a whole, and keep its mode.
+
+    Raises:
+        UsageError: it cannot be written.
+        SinkError: the disk is full.
+    """
+    try:
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+        replace_file(path, text.encode("utf-8"), mode=mode)
+    except OSError as error:
+        text = f"cannot write {path}: {error.strerror}; nothing was changed"
+        if error.errno in FULL:
+            raise SinkError(f"{text}; free some space") from error
+        raise UsageError(f"{text}; make it writable") from error
+
+
 def _create(
     directory: Path,
     params: Params,
@@ -331,7 +355,7 @@ def _create(
     automatic: bool = False,
 ) -> GridConfig:
     if moved is not None and is_automatic(directory):
-        moved(_move_aside(directory))
+        moved(move_aside(directory))
     if is_configured(directory):
         remove_stale_link(str(directory / CONFIG_NAME))
         text = (
@@ -388,7 +412,7 @@ def is_automatic(directory: Path) -> bool:
     )
 
 
-def _move_aside(directory: Path) -> Path:
+def move_aside(directory: Path) -> Path:
     """Move a grid with its storage, and return its new place."""
     place = aside_of(directory)
     for number in range(2, _MOST_ASIDE):

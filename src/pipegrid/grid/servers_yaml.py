@@ -14,6 +14,7 @@ import attrs
 from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.core import base32
+from pipegrid.core.text import decode_text
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError
 from pipegrid.flow.pipeline import Pipeline
@@ -200,6 +201,53 @@ def servers_of(addresses: Iterable[tuple[str, str]]) -> dict[str, Any]:
         fields = {"nickname": each.address, FURL: str(each)}
         storage[f"tub-{base32.encode(each.tub_id)}"] = {"ann": fields}
     return {"storage": storage}
+
+
+def with_servers(data: bytes, entries: Mapping[str, Any], name: str) -> str:
+    """
+    Return the text of a ``servers.yaml`` with more entries at its end; the rest of it stays as it is.
+
+    Args:
+        data: the file's bytes; empty: a new file.
+        entries: by the servers' ids; an id that is listed already is left as it is.
+        name: the file's name, for errors.
+
+    Raises:
+        UsageError: the file cannot be parsed, or has a form that nothing can be added to.
+    """
+    before = parse_yaml(data, name) if data.strip() else None
+    check_top_level(before, "storage", data, name)
+    listed = member_of(before, "storage", None) if before is not None else {}
+    if not isinstance(listed, dict):
+        listed = {} if listed is None and isinstance(before, dict) else None
+    if listed is None:
+        raise UsageError(f"{name} has no map of servers under 'storage'; correct it by hand")
+    wanted = {"storage": {**entries, **listed}}
+    more = {key: entry for key, entry in entries.items() if key not in listed}
+    if not listed or _is_json(data):
+        return json.dumps({"storage": {**listed, **more}}, indent=2) + "\n"
+    text = decode_text(data, name).rstrip() + "\n"
+    lines = [line for line in text.splitlines() if line[:1] in (" ", "\t") and line.strip()]
+    first = next((line for line in lines if not line.lstrip().startswith("#")), "")
+    indent = first[: len(first) - len(first.lstrip())]
+    text += "".join(
+        f"{indent}{json.dumps(key)}: {json.dumps(entry)}\n" for key, entry in more.items()
+    )
+    try:
+        found = parse_yaml(text.encode("utf-8"), name)
+    except UsageError:
+        found = None
+    if found != wanted:
+        raise UsageError(f"{name} has a form that nothing can be added to; add the servers by hand")
+    return text
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _address(where: str, text: str) -> Nurl | Furl:

@@ -29,15 +29,15 @@ from pipegrid.wire.server_address import Furl
 #     [node]     nickname, tub.port, tub.location
 #     [storage]  enabled, anonymous, storage_dir, reserved_space, readonly, force_foolscap, keep_unfinished,
 #                expire.enabled, expire.mode, expire.override_lease_duration, expire.cutoff_date,
-#                expire.immutable, expire.mutable, grid_management, plugins
+#                expire.immutable, expire.mutable, grid_management, plugins, announce
 #     [grid_manager_certificates]
 #
-# ``keep_unfinished`` exists only in ``pipegrid.cfg``: Tahoe-LAFS does not start with a setting that it does
-# not know.
+# ``keep_unfinished`` and ``announce`` exist only in ``pipegrid.cfg``: Tahoe-LAFS does not start with a
+# setting that it does not know.
 #
-# Like a Tahoe-LAFS node, the server announces itself to the introducers of its directory. A setting that
-# cannot be followed is refused, never guessed: a wrong guess might delete shares or make them impossible to
-# find.
+# In a Tahoe-LAFS node's directory, or with ``announce``, the server announces itself to the introducers of
+# its directory. A setting that cannot be followed is refused, never guessed: a wrong guess might delete
+# shares or make them impossible to find.
 
 T = TypeVar("T")
 
@@ -58,12 +58,19 @@ class ServerDirectory:
         introducers: the introducers' names (for the log) and fURLs.
         is_tahoe: whether the directory is a Tahoe-LAFS node's.
         warnings: a sentence for each entry that is skipped.
+        announce: whether ``[storage] announce`` is set.
     """
 
     settings: Mapping[str, Any] = attrs.field(factory=dict)
     introducers: Mapping[str, Furl] = attrs.field(factory=dict)
     is_tahoe: bool = False
     warnings: tuple[str, ...] = ()
+    announce: bool = False
+
+    @property
+    def announces(self) -> bool:
+        """Whether the server is announced to them without an option that says so."""
+        return self.is_tahoe or self.announce
 
     def serve_settings(self, directory: Path, **chosen: Any) -> ServeSettings:
         """Return complete settings; the caller's values other than None replace those of the directory."""
@@ -89,6 +96,7 @@ def load(directory: Path) -> ServerDirectory:
         {each.name: each.furl for each in introducers.addresses},
         path.name == TAHOE_CONFIG_NAME,
         (*introducers.warnings, *reader.warnings),
+        reader.announces,
     )
 
 
@@ -123,6 +131,11 @@ class _Reader:
             "certificates": self._certificates(),
         }
         return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def announces(self) -> bool:
+        """Whether ``[storage] announce`` is set."""
+        return self._flag("announce", False)
 
     def _port(self) -> str | None:
         text = self._text("tub.port", "node")

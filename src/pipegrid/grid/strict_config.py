@@ -30,6 +30,7 @@ KNOWN: Mapping[str, Collection[str] | None] = {
         "mutable.format",
     },
     "grid_managers": None,
+    "grids": None,
     "local": {"directory", "servers", "durability", "keep_unfinished"},
     "node": {"nickname", "tub.port", "tub.location", "web.port", "web.static", "tempdir"},
     "storage": {
@@ -40,6 +41,7 @@ KNOWN: Mapping[str, Collection[str] | None] = {
         "readonly",
         "force_foolscap",
         "keep_unfinished",
+        "announce",
         "expire.enabled",
         "expire.mode",
         "expire.override_lease_duration",

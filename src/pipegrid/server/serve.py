@@ -8,7 +8,7 @@ import re
 import resource
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -482,20 +482,24 @@ def start(reactor: Any, settings: ServeSettings) -> Deferred[StorageNode]:
 
 
 async def serve(
-    reactor: Any, settings: ServeSettings, announce: Callable[[StorageNode], None]
+    reactor: Any,
+    settings: ServeSettings,
+    announce: Callable[[StorageNode], Awaitable[None] | None],
 ) -> None:
     """
     Run a storage server until cancelled, and then stop it in good order.
 
     Args:
-        announce: called when it listens.
+        announce: called when it listens; what it raises stops the server, and is raised.
 
     Raises:
         UsageError: it cannot listen, or cannot use its directory.
     """
     node = await StorageNode(reactor, settings).start()
     try:
-        announce(node)
+        announcing = announce(node)
+        if announcing is not None:
+            await announcing
         await Deferred()
     except CancelledError:
         pass

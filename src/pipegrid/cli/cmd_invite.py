@@ -1,0 +1,282 @@
+"""``pipegrid invite``: give others a code with which they join the grid."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from pipegrid.cli import cmd_join
+from pipegrid.cli.console import Console
+from pipegrid.cli.error_report import ExitStatus
+from pipegrid.cli.job import GridJob, Invocation, OpenGrid
+from pipegrid.cli.options import (
+    common_options,
+    gathered,
+    grid_path,
+    kept_duration,
+    relay_option,
+)
+from pipegrid.core import caps
+from pipegrid.core.text import as_pasted, counted, printable
+from pipegrid.errors import CapError, InvitationError, PipegridError, UsageError
+from pipegrid.grid import client_config, client_paths, invitation, membership, wormhole_exchange
+from pipegrid.tree import aliases, grid_paths
+
+if TYPE_CHECKING:
+    from pipegrid.core.caps import DirectoryCap
+    from pipegrid.grid.invitation import AddReply, Invitation
+    from pipegrid.grid.wormhole_exchange import Relay
+    from pipegrid.wire.announcements import KnownServer
+
+ADVICE = "run 'pipegrid invite' again for a new one"
+
+
+class InviteOptions(NamedTuple):
+    """The options of ``invite``; see their declarations."""
+
+    paths: tuple[str, ...]
+    read_only: bool
+    listen: str | None
+    expires_s: int
+    relay_url: str
+
+
+@click.command(name="invite")
+@click.argument("paths", nargs=-1, metavar="[CAP|ALIAS:PATH]...", shell_complete=grid_path)
+@click.option(
+    "--read-only", is_flag=True, help="Share the directories for reading only, by their read caps."
+)
+@click.option(
+    "--listen",
+    metavar="[HOST:]PORT",
+    help="Be the relay, too, for a network without one; HOST is this machine's address for others.",
+)
+@click.option(
+    "--expires",
+    "expires_s",
+    type=kept_duration,
+    default="1 hour",
+    show_default=True,
+    metavar="TIME",
+    help="How long the code is valid, such as '10 minutes'.",
+)
+@relay_option
+@common_options
+@gathered("options", InviteOptions)
+def invite_command(options: InviteOptions) -> GridJob:
+    """
+    Print a code with which one other person, or one server, joins your grid.
+
+    They run 'pipegrid join CODE', 'pipegrid serve --join CODE' or 'tahoe create-client --join CODE'. The code
+    leads to the grid's servers, introducers and numbers, and to the directories named here, which become
+    aliases. It is valid once, while this command runs, and only until it is entered wrongly once. A server
+    that joins is added to your servers, unless an introducer names them.
+    """
+    invitation.checked_relay(options.relay_url)
+    if options.listen is not None:
+        host_and_port(options.listen)
+    return InviteJob(options)
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """
+    Return where a relay listens: ``HOST:PORT``, or a port; without a host it is this machine's name.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    is_host = all(each.isalnum() or each in "-._:" for each in host) and host.isascii()
+    if not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536 and is_host):
+        raise UsageError(
+            f"--listen {printable(text[:60])!r} is neither PORT nor HOST:PORT; correct it"
+        )
+    return host or socket.gethostname(), int(port)
+
+
+class InviteJob(GridJob):
+    """Invite one other client; a grid is opened only to look up paths."""
+
+    asks_servers = False
+
+    def __init__(self, options: InviteOptions) -> None:
+        self._options = options
+        self._added: list[KnownServer] = []
+
+    async def _run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
+        cmd_join.load_library()
+        console, options = invocation.console, self._options
+        directory = Path(invocation.directory or client_paths.default_directory())
+        if (changed := membership.include_own_server(directory)) is not None:
+            console.say(f"pipegrid: {changed}")
+        shared = await self._shared(directory, reactor, open_grid)
+        offered = membership.invitation_of(directory, shared)
+        offered.as_message()  # too large a one is refused before there is a code
+        if near := membership.unreachable_servers(offered.servers):
+            console.say(
+                f"pipegrid: only this machine reaches {printable(', '.join(near))}; for others start such a "
+                "server with --location HOST:PORT"
+            )
+        relay, relay_url, told_url = await _relay(reactor, options)
+        try:
+            exchange = wormhole_exchange.WormholeExchange(reactor, relay_url, ADVICE)
+            try:
+                code = await exchange.new_code()
+                self._tell_code(console, code, told_url, offered)
+                ours, reply = await wormhole_exchange.invite(
+                    exchange,
+                    offered,
+                    options.expires_s,
+                    lambda server: self._add(directory, server),
+                )
+            finally:
+                await exchange.close()
+        finally:
+            if relay is not None:
+                await relay.stop()
+        return self._tell_outcome(console, directory, offered, ours, reply)
+
+    async def _shared(
+        self, directory: Path, reactor: Any, open_grid: OpenGrid
+    ) -> dict[str, DirectoryCap]:
+        """
+        Return the directories to share, by their names.
+
+        Raises:
+            UsageError, CapError: one of them is not a directory.
+        """
+        found: dict[str, DirectoryCap] = {}
+        grid = None
+        try:
+            for text in self._options.paths:
+                root, names = grid_paths.parse_here(text, directory)
+                cap: Any = caps.as_cap(root)
+                if names:
+                    if grid is None:
+                        grid = await open_grid(reactor, str(directory))
+                    place = await grid_paths.resolve(grid, root, names)
+                    cap = place.best or place.cap
+                name = names[-1] if names else _alias_in(text)
+                found[_unused(name, found)] = self._checked(cap)
+        finally:
+            if grid is not None:
+                await grid.close()
+        return found
+
+    def _checked(self, cap: Any) -> DirectoryCap:
+        if not isinstance(cap, caps.DirectoryCap):
+            raise CapError(
+                "an invitation shares directories, as aliases stand for those; put the file into one with "
+                "'pipegrid cp', and share that"
+            )
+        return cap.readonly() if self._options.read_only else cap
+
+    def _tell_code(
+        self, console: Console, code: str, relay_url: str | None, offered: Invitation
+    ) -> None:
+        how = "join" if relay_url is None else f"join --relay-url {relay_url}"
+        console.say(
+            f"pipegrid: valid once, for {self._options.expires_s // 60} minutes, while this command runs; "
+            f"the other person runs: pipegrid {how} {code}"
+        )
+        for name, cap in offered.caps.items():
+            grants = "read" if cap.readonly() == cap else "read and change"
+            console.say(f"pipegrid: who joins can {grants} '{printable(name)}'")
+        fields: dict[str, object] = {
+            "code": code,
+            "relay_url": relay_url or self._options.relay_url,
+        }
+        console.result(code, fields)
+
+    def _add(self, directory: Path, server: KnownServer) -> AddReply:
+        """Add a joiner's server to the list of a directory."""
+        try:
+            self._added += membership.add_servers(directory, [server])
+            added = True
+        except PipegridError as error:
+            self._problem: PipegridError | None = error
+            added = False
+        return invitation.AddReply(added, membership.numbers_of(client_config.load(directory)))
+
+    _problem: PipegridError | None = None
+
+    def _tell_outcome(
+        self,
+        console: Console,
+        directory: Path,
+        offered: Invitation,
+        ours: bool,
+        reply: invitation.JoinReply | None,
+    ) -> int:
+        if self._problem is not None:
+            raise self._problem
+        for server in self._added:
+            console.say(
+                f"pipegrid: added the server {printable(server.identity.nickname)} to "
+                f"{directory / client_paths.SERVERS_NAME}"
+            )
+        if not ours and not offered.introducers:
+            raise InvitationError(
+                "Tahoe-LAFS has joined, but finds servers through introducers only, and this grid has none; "
+                f"give it a copy of {directory / client_paths.SERVERS_NAME}"
+            )
+        if not ours and offered.caps:
+            console.say(
+                "pipegrid: Tahoe-LAFS takes no caps from an invitation; send the "
+                f"{counted(len(offered.caps), 'cap')} another way"
+            )
+        if reply is not None and not reply.joined:
+            raise InvitationError(f"the other end did not join; {ADVICE}")
+        console.say(
+            "pipegrid: the other end has joined" if ours else "pipegrid: Tahoe-LAFS has joined"
+        )
+        console.json_result(
+            {
+                "client": "pipegrid" if ours else "tahoe-lafs",
+                "joined": True,
+                "servers_added": [each.identity.server_id for each in self._added],
+            }
+        )
+        return ExitStatus.DONE
+
+
+async def _relay(reactor: Any, options: InviteOptions) -> tuple[Relay | None, str, str | None]:
+    """
+    Return a relay that was started here, the address of the relay, and the address to pass to others.
+
+    The last is None where they use it by default.
+    """
+    if options.listen is None:
+        is_usual = options.relay_url == invitation.RELAY_URL
+        return None, options.relay_url, None if is_usual else options.relay_url
+    host, port = host_and_port(options.listen)
+    try:
+        interface = str(ipaddress.ip_address(host))
+    except ValueError:
+        interface = ""
+    relay = await wormhole_exchange.start_relay(reactor, host, port, interface)
+    return relay, relay.url_here, relay.url
+
+
+def _alias_in(text: str) -> str:
+    """Return the alias that a path without names begins with; of a cap, the name that stands for it."""
+    text = as_pasted(text)
+    alias, _, _ = text.partition(":")
+    return cmd_join.UNNAMED if text.startswith("URI:") or alias in ("ro.URI", "imm.URI") else alias
+
+
+def _unused(name: str, found: dict[str, Any]) -> str:
+    """Return the name, or one with a number if it is used."""
+    try:
+        base = aliases.checked_name(name)
+    except UsageError:
+        base = cmd_join.UNNAMED
+    name, number = base, 2
+    while name in found:
+        name, number = f"{base}-{number}", number + 1
+    return name

@@ -1,0 +1,358 @@
+"""``pipegrid join``: become a client of the grid that an invitation's code leads to."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from pipegrid.cli import cmd_init
+from pipegrid.cli.console import Console
+from pipegrid.cli.error_report import ExitStatus
+from pipegrid.cli.job import Invocation, ReactorJob
+from pipegrid.cli.options import common_options, relay_option
+from pipegrid.cli.startup import lazy_modules
+from pipegrid.core.text import counted, printable
+from pipegrid.errors import InvitationError, UsageError
+from pipegrid.grid import (
+    client_config,
+    client_paths,
+    creation,
+    invitation,
+    membership,
+    user_grids,
+    wormhole_exchange,
+)
+from pipegrid.tree import aliases
+
+if TYPE_CHECKING:
+    from pipegrid.core.caps import DirectoryCap
+    from pipegrid.grid.client_config import GridConfig
+    from pipegrid.grid.invitation import Invitation
+    from pipegrid.grid.wormhole_exchange import WormholeExchange
+    from pipegrid.server.serve import StorageNode
+
+ADVICE = "ask for a new code"
+UNNAMED = "shared"
+"""The alias of a cap whose name cannot be an alias."""
+
+
+class JoinPlace(NamedTuple):
+    """
+    Where a grid is joined.
+
+    Attributes:
+        own: the user's own directory.
+        directory: the grid's directory.
+        name: under which ``own`` names the grid, or None.
+    """
+
+    own: Path
+    directory: Path
+    name: str | None
+
+
+@click.command(name="join")
+@click.argument("code", metavar="CODE")
+@relay_option
+@common_options
+@click.pass_obj
+def join_command(invocation: Invocation, code: str, relay_url: str) -> ReactorJob:
+    """
+    Join the grid that CODE leads to, which 'pipegrid invite' or 'tahoe invite' printed.
+
+    The grid's servers, introducers and numbers become those of the client's directory; shared directories
+    become aliases. Nothing that exists is replaced: of the grid that the directory uses already, new servers
+    are added; another grid is added under a name, as 'pipegrid --grid NAME join CODE' says it or as you are
+    asked. A grid on this machine that the first command made by itself is moved; 'pipegrid --local' reaches
+    it.
+    """
+    code, relay_url = invitation.checked_code(code), invitation.checked_relay(relay_url)
+    place = place_to_join(invocation.own_directory, invocation.grid, _ask_name)
+
+    async def work(reactor: Any, console: Console) -> int:
+        load_library()
+        exchange = wormhole_exchange.WormholeExchange(reactor, relay_url, ADVICE)
+        try:
+            taken, answers = await wormhole_exchange.take(exchange, code)
+            joined = False
+            try:
+                config, names = join(console, place, taken)
+                joined = True
+            finally:
+                if answers:
+                    exchange.send(invitation.JoinReply(joined).as_message())
+        finally:
+            await exchange.close()
+        fields = (
+            {"aliases": names} if place.name is None else {"aliases": names, "grid": place.name}
+        )
+        cmd_init.tell_made(console, config, **fields)
+        return ExitStatus.DONE
+
+    return ReactorJob(work)
+
+
+def load_library() -> None:
+    """
+    Import all that an exchange needs.
+
+    Raises:
+        UsageError: the library is not installed.
+    """
+    try:
+        lazy_modules.bring_in(wormhole_exchange)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"invitations need the module {error.name}, which is not installed; install it with "
+            "pip install 'pipegrid[invite]'"
+        ) from error
+
+
+def place_to_join(own: Path, name: str | None, ask: Any) -> JoinPlace:
+    """
+    Return where a grid will be, before its code is used.
+
+    Args:
+        own: the user's own directory.
+        name: of the grid, as it was given; None: none was.
+        ask: called where another grid is configured; returns the name of a second one, or None.
+
+    Raises:
+        UsageError: nothing can be configured there.
+    """
+    membership.check_can_join(own)
+    is_free = not client_paths.is_configured(own) or creation.is_automatic(own)
+    if name is not None:
+        name = user_grids.checked_grid_name(name)
+    if is_free:
+        return JoinPlace(own, own, name)
+    if name is None:
+        name = ask(own)
+    if name is None:
+        return JoinPlace(own, own, None)
+    known = user_grids.grids_of(own).get(name)
+    place = user_grids.place_for_grid(own, name) if known is None else known
+    membership.check_can_join(place)
+    return JoinPlace(own, place, name)
+
+
+def _ask_name(own: Path) -> str | None:
+    """Ask on a terminal for the name of a second grid; None: the code is for the grid that is used."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        return None
+    text = click.prompt(
+        f"{own} uses a grid already. To add another one, give it a name; leave it empty if the code is for "
+        "the same grid",
+        default="",
+        show_default=False,
+        err=True,
+    )
+    return user_grids.checked_grid_name(text.strip()) if text.strip() else None
+
+
+def join(console: Console, place: JoinPlace, taken: Invitation) -> tuple[GridConfig, list[str]]:
+    """
+    Configure a client for an invitation's grid; returns its settings, and the names of new aliases.
+
+    Raises:
+        InvitationError: the place belongs to another grid.
+        UsageError, SinkError: it cannot be written.
+    """
+    for sentence in taken.skipped:
+        console.say(f"pipegrid: {sentence}")
+    if client_paths.is_configured(place.directory) and not creation.is_automatic(place.directory):
+        return add_to(console, place.directory, taken)
+    named = free_aliases(taken, {})
+    config = membership.create_member(
+        place.directory,
+        taken,
+        aliases=alias_lines(named),
+        moved=partial(cmd_init.tell_moved, console),
+    )
+    if place.name is not None:
+        user_grids.name_grid(place.own, place.name, place.directory)
+        console.say(f"pipegrid: 'pipegrid --grid {place.name}' uses this grid")
+    tell_aliases(console, named)
+    return config, list(named)
+
+
+def add_to(console: Console, directory: Path, taken: Invitation) -> tuple[GridConfig, list[str]]:
+    """
+    Add what is new in an invitation to the directory of a client of the same grid, as ``join`` does.
+
+    Raises:
+        InvitationError: the directory uses another grid.
+    """
+    config = client_config.load(directory)
+    if not membership.is_same_grid(config, taken):
+        raise InvitationError(
+            f"{directory} uses another grid already, and was not changed; ask for a new code, and add the "
+            "grid with 'pipegrid --grid NAME join CODE', NAME being your choice"
+        )
+    new = membership.add_servers(directory, taken.servers)
+    console.say(
+        f"pipegrid: {directory} uses this grid already; {counted(len(new), 'server')} added"
+    )
+    known = {(each.furl.tub_id, each.furl.swissnum) for each in config.introducers.addresses}
+    for each in taken.introducers:
+        if (each.furl.tub_id, each.furl.swissnum) not in known:
+            console.say(
+                f"pipegrid: the introducer {printable(each.furl.address)} of the invitation is not in "
+                f"{client_paths.INTRODUCERS_NAME}, which is left as it is; add it there to use it"
+            )
+    existing = aliases.read_aliases(directory)
+    named = free_aliases(taken, existing)
+    for name, cap in named.items():
+        aliases.add_alias(directory, name, str(cap))
+    tell_aliases(console, named)
+    return client_config.load(directory), list(named)
+
+
+def free_aliases(taken: Invitation, existing: dict[str, str]) -> dict[str, DirectoryCap]:
+    """Return the caps of an invitation by names that are not aliases yet, without those that have one."""
+    found: dict[str, DirectoryCap] = {}
+    names = {unicodedata.normalize("NFC", name) for name in existing}
+    for wanted, cap in taken.caps.items():
+        if str(cap) in existing.values() or cap in found.values():
+            continue
+        try:
+            base = aliases.checked_name(wanted)[: aliases.MAX_NAME_CHARACTERS - 4]
+        except UsageError:
+            base = UNNAMED
+        name, number = base, 2
+        while name in names:
+            name, number = f"{base}-{number}", number + 1
+        names.add(name)
+        found[name] = cap
+    return found
+
+
+def alias_lines(named: dict[str, DirectoryCap]) -> str:
+    """Return the text of an aliases file."""
+    return "".join(f"{name}: {cap}\n" for name, cap in named.items())
+
+
+def tell_aliases(console: Console, named: dict[str, DirectoryCap]) -> None:
+    """Say which directories came with the invitation."""
+    for name, cap in named.items():
+        grants = "can be read" if cap.readonly() == cap else "can be read and changed"
+        console.say(f"pipegrid: '{name}:' is a directory that {grants}")
+
+
+# ``pipegrid serve --join``: a server joins, too.
+
+
+class ServerJoin:
+    """
+    A server that joins a grid: it takes the invitation, starts, and then is added to the grid.
+
+    Where the grid has introducers, the server is announced to them, now and at each later start. Otherwise
+    the inviter's client adds it to its list, and says so, before anything is configured here.
+
+    Args:
+        directory: the server's, which becomes a client's of the grid as well.
+        options: what the command line said of ``tub.port``, ``tub.location`` and ``nickname``.
+
+    Raises:
+        UsageError: the code is not one, or the directory cannot be configured.
+    """
+
+    def __init__(self, directory: Path, code: str, relay_url: str, options: dict[str, str]) -> None:
+        self._directory = directory
+        self._code = invitation.checked_code(code)
+        self._relay_url = invitation.checked_relay(relay_url)
+        self._options = options
+        self._exchange: WormholeExchange | None = None
+        self._taken: Invitation | None = None
+        self._answers = False
+        self.joined = False
+        membership.check_can_join(directory)
+        if creation.is_automatic(directory):
+            raise UsageError(
+                f"{directory} has a grid on this machine, which the first command made; give the server "
+                "another directory: 'pipegrid -d DIR serve --join CODE'"
+            )
+
+    async def take(self, reactor: Any, console: Console) -> Invitation:
+        """
+        Return the invitation.
+
+        Raises:
+            InvitationError: there is none, or it is for another grid than the directory's.
+        """
+        load_library()
+        self._exchange = wormhole_exchange.WormholeExchange(reactor, self._relay_url, ADVICE)
+        self._taken, self._answers = await wormhole_exchange.take(self._exchange, self._code)
+        for sentence in self._taken.skipped:
+            console.say(f"pipegrid: {sentence}")
+        membership.refuse_other_grid(self._directory, self._taken)
+        if not self._taken.introducers and not self._answers:
+            raise InvitationError(
+                "this invitation has no introducer, and its sender cannot add a server; ask for another"
+            )
+        return self._taken
+
+    async def finish(self, node: StorageNode, console: Console) -> None:
+        """
+        Let the grid know the server, which listens now, and configure the directory.
+
+        Raises:
+            InvitationError: the inviter does not add it.
+        """
+        assert self._exchange is not None
+        assert self._taken is not None
+        taken = self._taken
+        own = membership.server_at(node.nurls, node.furl, self._options.get("nickname", ""))
+        if not taken.introducers:
+            reply = await wormhole_exchange.offer_server(self._exchange, own)
+            if not reply.added:
+                raise InvitationError(
+                    "the inviter does not add the server; ask why, and for a new code"
+                )
+            taken = invitation.Invitation(
+                reply.numbers, (*taken.servers, own), (), taken.caps, taken.managers, taken.nickname
+            )
+        self._configure(console, taken)
+        self.joined = True
+
+    def _configure(self, console: Console, taken: Invitation) -> None:
+        node = {name: value for name, value in self._options.items() if value}
+        announce = bool(taken.introducers)
+        if client_paths.is_configured(self._directory):
+            add_to(console, self._directory, taken)
+            membership.set_announced(self._directory, node, announce)
+            return
+        named = free_aliases(taken, {})
+        nickname = node.pop("nickname", taken.nickname)
+        config = membership.create_member(
+            self._directory,
+            invitation.Invitation(
+                taken.numbers,
+                taken.servers,
+                taken.introducers,
+                taken.caps,
+                taken.managers,
+                nickname,
+            ),
+            aliases=alias_lines(named),
+            preferences=creation.ClientPreferences(node=node, announce=announce),
+        )
+        how = "announced to the introducer" if announce else "added to the inviter's list"
+        console.say(
+            f"pipegrid: the server has joined, and was {how}; {cmd_init.numbers_of(config)}"
+        )
+        tell_aliases(console, named)
+
+    async def close(self) -> None:
+        """Say whether it has joined, and leave."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        if self._answers and self._taken is not None:
+            exchange.send(invitation.JoinReply(self.joined).as_message())
+        await exchange.close()

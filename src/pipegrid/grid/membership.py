@@ -1,0 +1,353 @@
+"""
+A client's directory as a member of a grid: what it can invite others to, and what an invitation makes of it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+from pipegrid.core.caps import DirectoryCap
+from pipegrid.core.text import decode_text
+from pipegrid.disk.files import FULL
+from pipegrid.disk.safe_open import read_file
+from pipegrid.errors import InvitationError, SinkError, UsageError
+from pipegrid.grid import creation
+from pipegrid.grid.client_config import GridConfig, load
+from pipegrid.grid.client_paths import (
+    ALIASES_NAME,
+    CONFIG_NAME,
+    INTRODUCERS_NAME,
+    SERVERS_NAME,
+    TAHOE_CONFIG_NAME,
+    is_configured,
+)
+from pipegrid.grid.creation import ClientPreferences
+from pipegrid.grid.invitation import GridNumbers, Invitation, entries_of
+from pipegrid.grid.servers_yaml import (
+    Introducers,
+    parse_static_servers,
+    read_bounded,
+    servers_of,
+    with_servers,
+)
+from pipegrid.grid.strict_config import read_config
+from pipegrid.server import identity
+from pipegrid.wire.announcements import KnownServer, describe
+from pipegrid.wire.server_address import Furl
+
+# A grid without an introducer is a list of servers at each member. ``invitation_of`` takes the list from a
+# directory, ``create_member`` makes a directory of an invitation, and ``add_servers`` adds to an existing
+# list. Nothing that exists is replaced: servers are added, the numbers of an upload follow only while they
+# are those that were suggested for the previous number of servers, and every file is written at the end and
+# as a whole.
+#
+# A directory in which ``pipegrid serve`` runs is a member with its own server.
+
+# What a directory invites others to.
+
+
+def invitation_of(directory: Path, caps: Mapping[str, DirectoryCap] | None = None) -> Invitation:
+    """
+    Return an invitation to the grid of a client's directory.
+
+    Raises:
+        UsageError: it is not configured, or its servers are storage directories that no one else reaches.
+    """
+    config = load(directory)
+    if config.local is not None:
+        raise UsageError(
+            f"the grid in {directory} is storage directories on this machine, which no other client reaches; "
+            "start a server in a new directory with 'pipegrid -d DIR serve', and invite others with "
+            "'pipegrid -d DIR invite'"
+        )
+    if not config.static.servers and not config.introducers.addresses:
+        raise UsageError(
+            f"{directory} names no servers that can be used"
+            + "".join(f" ({warning})" for warning in config.warnings[:1])
+            + f"; list some in {SERVERS_NAME}"
+        )
+    return Invitation(
+        numbers=numbers_of(config),
+        servers=config.static.servers,
+        introducers=config.introducers.addresses,
+        caps=caps or {},
+        managers=config.managers,
+    )
+
+
+def numbers_of(config: GridConfig) -> GridNumbers:
+    """Return the encoding parameters of a client's directory."""
+    return GridNumbers(config.params, config.happy)
+
+
+def own_server(directory: Path) -> KnownServer | None:
+    """
+    Return the storage server that runs, or ran, in a directory; None if there was none.
+
+    Raises:
+        UsageError: the server's files are damaged.
+    """
+    furl = identity.load_furl(directory)
+    if furl is None or not (directory / "private" / "node.pem").exists():
+        return None
+    who = identity.load_or_create(directory)
+    return server_at(who.nurls(furl.hints), furl)
+
+
+def server_at(nurls: Sequence[str], furl: Furl | str, nickname: str = "") -> KnownServer:
+    """
+    Return the server with these addresses, under the id that 'pipegrid init' gives it.
+
+    Raises:
+        UsageError: one of them is not an address.
+    """
+    addresses = [("the server's address", text) for text in (*nurls, str(furl))]
+    ((server_id, entry),) = servers_of(addresses)["storage"].items()
+    fields = {**entry["ann"], **({"nickname": nickname} if nickname else {})}
+    return describe(server_id, fields)
+
+
+def include_own_server(directory: Path) -> str | None:
+    """
+    Make a directory in which a server runs a client of a grid with this server.
+
+    Returns:
+        a sentence for the user if something was changed.
+
+    Raises:
+        UsageError: the directory is neither configured nor a server's.
+    """
+    server = own_server(directory)
+    if not is_configured(directory):
+        if server is None:
+            raise UsageError(
+                f"no grid is configured in {directory}; make one with 'pipegrid serve' or 'pipegrid init', "
+                "or name a client's directory"
+            )
+        params, happy = creation.suggested(1)
+        creation.create_client(
+            directory, params=params, happy=happy, files={SERVERS_NAME: _servers_text([server])}
+        )
+        return f"made {directory} a client of a new grid with its own server"
+    config = load(directory)
+    is_ours = (directory / CONFIG_NAME).exists()
+    if server is None or config.local is not None or config.introducers.addresses or not is_ours:
+        return None
+    added = add_servers(directory, [server])
+    return f"added the directory's own server to {directory / SERVERS_NAME}" if added else None
+
+
+def unreachable_servers(servers: Iterable[KnownServer]) -> list[str]:
+    """Return the addresses of servers that only this machine reaches."""
+    return [
+        f"{each.nurl.host}:{each.nurl.port}"
+        for each in servers
+        if each.nurl is not None and _is_loopback(each.nurl.host)
+    ]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+# What an invitation makes of a directory.
+
+
+def check_can_join(directory: Path) -> None:
+    """
+    Check, before a code is used, that a grid can be configured in a directory.
+
+    Raises:
+        UsageError: it is a Tahoe-LAFS node's, or has files of another grid.
+    """
+    if is_configured(directory):
+        if not (directory / CONFIG_NAME).exists():
+            raise UsageError(
+                f"{directory} is a Tahoe-LAFS node's directory, which is never written; choose another "
+                f"(its {TAHOE_CONFIG_NAME} says which grid it uses)"
+            )
+        return
+    for name in (SERVERS_NAME, INTRODUCERS_NAME, ALIASES_NAME):
+        if os.path.lexists(directory / name):
+            raise UsageError(
+                f"{directory / name} exists already, and may be another grid's; choose another directory, "
+                "or move the file away"
+            )
+
+
+def is_same_grid(config: GridConfig, invitation: Invitation) -> bool:
+    """Return whether an invitation leads to the grid that a directory uses: both name one server."""
+    ours = _keys(config.static.servers) | {
+        (each.furl.tub_id, each.furl.swissnum) for each in config.introducers.addresses
+    }
+    theirs = _keys(invitation.servers) | {
+        (each.furl.tub_id, each.furl.swissnum) for each in invitation.introducers
+    }
+    return bool(ours & theirs)
+
+
+def create_member(
+    directory: Path,
+    invitation: Invitation,
+    *,
+    aliases: str = "",
+    preferences: ClientPreferences | None = None,
+    moved: Callable[[Path], None] | None = None,
+) -> GridConfig:
+    """
+    Make a directory that of a client of an invitation's grid, and return its settings.
+
+    A new directory appears as a whole, at the end. In a server's directory the settings are written last,
+    and what was made before an error is removed.
+
+    Args:
+        aliases: the text of its aliases.
+        preferences: further settings; grid managers and nickname are the invitation's.
+        moved: as in ``creation.create_client``.
+
+    Raises:
+        UsageError: the directory is configured, or cannot be written.
+        SinkError: the disk is full.
+    """
+    files = {}
+    if invitation.servers:
+        files[SERVERS_NAME] = _servers_text(invitation.servers)
+    if invitation.introducers:
+        files[INTRODUCERS_NAME] = Introducers(invitation.introducers).as_text()
+    if aliases:
+        files[ALIASES_NAME] = aliases
+    said = attrs.evolve(
+        preferences or ClientPreferences(),
+        managers=invitation.managers,
+        nickname=invitation.nickname,
+    )
+
+    def create(place: Path) -> GridConfig:
+        numbers = invitation.numbers
+        return creation.create_client(
+            place, params=numbers.params, happy=numbers.happy, files=files, preferences=said
+        )
+
+    makes_space = moved is not None and creation.is_automatic(directory)
+    if not makes_space and directory.is_dir() and any(directory.iterdir()):
+        missing = [directory / name for name in files if not os.path.lexists(directory / name)]
+        try:
+            return create(directory)
+        except BaseException:
+            for path in missing:
+                with suppress(OSError):
+                    path.unlink()
+            raise
+    return _appear(directory, create, moved if makes_space else None)
+
+
+def _appear(
+    directory: Path, create: Callable[[Path], GridConfig], moved: Callable[[Path], None] | None
+) -> GridConfig:
+    """Create a directory under a hidden name, and rename it when it is complete."""
+    directory = directory.absolute()
+    hidden = directory.with_name(f".{directory.name}.{os.getpid()}.joining")
+    try:
+        shutil.rmtree(hidden, ignore_errors=True)  # of an interrupted attempt
+        create(hidden)
+        if moved is not None:
+            moved(creation.move_aside(directory))
+        os.rename(hidden, directory)
+    except BaseException as error:
+        shutil.rmtree(hidden, ignore_errors=True)
+        if isinstance(error, OSError):
+            text = f"cannot make {directory}: {error.strerror}; "
+            if error.errno in FULL:
+                raise SinkError(f"{text}free some space") from error
+            raise UsageError(f"{text}choose another directory") from error
+        raise
+    return load(directory)
+
+
+def add_servers(directory: Path, servers: Sequence[KnownServer]) -> list[KnownServer]:
+    """
+    Add servers to the list of a client's directory; returns those that are new.
+
+    If the numbers of an upload are those suggested for the previous number of servers, they become those
+    suggested for the new one.
+
+    Raises:
+        UsageError: the directory is not a client's of ours, or its list has a form that cannot be added to.
+        SinkError: the disk is full.
+    """
+    before = load(directory)
+    if not (directory / CONFIG_NAME).exists():
+        raise UsageError(
+            f"{directory} is a Tahoe-LAFS node's directory, which is never written; add the server to its "
+            f"{SERVERS_NAME} by hand"
+        )
+    known = _keys(before.static.servers)
+    new = [each for each in servers if not _keys([each]) & known]
+    if not new:
+        return []
+    path = directory / SERVERS_NAME
+    text = with_servers(read_bounded(path) or b"", entries_of(new), str(path))
+    creation.rewrite(path, text)
+    count = creation.known_servers(before)
+    if count is not None and (before.params, before.happy) == creation.suggested(count):
+        params, happy = creation.suggested(count + len(new))
+        numbers = {"required_shares": params.required_shares, "total_shares": params.total_shares}
+        creation.change(directory, numbers, happy)
+    return new
+
+
+def _keys(servers: Iterable[KnownServer]) -> set[tuple[bytes, str]]:
+    """Return what identifies servers wherever they are: the hashes of their keys, and their secrets."""
+    found: set[tuple[bytes, str]] = set()
+    for each in servers:
+        for address in each.addresses:
+            key = address.tub_id if isinstance(address, Furl) else address.spki_hash
+            found.add((key, address.swissnum))
+    return found
+
+
+def _servers_text(servers: Iterable[KnownServer]) -> str:
+    text = with_servers(b"", entries_of(servers), SERVERS_NAME)
+    assert parse_static_servers(text.encode("utf-8"), SERVERS_NAME).servers
+    return text
+
+
+def set_announced(directory: Path, node: Mapping[str, str], announce: bool) -> None:
+    """
+    Write into a configured directory how its server is found, unless it says so already.
+
+    Args:
+        node: settings of ``[node]``.
+        announce: announce the server to the directory's introducers whenever it starts.
+    """
+    path = directory / CONFIG_NAME
+    _, parser = read_config(directory)
+    text = before = decode_text(read_file(path), str(path), keep_ends=True)
+    missing = {name: value for name, value in node.items() if not parser.has_option("node", name)}
+    if missing:
+        text = creation.with_settings(text, missing, "node")
+    if announce and not parser.has_option("storage", "announce"):
+        text = creation.with_settings(text, {"announce": "true"}, "storage")
+    if text != before:
+        creation.rewrite(path.resolve(), text)
+
+
+def refuse_other_grid(directory: Path, invitation: Invitation) -> None:
+    """
+    Raises:
+        InvitationError: the directory is configured for another grid.
+    """
+    if is_configured(directory) and not is_same_grid(load(directory), invitation):
+        raise InvitationError(
+            f"{directory} uses another grid already; ask for a new code, and choose another directory"
+        )

@@ -1,0 +1,452 @@
+"""Invitations through a Magic Wormhole: a short code, and a relay that learns nothing."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout, suppress
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.endpoints import (
+    HostnameEndpoint,
+    TCP4ServerEndpoint,
+    TCP6ServerEndpoint,
+    wrapClientTLS,
+)
+from twisted.internet.ssl import optionsForClientTLS
+from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
+from wormhole import create
+from wormhole._interfaces import ITorManager
+from wormhole.errors import (
+    KeyFormatError,
+    LonelyError,
+    ServerConnectionError,
+    ServerError,
+    WelcomeError,
+    WormholeClosed,
+    WrongPasswordError,
+)
+from zope.interface import implementer
+
+from pipegrid.errors import InvitationError, PipegridError, UsageError
+from pipegrid.grid.invitation import (
+    APP_ID,
+    CLIENT,
+    INVITER,
+    MAX_MESSAGE_BYTES,
+    OURS,
+    AddReply,
+    Invitation,
+    JoinReply,
+    abilities_message,
+    checked_code,
+    checked_relay,
+    is_ours,
+    parse_add_reply,
+    parse_invitation,
+    parse_join_reply,
+)
+from pipegrid.wire.announcements import KnownServer, printable
+
+# Both ends meet in a mailbox of a relay. They derive a key from the code (SPAKE2), so the relay sees
+# ciphertext, and a guess can be wrong once: then both ends are notified, and the code is spent.
+# ``invitation`` has the messages; here they are sent and received, with a time limit for each step and a
+# bound on what the relay may send. Nothing is written here.
+#
+# The library is optional (``pip install 'pipegrid[invite]'``); only commands that invite or join import this
+# module.
+
+CONNECT_S = 30.0
+"""The time limit for reaching the relay."""
+
+ANSWER_S = 60.0
+"""The time limit for each answer of the other end, once it has shown itself; a server may have to start."""
+
+MEET_S = 30.0
+"""How long a joiner waits for the inviter, whose command is running already."""
+
+_CLOSE_S = 5.0
+_MAX_RECEIVED_BYTES = 8 * MAX_MESSAGE_BYTES
+"""Of all that the relay sends. A message arrives as hex digits, and again after a lost connection."""
+
+
+class WormholeExchange:
+    """
+    One end of a wormhole.
+
+    Every call that waits ends with an ``InvitationError`` of one sentence when the relay or the other end
+    fails, or its time limit is reached. Close it in any case.
+
+    Args:
+        reactor: connects and measures time.
+        relay_url: see ``checked_relay``.
+        advice: what to do once the code is spent, for errors.
+    """
+
+    def __init__(self, reactor: Any, relay_url: str, advice: str) -> None:
+        self._reactor = reactor
+        self._relay_url = checked_relay(relay_url)
+        self._advice = advice
+        self._dialer = _BoundedDialer(reactor, self._give_up)
+        self._waiting: Deferred[Any] | None = None
+        self._met = False
+        self._resources = ExitStack()
+        # The library prints an exception that the relay causes; standard output has results only.
+        self._resources.enter_context(redirect_stdout(io.StringIO()))
+        self._wormhole: Any = create(APP_ID, self._relay_url, reactor, tor=self._dialer)
+
+    async def new_code(self) -> str:
+        """Return a new code, which is valid until this end is closed."""
+        self._wormhole.allocate_code()
+        code: str = await self._wait(self._wormhole.get_code(), CONNECT_S, self._no_relay)
+        return code
+
+    async def use_code(self, code: str) -> None:
+        """
+        Meet the end that made a code.
+
+        Raises:
+            UsageError: it is not a code.
+        """
+        try:
+            self._wormhole.set_code(checked_code(code))
+        except KeyFormatError:
+            raise UsageError(f"{code[:40]!r} is not a code; copy all of it") from None
+        await self._wait(self._wormhole.get_welcome(), CONNECT_S, self._no_relay)
+
+    def send(self, message: bytes) -> None:
+        """Send a message once the other end is there."""
+        self._wormhole.send_message(message)
+
+    async def receive(self, timeout_s: float, silence: str) -> bytes:
+        """
+        Return the next message of the other end.
+
+        Args:
+            silence: the sentence to fail with when it does not come in time.
+        """
+
+        def late() -> InvitationError:
+            if not self._dialer.connected:
+                return InvitationError(
+                    f"the connection to the relay {self._relay_url} was lost; {self._advice}"
+                )
+            return InvitationError(silence)
+
+        message: bytes = await self._wait(self._wormhole.get_message(), timeout_s, late)
+        self._met = True
+        return message
+
+    async def close(self) -> None:
+        """Leave the mailbox, which spends the code; waits a few seconds for the relay at most."""
+        try:
+            closing = self._wormhole.close().addTimeout(_CLOSE_S, self._reactor)
+            with suppress(Exception):  # what went wrong was reported already, or no longer matters
+                await closing
+        finally:
+            self._dialer.stop()
+            await self._stop_reconnecting()
+            self._resources.close()
+
+    async def _stop_reconnecting(self) -> None:
+        """Stop what the library would do for ever where a relay does not let it finish."""
+        with suppress(AttributeError):  # private names, which are only needed with a bad relay
+            await self._wormhole._boss._RC._connector.stopService()
+
+    def _give_up(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def _wait(
+        self, waiting: Deferred[Any], timeout_s: float, late: Callable[[], Exception]
+    ) -> Any:
+        self._waiting = waiting
+        try:
+            return await waiting.addTimeout(timeout_s, self._reactor)
+        except TimeoutError:
+            raise late() from None
+        except CancelledError as error:
+            if self._dialer.exceeded:
+                raise self._explained(error) from None
+            raise
+        except PipegridError:
+            raise
+        except Exception as error:
+            raise self._explained(error) from error
+        finally:
+            self._waiting = None
+
+    def _no_relay(self) -> InvitationError:
+        return InvitationError(
+            f"the relay {self._relay_url} does not answer; try again, or name another relay"
+        )
+
+    def _explained(self, error: Exception) -> InvitationError:
+        """Return the error for what the library reports."""
+        relay = f"the relay {self._relay_url}"
+        if self._dialer.exceeded:
+            return InvitationError(f"{relay} sends too much; name another relay")
+        if isinstance(error, WrongPasswordError):
+            return InvitationError(
+                f"the code was entered wrongly, or guessed, and cannot be used again; {self._advice}"
+            )
+        if isinstance(error, ServerConnectionError):
+            why = printable(str(error).rstrip("."))
+            return InvitationError(
+                f"cannot reach {relay} ({why}); check the address, or name another relay"
+            )
+        if isinstance(error, ServerError) and "crowded" in str(error):
+            return InvitationError(
+                f"the code was used by more than two, and cannot be used again; {self._advice}"
+            )
+        if isinstance(error, (ServerError, WelcomeError)):
+            return InvitationError(
+                f"{relay} refuses: {printable(str(error))!r}; name another relay"
+            )
+        if isinstance(error, (LonelyError, WormholeClosed)):
+            return InvitationError(f"the other end left; {self._advice}")
+        return InvitationError(
+            f"{relay} sent what makes no sense; {self._advice}, or name another relay"
+        )
+
+
+@implementer(ITorManager)
+class _BoundedDialer:
+    """
+    Connects a wormhole to its relay, and bounds what that may send; the library's place for this is where
+    it takes a connection through Tor.
+
+    Args:
+        give_up: called when the relay sends too much.
+
+    Attributes:
+        connected: whether there is a connection.
+        exceeded: whether the relay sent too much; then nothing more is received.
+    """
+
+    def __init__(self, reactor: Any, give_up: Callable[[], None]) -> None:
+        self.connected = False
+        self.exceeded = False
+        self._reactor = reactor
+        self._give_up = give_up
+        self._left_bytes = _MAX_RECEIVED_BYTES
+        self._protocols: set[Any] = set()
+
+    def stream_via(self, host: str, port: int, tls: bool = False) -> _RelayEndpoint:
+        """Return the endpoint of the relay, as the library asks for it."""
+        endpoint: Any = HostnameEndpoint(self._reactor, host, port, CONNECT_S)
+        if tls:
+            endpoint = wrapClientTLS(optionsForClientTLS(host), endpoint)
+        return _RelayEndpoint(endpoint, self)
+
+    def stop(self) -> None:
+        """Close what is open, also where the relay does not answer any more."""
+        for protocol in tuple(self._protocols):
+            protocol.transport.abortConnection()
+
+    def watch(self, protocol: Any) -> Any:
+        """Count what a protocol receives; returns it."""
+        receive, lose = protocol.dataReceived, protocol.connectionLost
+        self.connected = True
+        self._protocols.add(protocol)
+
+        def received(data: bytes) -> None:
+            self._left_bytes -= len(data)
+            if self._left_bytes >= 0:
+                receive(data)
+            else:
+                self.exceeded = True
+                protocol.transport.abortConnection()
+                self._give_up()
+
+        def lost(reason: Any) -> None:
+            self.connected = False
+            self._protocols.discard(protocol)
+            lose(reason)
+
+        protocol.dataReceived, protocol.connectionLost = received, lost
+        return protocol
+
+
+class _RelayEndpoint:
+    """The relay, as an endpoint whose connections are watched."""
+
+    def __init__(self, endpoint: Any, dialer: _BoundedDialer) -> None:
+        self._endpoint = endpoint
+        self._dialer = dialer
+
+    def connect(self, factory: Any) -> Any:
+        build = factory.buildProtocol
+        factory.buildProtocol = lambda address: self._dialer.watch(build(address))
+        return self._endpoint.connect(factory)
+
+
+# The two ends of an invitation, over an open exchange.
+
+
+async def invite(
+    exchange: WormholeExchange,
+    invitation: Invitation,
+    expires_s: float,
+    add: Callable[[KnownServer], AddReply],
+) -> tuple[bool, JoinReply | None]:
+    """
+    Give an invitation to the end that has the code, once.
+
+    Args:
+        expires_s: how long the code is valid.
+        add: adds a joiner's server to the inviter's list.
+
+    Returns:
+        whether the joiner is PipeGrid, and what it answered; None: Tahoe-LAFS, which answers nothing.
+
+    Raises:
+        InvitationError: the code has expired, was entered wrongly, or the joiner sends nonsense.
+    """
+    exchange.send(abilities_message(INVITER, OURS))
+    expired = (
+        f"the code was not used within {expires_s / 60:.0f} minutes, and has expired; run 'pipegrid invite' "
+        "again"
+    )
+    ours = is_ours(await exchange.receive(expires_s, expired), CLIENT)
+    exchange.send(invitation.as_message())
+    if not ours:
+        return False, None
+    silence = (
+        "the joining end has the invitation, and does not say whether it has joined; ask the person, or run "
+        "'pipegrid invite' again"
+    )
+    reply = parse_join_reply(await exchange.receive(ANSWER_S, silence))
+    if reply.server is not None:
+        exchange.send(add(reply.server).as_message())
+        reply = parse_join_reply(await exchange.receive(ANSWER_S, silence))
+    return True, reply
+
+
+async def take(exchange: WormholeExchange, code: str) -> tuple[Invitation, bool]:
+    """
+    Return the invitation of a code, and whether the inviter is PipeGrid and waits for an answer.
+
+    Raises:
+        UsageError: it is not a code.
+        InvitationError: the code is wrong, used or expired, or the inviter sends nonsense.
+    """
+    await exchange.use_code(code)
+    exchange.send(abilities_message(CLIENT, OURS))
+    nobody = (
+        f"no inviter answered within {MEET_S:.0f} s: the code was used before, has expired, or its number is "
+        "wrong; ask for a new code"
+    )
+    ours = is_ours(await exchange.receive(MEET_S, nobody), INVITER)
+    silence = "the inviter does not send its invitation; ask for a new code"
+    return parse_invitation(await exchange.receive(ANSWER_S, silence)), ours
+
+
+async def offer_server(exchange: WormholeExchange, server: KnownServer) -> AddReply:
+    """
+    Ask a PipeGrid inviter to add a server to its list.
+
+    Raises:
+        InvitationError: it does not answer, or sends nonsense.
+    """
+    exchange.send(JoinReply(True, server).as_message())
+    silence = "the inviter does not say whether it has added the server; ask for a new code"
+    return parse_add_reply(await exchange.receive(ANSWER_S, silence))
+
+
+# A relay in this process, for networks without a public one.
+
+_MAX_CONNECTIONS = 32
+_MAX_RELAYED_BYTES = 64 << 20
+
+
+class Relay:
+    """
+    A mailbox server for the time of one invitation.
+
+    Attributes:
+        url: its address for others.
+        url_here: its address on this machine.
+    """
+
+    def __init__(self, url: str, url_here: str, port: Any, service: Any) -> None:
+        self.url = url
+        self.url_here = url_here
+        self._port = port
+        self._service = service
+
+    async def stop(self) -> None:
+        """Stop it, with all its connections."""
+        if self._service.running:
+            await self._port.stopListening()
+            self._service.stopService()
+            for each in tuple(self._port.factory.protocols):
+                each.transport.abortConnection()
+
+
+async def start_relay(reactor: Any, host: str, port: int, interface: str = "") -> Relay:
+    """
+    Start a relay.
+
+    Args:
+        host: this machine's name or address for others.
+        port: a TCP port; 0: any free one.
+        interface: the address to listen on; empty: all.
+
+    Raises:
+        UsageError: the port cannot be used.
+    """
+    from wormhole_mailbox_server.database import create_or_upgrade_channel_db
+    from wormhole_mailbox_server.server import make_server
+    from wormhole_mailbox_server.web import make_web_server
+
+    service = make_server(create_or_upgrade_channel_db(":memory:"))
+    limits = {
+        "maxFramePayloadSize": 4 * MAX_MESSAGE_BYTES,
+        "maxMessagePayloadSize": 4 * MAX_MESSAGE_BYTES,
+    }
+    site = make_web_server(service, False, tuple(limits.items()))
+    endpoint = TCP6ServerEndpoint if ":" in interface else TCP4ServerEndpoint
+    try:
+        listening: Any = await endpoint(reactor, port, interface=interface).listen(
+            _BoundedRelay(site)
+        )
+    except Exception as error:  # such as CannotListenError
+        why = str(error).rstrip(".")
+        raise UsageError(
+            f"cannot listen on port {port} for a relay: {why}; choose another"
+        ) from error
+    service.startService()
+    url, url_here = (
+        f"ws://{f'[{each}]' if ':' in each else each}:{listening.getHost().port}/v1"
+        for each in (host, interface or "127.0.0.1")
+    )
+    return Relay(url, url_here, listening, service)
+
+
+class _RelayConnection(ProtocolWrapper):
+    """A connection to our relay, whose bytes count."""
+
+    def dataReceived(self, data: bytes) -> None:
+        factory: Any = self.factory
+        factory.left_bytes -= len(data)
+        if factory.left_bytes >= 0:
+            super().dataReceived(data)
+        else:
+            transport: Any = self.transport
+            transport.abortConnection()
+
+
+class _BoundedRelay(WrappingFactory):
+    """Bounds our relay's connections, and the bytes that it takes: it keeps messages in memory."""
+
+    protocol = _RelayConnection
+    noisy = False
+
+    def __init__(self, site: Any) -> None:
+        super().__init__(site)
+        self.left_bytes = _MAX_RELAYED_BYTES
+
+    def buildProtocol(self, addr: Any) -> Any:
+        return super().buildProtocol(addr) if len(self.protocols) < _MAX_CONNECTIONS else None
