@@ -18,7 +18,7 @@ from pipegrid.cli.console import Console
 from pipegrid.core.caps import DirectoryCap, parse_cap
 from pipegrid.errors import UsageError
 from pipegrid.grid import client_config, membership, user_grids
-from pipegrid.grid.creation import create_local
+from pipegrid.grid.client_creation import create_local
 from pipegrid.grid.invitation import Invitation
 from pipegrid.tree.aliases import read_aliases
 from tests.cli.processes import ProcessTestCase

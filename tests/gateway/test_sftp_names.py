@@ -101,7 +101,7 @@ class ListingTests(SftpTestCase):
             parsed.append(stored)
             return parse(stored, *rest)
 
-        self.patch(listing, "_entry", counted)
+        self.patch(directory_reading, "_entry", counted)
         for n in range(3):
             self.client.put(f"/new {n}", b"x")
         self.client.path(RequestKind.REMOVE, "/0000")

@@ -15,9 +15,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.disk.atomic_write import create_file
 from pipegrid.errors import InvitationError, PipegridError, SinkError, UsageError
-from pipegrid.grid import creation, membership, user_grids
+from pipegrid.grid import client_creation, membership, user_grids
 from pipegrid.grid.client_config import load
-from pipegrid.grid.creation import ClientPreferences, create_client, create_local
+from pipegrid.grid.client_creation import ClientPreferences, create_client, create_local
 from pipegrid.grid.invitation import GridNumbers, Invitation, entries_of
 from pipegrid.grid.servers_yaml import IntroducerAddress, parse_static_servers, with_servers
 from pipegrid.server import identity
@@ -32,7 +32,7 @@ ONE = GridNumbers(Params(1, 1), 1)
 
 def invited(*numbers: int, **more: Any) -> Invitation:
     """Return an invitation to these servers."""
-    params, happy = creation.suggested(len(numbers) or 1)
+    params, happy = client_creation.suggested(len(numbers) or 1)
     return Invitation(GridNumbers(params, happy), tuple(map(server, numbers)), **more)
 
 
@@ -64,7 +64,9 @@ class MemberTests(SynchronousTestCase):
             full = OSError(errno.ENOSPC, "No space left on device")
             writes = [*[mock.DEFAULT] * number, full]
             with (
-                mock.patch.object(creation, "create_file", side_effect=writes, wraps=create_file),
+                mock.patch.object(
+                    client_creation, "create_file", side_effect=writes, wraps=create_file
+                ),
                 self.assertRaisesRegex(SinkError, "free some space"),
             ):
                 membership.create_member(self.directory, invited(1), aliases=f"a: {LITERAL}\n")
@@ -75,7 +77,7 @@ class MemberTests(SynchronousTestCase):
         load_or_create(self.directory)
         before = content_of(self.directory)
         with (
-            mock.patch.object(creation, "SECRET_BYTES", "none"),
+            mock.patch.object(client_creation, "SECRET_BYTES", "none"),
             self.assertRaises(Exception),  # noqa: B017  whatever it is
         ):
             membership.create_member(self.directory, invited(1))
@@ -100,7 +102,7 @@ class MemberTests(SynchronousTestCase):
         create_local(self.directory, servers=1, automatic=True)
         full = OSError(errno.ENOSPC, "full")
         with (
-            mock.patch.object(creation, "create_file", side_effect=full),
+            mock.patch.object(client_creation, "create_file", side_effect=full),
             self.assertRaises(SinkError),
         ):
             membership.create_member(self.directory, invited(1), moved=self.fail)
@@ -185,12 +187,12 @@ class AddServersTests(SynchronousTestCase):
         """As long as they are the suggested ones."""
         self.assertEqual(len(membership.add_servers(self.directory, [server(2), server(3)])), 2)
         config = load(self.directory)
-        self.assertEqual((config.params, config.happy), creation.suggested(3))
+        self.assertEqual((config.params, config.happy), client_creation.suggested(3))
 
     def test_chosen_numbers_stay(self) -> None:
         """Nothing that the user chose is changed."""
         membership.add_servers(self.directory, [server(2)])
-        creation.change(self.directory, {"required_shares": 2}, 2)
+        client_creation.change(self.directory, {"required_shares": 2}, 2)
         membership.add_servers(self.directory, [server(3)])
         config = load(self.directory)
         self.assertEqual((config.params, config.happy), (Params(2, 2), 2))
@@ -289,6 +291,6 @@ class UserGridsTests(SynchronousTestCase):
         text = (self.own / "pipegrid.cfg").read_text()
         self.assertEqual((text.count("tcp:1"), text.count("tcp:2")), (1, 0))
         try:
-            creation.change(self.own, {"total_shares": 1}, 1)
+            client_creation.change(self.own, {"total_shares": 1}, 1)
         except PipegridError as error:
             self.fail(str(error))

@@ -12,7 +12,7 @@ from misc.speedtest.peers.nodes import free_port
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.grid.client_config import load
-from pipegrid.grid.creation import ClientPreferences, create_client
+from pipegrid.grid.client_creation import ClientPreferences, create_client
 from pipegrid.grid.servers_yaml import IntroducerAddress, Introducers, load_introducers
 from pipegrid.grid.strict_config import read_config
 from tests.grid.introducer_support import FURL

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from pipegrid.cli import cmd_join
+from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
-from pipegrid.cli.job import GridJob, Invocation, OpenGrid
 from pipegrid.cli.options import (
     common_options,
     gathered,

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from pipegrid.cli import cmd_init
+from pipegrid.cli.command_job import Invocation, ReactorJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
-from pipegrid.cli.job import Invocation, ReactorJob
 from pipegrid.cli.options import common_options, relay_option
 from pipegrid.cli.startup import lazy_modules
 from pipegrid.core.text import counted, printable
 from pipegrid.errors import InvitationError, UsageError
 from pipegrid.grid import (
     client_config,
+    client_creation,
     client_paths,
-    creation,
     invitation,
     membership,
     user_grids,
@@ -126,7 +126,7 @@ def place_to_join(own: Path, name: str | None, ask: Any) -> JoinPlace:
         UsageError: nothing can be configured there.
     """
     membership.check_can_join(own)
-    is_free = not client_paths.is_configured(own) or creation.is_automatic(own)
+    is_free = not client_paths.is_configured(own) or client_creation.is_automatic(own)
     if name is not None:
         name = user_grids.checked_grid_name(name)
     if is_free:
@@ -165,7 +165,9 @@ def join(console: Console, place: JoinPlace, taken: Invitation) -> tuple[GridCon
     """
     for sentence in taken.skipped:
         console.say(f"pipegrid: {sentence}")
-    if client_paths.is_configured(place.directory) and not creation.is_automatic(place.directory):
+    if client_paths.is_configured(place.directory) and not client_creation.is_automatic(
+        place.directory
+    ):
         return add_to(console, place.directory, taken)
     named = free_aliases(taken, {})
     config = membership.create_member(
@@ -272,7 +274,7 @@ class ServerJoin:
         self._answers = False
         self.joined = False
         membership.check_can_join(directory)
-        if creation.is_automatic(directory):
+        if client_creation.is_automatic(directory):
             raise UsageError(
                 f"{directory} has a grid on this machine, which the first command made; give the server "
                 "another directory: 'pipegrid -d DIR serve --join CODE'"
@@ -340,7 +342,7 @@ class ServerJoin:
                 nickname,
             ),
             aliases=alias_lines(named),
-            preferences=creation.ClientPreferences(node=node, announce=announce),
+            preferences=client_creation.ClientPreferences(node=node, announce=announce),
         )
         how = "announced to the introducer" if announce else "added to the inviter's list"
         console.say(

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from pipegrid.cli import cmd_join, log_file
+from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, failure
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, Interrupted
-from pipegrid.cli.job import GridJob, Invocation, OpenGrid, failure
-from pipegrid.cli.options import byte_room, common_options, gathered, kept_duration, relay_option
+from pipegrid.cli.options import byte_space, common_options, gathered, kept_duration, relay_option
 from pipegrid.cli.startup import lazy_modules
 from pipegrid.disk import running_process
 from pipegrid.errors import UsageError
-from pipegrid.grid import client_paths, invitation, server_config
+from pipegrid.grid import client_paths, invitation, storage_server_settings
 from pipegrid.reactor.process_settings import SHORTAGE
 from pipegrid.server import serve, systemd
 from pipegrid.storage import share_file

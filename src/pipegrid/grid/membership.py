@@ -15,11 +15,12 @@ import attrs
 
 from pipegrid.core.caps import DirectoryCap
 from pipegrid.core.text import decode_text
-from pipegrid.disk.files import FULL
+from pipegrid.disk.file_system_calls import FULL
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import InvitationError, SinkError, UsageError
-from pipegrid.grid import creation
+from pipegrid.grid import client_creation
 from pipegrid.grid.client_config import GridConfig, load
+from pipegrid.grid.client_creation import ClientPreferences
 from pipegrid.grid.client_paths import (
     ALIASES_NAME,
     CONFIG_NAME,
@@ -28,7 +29,6 @@ from pipegrid.grid.client_paths import (
     TAHOE_CONFIG_NAME,
     is_configured,
 )
-from pipegrid.grid.creation import ClientPreferences
 from pipegrid.grid.invitation import GridNumbers, Invitation, entries_of
 from pipegrid.grid.servers_yaml import (
     Introducers,
@@ -131,8 +131,8 @@ def include_own_server(directory: Path) -> str | None:
                 f"no grid is configured in {directory}; make one with 'pipegrid serve' or 'pipegrid init', "
                 "or name a client's directory"
             )
-        params, happy = creation.suggested(1)
-        creation.create_client(
+        params, happy = client_creation.suggested(1)
+        client_creation.create_client(
             directory, params=params, happy=happy, files={SERVERS_NAME: _servers_text([server])}
         )
         return f"made {directory} a client of a new grid with its own server"
@@ -234,11 +234,11 @@ def create_member(
 
     def create(place: Path) -> GridConfig:
         numbers = invitation.numbers
-        return creation.create_client(
+        return client_creation.create_client(
             place, params=numbers.params, happy=numbers.happy, files=files, preferences=said
         )
 
-    makes_space = moved is not None and creation.is_automatic(directory)
+    makes_space = moved is not None and client_creation.is_automatic(directory)
     if not makes_space and directory.is_dir() and any(directory.iterdir()):
         missing = [directory / name for name in files if not os.path.lexists(directory / name)]
         try:
@@ -261,7 +261,7 @@ def _appear(
         shutil.rmtree(hidden, ignore_errors=True)  # of an interrupted attempt
         create(hidden)
         if moved is not None:
-            moved(creation.move_aside(directory))
+            moved(client_creation.move_aside(directory))
         os.rename(hidden, directory)
     except BaseException as error:
         shutil.rmtree(hidden, ignore_errors=True)
@@ -297,12 +297,12 @@ def add_servers(directory: Path, servers: Sequence[KnownServer]) -> list[KnownSe
         return []
     path = directory / SERVERS_NAME
     text = with_servers(read_bounded(path) or b"", entries_of(new), str(path))
-    creation.rewrite(path, text)
-    count = creation.known_servers(before)
-    if count is not None and (before.params, before.happy) == creation.suggested(count):
-        params, happy = creation.suggested(count + len(new))
+    client_creation.rewrite(path, text)
+    count = client_creation.known_servers(before)
+    if count is not None and (before.params, before.happy) == client_creation.suggested(count):
+        params, happy = client_creation.suggested(count + len(new))
         numbers = {"required_shares": params.required_shares, "total_shares": params.total_shares}
-        creation.change(directory, numbers, happy)
+        client_creation.change(directory, numbers, happy)
     return new
 
 
@@ -335,11 +335,11 @@ def set_announced(directory: Path, node: Mapping[str, str], announce: bool) -> N
     text = before = decode_text(read_file(path), str(path), keep_ends=True)
     missing = {name: value for name, value in node.items() if not parser.has_option("node", name)}
     if missing:
-        text = creation.with_settings(text, missing, "node")
+        text = client_creation.with_settings(text, missing, "node")
     if announce and not parser.has_option("storage", "announce"):
-        text = creation.with_settings(text, {"announce": "true"}, "storage")
+        text = client_creation.with_settings(text, {"announce": "true"}, "storage")
     if text != before:
-        creation.rewrite(path.resolve(), text)
+        client_creation.rewrite(path.resolve(), text)
 
 
 def refuse_other_grid(directory: Path, invitation: Invitation) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from pipegrid.core.text import decode_text
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError
-from pipegrid.grid import creation
+from pipegrid.grid import client_creation
 from pipegrid.grid.client_paths import CONFIG_NAME, expanded
 from pipegrid.grid.strict_config import read_config
 
@@ -113,4 +113,6 @@ def name_grid(directory: Path, name: str, place: Path) -> None:
     path = directory / CONFIG_NAME
     value = os.path.relpath(place.absolute(), directory.absolute())
     text = decode_text(read_file(path), str(path), keep_ends=True)
-    creation.rewrite(path.resolve(), creation.with_settings(text, {name: value}, _GRIDS))
+    client_creation.rewrite(
+        path.resolve(), client_creation.with_settings(text, {name: value}, _GRIDS)
+    )

@@ -96,7 +96,7 @@ class TreePlan:
 
     Entries of a directory are held until it is settled: those of the directories above the walk's position,
     and of those with objects being stored, which the caller bounds. The caller leaves out entries that
-    readers would not accept (``has_room``).
+    readers would not accept (``has_space``).
 
         walk:   enter(dir) ─ expect(child)… ─ leave(dir)
         file:   known(cap) ─ stored(cap)   or   failed()
@@ -135,7 +135,7 @@ class TreePlan:
         self._expect(parent, name, metadata)
         return TreeNode(parent, name)
 
-    def has_room(self, directory: DirectoryNode) -> bool:
+    def has_space(self, directory: DirectoryNode) -> bool:
         """Whether readers would accept the directory with one more entry."""
         return len(directory.entries) < MAX_ENTRIES and directory.bytes < MAX_DIRECTORY_BYTES
 

@@ -51,7 +51,7 @@ class RestoredMetadata:
     name: bytes | None = None
 
     @property
-    def mode_under_way(self) -> int:
+    def temporary_mode(self) -> int:
         """The mode of a directory while it is filled: it admits no more users than the final one."""
         return (0o777 if self.mode is None else self.mode) | stat.S_IRWXU
 

@@ -48,8 +48,8 @@ class Differs(Exception):
 
 class TreePart(DirectoryPartFile):
     """
-    A file being fetched into a tree: see ``HomePart``. It gets mode and time before its name, and the part
-    file is readable only by users who may read the file.
+    A file being fetched into a tree: see ``DirectoryPartFile``. It gets mode and time before its name, and
+    the part file is readable only by users who may read the file.
 
     Args:
         kept: the metadata of its entry.

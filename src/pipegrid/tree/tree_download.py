@@ -675,9 +675,7 @@ class TreeGet:
             self._folds = local_files.folds_names(home)
         else:
             parent.claim(path)  # a file of this name may be replaced
-            home, mode_before = downloaded_files.make_directory(
-                parent.there, path, kept, self._force
-            )
+            home, mode_before = local_files.make_directory(parent.there, path, kept, self._force)
             parent.claim(path)
         self.result.directories += 1
         self._enter(home, parent, met, kept, mode_before)
@@ -713,7 +711,7 @@ class TreeGet:
                 for path, place, kept in local.links:
                     self._make_link(local, path, place, kept)
                 with suppress(PipegridError):  # it was removed, which was reported for its content
-                    not_kept = downloaded_files.finish_directory(
+                    not_kept = local_files.finish_directory(
                         local.there, local.kept, local.mode_before
                     )
                     self._note(local.names, not_kept)

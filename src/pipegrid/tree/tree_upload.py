@@ -275,7 +275,7 @@ class TreeSending:
     Stores and checks the objects of one tree.
 
     Args:
-        under_way: receives the number of bytes left of large files.
+        in_flight: receives the number of bytes left of large files.
         wake: called when more may begin, or a cap has become known.
     """
 
@@ -540,7 +540,7 @@ class TreeUpload:
         parent = self._directories.get(number)
         if parent is None:
             return None  # its directory was left out, and reported
-        if not self._plan.has_room(parent):
+        if not self._plan.has_space(parent):
             self._leave_out(path, "its directory is larger than a directory may be; split it")
             return None
         name, exact = entry_name(raw)

@@ -204,7 +204,7 @@ def _due(known: KnownObject | None) -> KnownObject | None:
     return known if known is None or isinstance(known.cap, LitCap) else KnownObject(known.cap, True)
 
 
-def _forget_old(notes: Path, now_s: float) -> None:
+def _forget_stale(notes: Path, now_s: float) -> None:
     """Remove old journals; the time of the file written last is their age."""
     files: dict[str, list[os.DirEntry[str]]] = {}
     with suppress(OSError), os.scandir(notes) as entries:

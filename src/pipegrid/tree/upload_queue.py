@@ -56,14 +56,14 @@ class UploadQueue(Generic[P]):
     At most ``MAX_OBJECTS`` and ``MAX_BYTES`` of unacknowledged plaintext are in progress. A large file counts
     as half of the bytes at most, so two of them fill the queue, and one leaves space for small ones. Where
     each share is a request of its own, fewer objects are stored at once, depending on how long they take
-    (``flow.concurrency``). The grid bounds the memory for coding. A batch of the walk is requested when
-    something may begin, and is taken whole; what exceeds the grid's ``Limits`` begins later.
+    (``flow.concurrency_limits``). The grid bounds the memory for coding. A batch of the walk is requested
+    when something may begin, and is taken whole; what exceeds the grid's ``Limits`` begins later.
 
     Args:
         ended: called with the outcome of a job, a ``Failure`` or None, when its space is free again.
         limits: of the grid; those of the module hold as well.
         seconds: returns the time.
-        appetite: how many small files the servers take.
+        small_file_capacity: how many small files the servers take.
         expect: called with the number of small files about to be stored, if they are many.
 
     Attributes:
@@ -98,7 +98,7 @@ class UploadQueue(Generic[P]):
         self.weight_bytes = 0
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Whether another job may be added."""
         return len(self._weights) < self._most_objects and self.weight_bytes < self._most_bytes
 

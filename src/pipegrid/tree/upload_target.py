@@ -49,7 +49,7 @@ class StoresFiles(Protocol):
     """Stores the files of a tree, or only counts them."""
 
     @property
-    def appetite(self) -> SmallFileCapacity:
+    def small_file_capacity(self) -> SmallFileCapacity:
         """How many small files may be stored at once."""
 
     def expect(self, objects: int) -> None:
@@ -95,9 +95,9 @@ class GridFiles:
         self._watching = False
 
     @property
-    def appetite(self) -> SmallFileCapacity:
+    def small_file_capacity(self) -> SmallFileCapacity:
         """How many the servers take together."""
-        return self._grid._appetite
+        return self._grid._small_file_capacity
 
     def expect(self, objects: int) -> None:
         """Let the servers prepare for this many objects."""

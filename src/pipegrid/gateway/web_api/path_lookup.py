@@ -125,7 +125,7 @@ class FileOnPath(WebError):
 async def _step(grid: Grid, here: FoundObject, name: str, rest: Sequence[str]) -> FoundObject:
     if not here.is_directory:
         if isinstance(here.cap, UnknownCap) and here.child is None:
-            raise FileInTheWay(400, str(unknown_cap(here.cap)))
+            raise FileOnPath(400, str(unknown_cap(here.cap)))
         what = f"'{printable(here.name)}'" if here.name else "the capability before the path"
         raise FileOnPath(
             400, f"{what} is not a directory, so there is no '{printable(name)}' in it"
