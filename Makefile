@@ -192,7 +192,7 @@ format: $(INSTALLED) ## format and fix
 # The program alone, which is a fifth of what the tests need.
 $(PROGRAM): setup.cfg pyproject.toml | prerequisites
 	$(PYTHON) -m venv $(VENV)
-	$(if $(LOWEST),$(PYTHON) -m misc.lowest gateway mirror speedtest > $(VENV)/constraints.txt)
+	$(if $(LOWEST),$(PYTHON) -m misc.lowest gateway invite mirror speedtest > $(VENV)/constraints.txt)
 	$(install) .
 	$(call compile,$(VENV))
 	touch $(PROGRAM)

@@ -129,12 +129,14 @@ class NewestTests(SynchronousTestCase):
 
     def bounded(self) -> set[str]:
         """Return the dependencies for which a newest version is named, in small letters."""
-        lines = setup()["options"]["install_requires"].splitlines()
+        config = setup()
+        lines = config["options"]["install_requires"].splitlines()
+        lines += config["options.extras_require"]["invite"].splitlines()
         return {re.split(r"[ \[]", line)[0].lower() for line in lines if "<" in line}
 
     def test_libraries_of_which_private_names_are_used(self) -> None:
         """Modules and names that begin with an underscore; and those that these are looked up in."""
-        packages = {"attr": "attrs", "OpenSSL": "pyopenssl"}
+        packages = {"attr": "attrs", "OpenSSL": "pyopenssl", "wormhole": "magic-wormhole"}
         found = {"attrs", "foolscap", "pyopenssl", "twisted"}  # also in other ways than by import
         for path in (ROOT / "src").rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):

@@ -22,7 +22,6 @@ _EARLY = "loaded alone at start-up"
 _CONTRACT = "one contract, standard or table, which many import"
 
 SMALL = {
-    "gateway/web_ui/upload_progress.py": "what a page asks of its uploads",
     "argument_checks.py": _CONTRACT,
     "state_table.py": _CONTRACT,
     "version.py": _EARLY,

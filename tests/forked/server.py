@@ -71,7 +71,7 @@ NOT = (
     ),
     *(
         "grid.membership",
-        "grid.server_config",
+        "grid.storage_server_settings",
         "grid.wormhole_exchange",
         "transfer.put.async_source",
         "transport.foolscap",

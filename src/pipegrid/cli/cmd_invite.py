@@ -14,6 +14,7 @@ from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.options import (
+    RELAY_URL,
     common_options,
     gathered,
     grid_path,
@@ -252,7 +253,7 @@ async def _relay(reactor: Any, options: InviteOptions) -> tuple[Relay | None, st
     The last is None where they use it by default.
     """
     if options.listen is None:
-        is_usual = options.relay_url == invitation.RELAY_URL
+        is_usual = options.relay_url == RELAY_URL
         return None, options.relay_url, None if is_usual else options.relay_url
     host, port = host_and_port(options.listen)
     try:

@@ -12,11 +12,18 @@ from pipegrid.cli import cmd_join, log_file
 from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, failure
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, Interrupted
-from pipegrid.cli.options import byte_space, common_options, gathered, kept_duration, relay_option
+from pipegrid.cli.options import (
+    RELAY_URL,
+    byte_space,
+    common_options,
+    gathered,
+    kept_duration,
+    relay_option,
+)
 from pipegrid.cli.startup import lazy_modules
 from pipegrid.disk import running_process
 from pipegrid.errors import UsageError
-from pipegrid.grid import client_paths, invitation, storage_server_settings
+from pipegrid.grid import client_paths, storage_server_settings
 from pipegrid.reactor.process_settings import SHORTAGE
 from pipegrid.server import serve, systemd
 from pipegrid.storage import share_file
@@ -51,7 +58,7 @@ class ServeOptions(NamedTuple):
     max_per_address: int | None = None
     log_file: str | None = None
     join: str | None = None
-    relay_url: str = invitation.RELAY_URL
+    relay_url: str = RELAY_URL
 
     def settings(
         self, directory: Path, introducers: dict[str, Furl], found: ServerDirectory

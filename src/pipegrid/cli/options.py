@@ -14,7 +14,7 @@ from pipegrid.cli.command_job import Invocation
 from pipegrid.cli.startup.fast_args import JSON, QUIET, Option
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
-from pipegrid.grid import client_config, client_paths, invitation
+from pipegrid.grid import client_config, client_paths
 from pipegrid.transfer import settings
 
 if TYPE_CHECKING:
@@ -307,9 +307,12 @@ def usage_error(text: str) -> click.UsageError:
     return click.UsageError(text, click.get_current_context())
 
 
+RELAY_URL = "ws://wormhole.tahoe-lafs.org:4000/v1"
+"""The relay of Tahoe-LAFS's invitations, which Tahoe-LAFS uses unless it is told otherwise."""
+
 relay_option = click.option(
     "--relay-url",
-    default=invitation.RELAY_URL,
+    default=RELAY_URL,
     show_default=True,
     metavar="URL",
     help="The relay where both ends of an invitation meet; it learns nothing.",

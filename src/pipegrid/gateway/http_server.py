@@ -30,7 +30,7 @@ from pipegrid.gateway.web_api.web_arguments import MULTIPART, form_kind
 from pipegrid.gateway.web_api.web_errors import Problem, problem_of
 from pipegrid.gateway.web_ui.directory_archive import ArchiveCount
 from pipegrid.gateway.web_ui.page_templates import problem_response
-from pipegrid.gateway.web_ui.upload_progress import UploadProgress
+from pipegrid.gateway.web_ui.transfers_page import UploadProgress
 from pipegrid.reactor.deferreds import Timer
 
 MAX_HEAD_BYTES = 64 << 10

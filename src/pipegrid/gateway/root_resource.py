@@ -14,7 +14,7 @@ from pipegrid.gateway.web_api.api_request import ApiRequest, ApiResource, Handle
 from pipegrid.gateway.web_api.object_resource import named_resource, object_resource
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.assets import AssetsResource
-from pipegrid.gateway.web_ui.upload_progress import answer_uploads
+from pipegrid.gateway.web_ui.transfers_page import answer_uploads
 from pipegrid.tree.public_grid import Grid
 
 

@@ -41,9 +41,6 @@ from pipegrid.wire.grid_manager import CERTIFICATES, ManagerKey, parse_manager_k
 APP_ID = "tahoe-lafs.org/invite"
 """What a relay calls this kind of exchange; both programs must say the same."""
 
-RELAY_URL = "ws://wormhole.tahoe-lafs.org:4000/v1"
-"""The relay of Tahoe-LAFS, which its own commands use by default."""
-
 MAX_MESSAGE_BYTES = 256 << 10
 MAX_SERVERS = 256
 MAX_CAPS = 100

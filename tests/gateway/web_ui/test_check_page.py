@@ -11,9 +11,8 @@ from pipegrid.core.caps import DirectoryCap, LitCap
 from pipegrid.core.mutable.directory_edits import Link
 from pipegrid.gateway.transfer_records import MAX_SAMPLES, TransferRecord
 from pipegrid.gateway.web_api.web_errors import WebError
-from pipegrid.gateway.web_ui import upload_progress
-from pipegrid.gateway.web_ui.transfers_page import ticks, timeline
-from pipegrid.gateway.web_ui.upload_progress import UploadProgress
+from pipegrid.gateway.web_ui import transfers_page
+from pipegrid.gateway.web_ui.transfers_page import UploadProgress, ticks, timeline
 from tests.gateway.gateway_world import CHK_DATA
 from tests.gateway.web_ui.interface_world import InterfaceTestCase
 
@@ -247,7 +246,7 @@ class UploadProgressTests(InterfaceTestCase):
 
     def test_bound(self) -> None:
         """More uploads than may be watched are stored without being watched."""
-        self.patch(upload_progress, "MOST_UPLOADS", 1)
+        self.patch(transfers_page, "MOST_UPLOADS", 1)
         uploads = UploadProgress()
         with uploads.watched(f"{self.BATCH}.1") as one, uploads.watched(f"{self.BATCH}.2") as two:
             self.assertIsNotNone(one)

@@ -46,7 +46,7 @@ _BCRYPT_BYTES = 72
 """bcrypt ignores the rest of a password."""
 
 _MAX_COST = 16
-"""Beyond that a password takes longer than five seconds to hash, in which nobody else's is."""
+"""Beyond that a password takes longer than five seconds to hash, and others wait for it."""
 
 _SHA = b"{SHA}"
 _OTHER_SIGNS = "@._-"
