@@ -308,7 +308,7 @@ def usage_error(text: str) -> click.UsageError:
 
 
 RELAY_URL = "ws://wormhole.tahoe-lafs.org:4000/v1"
-"""The relay of Tahoe-LAFS's invitations, which Tahoe-LAFS uses unless it is told otherwise."""
+"""The relay of Tahoe-LAFS's invitations, which Tahoe-LAFS uses by default."""
 
 relay_option = click.option(
     "--relay-url",
