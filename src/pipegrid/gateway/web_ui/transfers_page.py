@@ -201,9 +201,9 @@ def _few(samples: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 # How much of each upload the servers have acknowledged, for the page that sends it: ``/uploads/BATCH``.
 #
-# A browser knows how much it has sent to the gateway, but not how much is on the grid. So the script of a
-# page names its uploads, ``?progress=BATCH.NUMBER``, and asks for all of a batch at once. A batch has a random
-# name, because each client that knows the name can read the progress.
+# A browser knows how much it has sent to the gateway, but not how much is on the grid. So the script of
+# a page names its uploads, ``?progress=BATCH.NUMBER``, and asks for all of a batch at once. A batch has a
+# random name, because each client that knows the name can read the progress.
 
 MOST_UPLOADS = 1000
 """Of all pages, that are watched at a time; others are stored all the same."""
