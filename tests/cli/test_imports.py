@@ -170,6 +170,18 @@ class ImportTests(SynchronousTestCase):
         )
         self.assertAbsent(absent, loaded)
 
+    def test_what_a_server_imports(self) -> None:
+        """All that it uses, but not the library of invitations, which need not be installed."""
+        _, loaded = modules(
+            "from pipegrid.cli.startup.lazy_modules import bring_in, load_own_modules_on_use\n"
+            "load_own_modules_on_use()\n"
+            "from pipegrid.cli import cmd_serve, log_file\n"
+            "bring_in(log_file, cmd_serve.serve, cmd_serve.systemd)\n"
+            f"exec({_TELL!r}, {{}})"
+        )
+        self.assertIn("pipegrid.storage.share_store", loaded)
+        self.assertAbsent(("wormhole",), loaded)
+
 
 class OwnModulesTests(SynchronousTestCase):
     """The package's own modules, executed when they are used."""

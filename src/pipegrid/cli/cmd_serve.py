@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from pipegrid.cli import cmd_join, log_file
+from pipegrid.cli import log_file
 from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, failure
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, Interrupted
@@ -118,6 +118,9 @@ class ServeJob(GridJob):
             Interrupted: it was stopped before.
         """
         import attrs
+
+        # The library of invitations is not installed everywhere, and a server brings in what is imported.
+        from pipegrid.cli import cmd_join
 
         console, options = invocation.console, self._options
         running_process.refuse_if_running(_directory(invocation))
