@@ -162,7 +162,7 @@ class MessageTests(BrokerTestCase):
         for sent, why in (
             (b"\x01" * 100, "more than 9 bytes"),
             (token(LONGINT, 1 << 30), "an integer of"),
-            (token(ERROR, 1 << 30), "it complained in"),
+            (token(ERROR, 1 << 30), "its error message has"),
             (token(OPEN, 1) + token(VOCAB, 999), "abbreviation 999"),
             (token(OPEN, 1) + token(OPEN, 2), "opened something"),
             (bytes((0x80,)), "unknown type"),

@@ -62,7 +62,7 @@ class ShareVerifier:
 
     Blocks are hashed and not kept; metadata and hashes are kept, about 100 bytes a segment. The UEB, which
     names the segment size, comes near the end. Until then the size is taken from the header or from the
-    caller; the UEB then tells whether it was right. Methods do not block, and may run in any thread, one at
+    caller; the UEB then shows whether it was right. Methods do not block, and may run in any thread, one at
     a time.
 
     Attributes:

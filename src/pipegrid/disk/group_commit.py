@@ -139,8 +139,8 @@ class GroupCommit:
     time.
 
     Args:
-        workers: where blocking calls run; ``none`` renames in the calling thread, since one rename takes
-            less time than using a worker thread.
+        workers: where blocking calls run. With the policy ``none``, files are renamed in the
+            calling thread, since one rename takes less time than using a worker thread.
         clock: for the time that a group waits for more shares.
     """
 

@@ -32,7 +32,7 @@ from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import NotEnoughSharesError, ServerError, SinkError, UsageError
 from pipegrid.flow.concurrency_limits import MANY, Budget, SmallFileCapacity
 from pipegrid.grid.client_config import GridConfig, check_happy
-from pipegrid.grid.open_grid import open_grid
+from pipegrid.grid.open_grid import OpenOptions, open_grid
 from pipegrid.grid.server_registry import STATUS_SILENCE_S, Readiness, ServerRegistry, Warnings
 from pipegrid.reactor.deferreds import (
     Deadlines,
@@ -227,9 +227,8 @@ class FileGrid:
         check_kind(limits, (Limits, type(None)), "what a grid may take", "a Limits")
         if max_segment_bytes is not None:
             check_whole(max_segment_bytes, "max_segment_bytes", least=1)
-        opened = open_grid(
-            reactor, directory, tracer, window_bytes, limits, ahead, make, follows_blacklist
-        )
+        options = OpenOptions(tracer, window_bytes, limits, ahead, make, follows_blacklist)
+        opened = open_grid(reactor, directory, options)
         if max_segment_bytes is None:
             max_segment_bytes = max(MAX_SEGMENT_BYTES, opened.config.params.max_segment_bytes)
         return cls(
@@ -613,7 +612,7 @@ def _numbered(
 
 def _check_list(sources: object) -> None:
     if not isinstance(sources, Sequence) or isinstance(sources, (str, bytes, bytearray)):
-        raise UsageError(f"many files are stored from a list of sources, not {shown(sources)}")
+        raise UsageError(f"the sources must be a list, not {shown(sources)}")
 
 
 def _key_notes(config: GridConfig, warnings: Warnings) -> KeyNotes | None:
@@ -697,8 +696,14 @@ class FetchingGrid(FileGrid):
         self.check_access(given)
         mutable = mutable_file(given)
         if mutable is not None:
+
+            def range_in(version: Version) -> tuple[int, int | None]:
+                if seen is not None:
+                    seen(version)
+                return (start, length) if range_of is None else range_of(version.size)
+
             return await self._open_mutables().get(
-                mutable, sink, start, length, progress, range_of=range_of, seen=seen
+                mutable, sink, start, length, progress, range_of=range_in
             )
         cap = readable(given)
         check_callable(progress, "progress")

@@ -12,7 +12,7 @@ from pipegrid.argument_checks import check_callable, check_kind, check_whole, sh
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import Buffer
-from pipegrid.core.mutable.versions import Format, Version
+from pipegrid.core.mutable.versions import Format
 from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import CapError, UsageError
 from pipegrid.grid.client_config import GridConfig
@@ -24,7 +24,6 @@ from pipegrid.transfer.mutable.modify import ContentEdit
 from pipegrid.transfer.mutable.mutable_files import (
     ContentOfKey,
     MutableFiles,
-    RangeOf,
     RangeOfVersion,
     ReadResult,
 )
@@ -141,10 +140,14 @@ class Mutables:
         length: int | None,
         progress: Progress | None,
         accept_older: bool = False,
-        range_of: RangeOf | None = None,
-        seen: Callable[[Version], object] | None = None,
+        range_of: RangeOfVersion | None = None,
     ) -> GetResult:
-        """Read a file, or a range of it, into a sink; see ``Grid.get``."""
+        """
+        Read a file, or a range of it, into a sink; see ``Grid.get``.
+
+        Args:
+            range_of: instead of ``start`` and ``length``: returns both for each version tried.
+        """
         _check_readable(cap, start, length)
         check_callable(progress, "progress")
         await self._readiness.wait(self._usual[0])
@@ -179,7 +182,7 @@ class Mutables:
             result: ReadResult = await self.files.read(
                 cap,
                 write,
-                _range_in(start, length, range_of, seen),
+                range_of or (lambda _: (start, length)),
                 accept_older=accept_older,
                 ready=ready,
                 reading=reading,
@@ -255,22 +258,6 @@ def check_length(length: int) -> int:
     """Return the length of a range; raises UsageError if it is not a number."""
     check_whole(length, "the length of a range")
     return length
-
-
-def _range_in(
-    start: int,
-    length: int | None,
-    range_of: RangeOf | None,
-    seen: Callable[[Version], object] | None,
-) -> RangeOfVersion:
-    """Return what chooses the range of each version tried; see ``Grid.get``."""
-
-    def choose(version: Version) -> tuple[int, int | None]:
-        if seen is not None:
-            seen(version)
-        return (start, length) if range_of is None else range_of(version.size)
-
-    return choose
 
 
 def _check_readable(cap: MutableCap, start: int, length: int | None) -> None:

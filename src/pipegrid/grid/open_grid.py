@@ -76,15 +76,25 @@ class Opened:
     blacklist: AccessBlacklist | None = None
 
 
+@attrs.frozen
+class OpenOptions:
+    """
+    How a grid is opened; see ``Grid.open``.
+
+    Attributes:
+        fixed_window_bytes: unacknowledged bytes per server; None: as many as the path holds.
+    """
+
+    tracer: Tracing | None = None
+    fixed_window_bytes: int | None = None
+    limits: Limits | None = None
+    ahead: Preconnector | None = None
+    make: bool = True
+    follows_blacklist: bool = False
+
+
 def open_grid(
-    reactor: IReactorTime,
-    directory: str | os.PathLike[str] | None,
-    tracer: Tracing | None,
-    fixed_window_bytes: int | None,
-    limits: Limits | None = None,
-    ahead: Preconnector | None = None,
-    make: bool = True,
-    follows_blacklist: bool = False,
+    reactor: IReactorTime, directory: str | os.PathLike[str] | None, options: OpenOptions
 ) -> Opened:
     """
     Make the parts of the grid that a directory configures, without waiting for servers. See ``Grid.open``.
@@ -92,11 +102,13 @@ def open_grid(
     Raises:
         UsageError: the directory is not configured, or one of its settings is not valid.
     """
+    tracer, limits, ahead = options.tracer, options.limits, options.ahead
+    fixed_window_bytes, follows_blacklist = options.fixed_window_bytes, options.follows_blacklist
     if fixed_window_bytes is not None:
         check_whole(fixed_window_bytes, "window_bytes", least=1)
     if tracer is not None:
         check_has(tracer, ("span",), "a tracer", "a Tracer")
-    path, created = _directory_of(directory, make)
+    path, created = _directory_of(directory, options.make)
     config = configuration.load(path, follows_blacklist=follows_blacklist)
     introducers = config.introducers.addresses
     _check_names_servers(config)

@@ -116,7 +116,7 @@ class WormholeExchange:
         await self._wait(self._wormhole.get_welcome(), CONNECT_S, self._no_relay)
 
     def send(self, message: bytes) -> None:
-        """Send a message once the other end is there."""
+        """Send a message once the other end has connected."""
         self._wormhole.send_message(message)
 
     async def receive(self, timeout_s: float, silence: str) -> bytes:

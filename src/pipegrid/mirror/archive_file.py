@@ -94,7 +94,7 @@ class ArchiveFile(Value):
 
     Attributes:
         path: below every mirror's URL and below the destination; parts with ``/`` between them.
-        size: bytes; None if the index does not give it, which only those of RPM repositories may.
+        size: bytes; None if the index does not give it; only indexes of RPM repositories may omit it.
         algorithm: of the hash, one of ``DIGEST_BYTES``.
         digest: of the whole file.
         remote: the path on the mirrors, if it differs (such as one named by its hash).

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 # Small files with unknown hashes, without a reactor: all are requested at once, on one connection.
 #
-# Every run begins with them, so nothing else is done meanwhile. If a mirror does anything but send them, or
-# report that it does not have them, or sends almost nothing, ``mirror.public_mirror`` requests them again and
-# reports what is wrong. A mirror that is merely slow is waited for, since a new request would start from
-# the beginning.
+# Every run begins with them, so nothing else is done meanwhile. A mirror should send each file, or
+# report that it does not have it. If it does neither, or sends almost nothing,
+# ``mirror.public_mirror`` requests the files again and reports what is wrong. A mirror that is merely slow is
+# waited for, since a new request would start from the beginning.
 
 STALL_S = 5.0
 PACE_BYTES = 4 << 10

@@ -382,7 +382,9 @@ def upstream_text(suite: Suite) -> bytes:
 
 
 def record_of(suites: Iterable[Suite]) -> dict[str, str]:
-    """Return the record of the release files that indexes are made of: a hash by directory."""
+    """
+    Return the record of which release files the indexes are rebuilt from: the hash of each, by directory.
+    """
     return {suite.directory: sha256(upstream_text(suite)).hexdigest() for suite in suites}
 
 

@@ -279,7 +279,7 @@ async def update(
     Stage these indexes unpacked.
 
     Args:
-        patches_are_kept: whether patches are published, as soon as they arrive.
+        patches_are_kept: whether the patches are published too; each is published as soon as it arrives.
 
     Raises:
         MirrorError: one cannot be fetched in any form.

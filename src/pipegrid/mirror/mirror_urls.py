@@ -210,7 +210,9 @@ def _look_closely(url: str) -> Address:
             f"{quoted(url)} is not the URL of a mirror; give http://HOST/PATH or https://"
         )
     if "@" in parts.netloc:
-        raise UsageError("the URL of a mirror has no user here; give http://HOST/PATH")
+        raise UsageError(
+            "the URL of a mirror must not contain a user name or password; give http://HOST/PATH"
+        )
     if parts.query or parts.fragment:
         raise UsageError(
             f"{quoted(url)}: the URL of a mirror has no query or fragment; give http://HOST/PATH"

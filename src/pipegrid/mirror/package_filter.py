@@ -355,8 +355,9 @@ def write_first(destination: Destination, records: FilterRecords) -> None:
     for path, filters in records.items():
         if len(filters) > MAX_RECORDED:
             raise MirrorError(
-                f"{destination.path} is kept by runs with more than {MAX_RECORDED} different filters; forget "
-                "those of earlier runs with --delete-excluded, or use another directory"
+                f"the runs that mirror into {destination.path} use more than {MAX_RECORDED} different "
+                "filters in all; discard those of earlier runs with --delete-excluded, or use another "
+                "directory"
             )
         known = merged.get(path, [])
         merged[path] = [*filters, *(each for each in known if each not in filters)][:MAX_RECORDED]

@@ -314,8 +314,8 @@ class QuickCheck:
 
     def _start(self, path: str) -> tuple[int, int]:
         """
-        Return the descriptor from which a directory's files are checked, and how many characters of its
-        path it covers.
+        Return the descriptor relative to which a directory's files are checked, and how many
+        leading characters of their paths it replaces.
 
         There is none if the path leads through anything but directories, or has ``..`` or an empty part.
 

@@ -144,7 +144,7 @@ class FairTurns(Generic[M]):
         self._work_s = float("-inf")  # the start of its own work
         self._run_s = float("-inf")  # the start of uninterrupted work by any connection
         self._slice_s = ALONE_S
-        # When another connection than the one that works now was active, or sent a request.
+        # When a connection other than the working one was last active, or last sent a request.
         self._others_s = float("-inf")
         self._in_line = False  # the queue is being served
 

@@ -445,7 +445,7 @@ class TreeGetOptions:
     Attributes:
         metadata_json: the metadata of the root's entry.
         force: replace existing files and links.
-        paranoid: compare the content also of files with the size and time of their entries.
+        paranoid: compare the content even of existing files whose size and time match their entries.
         limits: memory and counts.
         into: see ``begin_tree``.
         modes: the mode bits to set.

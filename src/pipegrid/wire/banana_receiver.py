@@ -595,7 +595,7 @@ class BoundedReceiver(Broker):
 
     def _failed(self, number: int, rejected: bool) -> None:
         if number > SIZE_LIMIT:
-            raise LimitExceeded(f"it complained in {number} bytes")
+            raise LimitExceeded(f"its error message has {number} bytes")
         self._body = ERROR, number, False
 
     def _integer(self, number: int, rejected: bool) -> None:

@@ -112,7 +112,7 @@ class RIStorageServer(RemoteInterface):
         )
 
     def add_lease(storage_index=StorageIndex, renew_secret=Hash, cancel_secret=Hash):
-        """Add or renew a lease on all shares of a storage index, which may have none."""
+        """Add or renew a lease on each share of a storage index; it is no error if there are no shares."""
         return
 
     def get_buckets(storage_index=StorageIndex):

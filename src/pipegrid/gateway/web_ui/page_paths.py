@@ -82,7 +82,7 @@ class ObjectPath:
         ]
 
     def back_to(self, done: str) -> str:
-        """Return the page of this directory, with what it says."""
+        """Return the URL of this directory's page, which will show the message ``done``."""
         return f"{self.directory_url}?done={done}"
 
 
