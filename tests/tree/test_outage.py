@@ -17,6 +17,8 @@ from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.deferreds import start_cancellable
 from pipegrid.transfer.settings import Limits
 from pipegrid.transfer.upkeep import Upkeep, UpkeepOutcome, UpkeepRequest
+from pipegrid.tree.backup.catalogue import BackupRun
+from pipegrid.tree.backup.catalogue_store import CatalogueChange, GridCatalogues
 from pipegrid.tree.directory import Directory, create_directory
 from pipegrid.tree.retry import FIRST_WAIT_S, WAIT_S
 from pipegrid.tree.tree_check import CheckReports, FirstMet, TreeSummary, check_trees
@@ -357,3 +359,28 @@ class RepairTests(OutageTestCase):
         cap = self.damaged_tree()
         self.assertGreater(self.repair(cap, 9).lost, 0)
         self.assertEqual(self.said, [])
+
+
+class CatalogueTests(OutageTestCase):
+    """The list of backups is written when servers come back."""
+
+    def test_servers_that_come_back(self) -> None:
+        """Each write of it waits a little: the first, and a change."""
+        store = GridCatalogues(self.client.grid, lambda: 1_700_000_000.0)
+        self.servers_go(for_s=3.0)
+        began_s = self.world.clock.seconds()
+        cap = self.world.run(Deferred.fromCoroutine(store.create()))
+        self.assertGreater(self.world.clock.seconds() - began_s, 3.0)
+        self.servers_go(for_s=12.0)
+        change = CatalogueChange((BackupRun("src", "2026-11-22_18:23:31Z", cap.readonly()),))
+        changed = self.world.run(Deferred.fromCoroutine(store.change(cap, change)))
+        self.assertEqual(len(changed.runs), 1)
+
+    def test_servers_that_stay_away(self) -> None:
+        """It gives up after a minute."""
+        store = GridCatalogues(self.client.grid, lambda: 1_700_000_000.0)
+        self.servers_go(for_s=None)
+        began_s = self.world.clock.seconds()
+        with self.assertRaises(GridError):
+            self.world.run(Deferred.fromCoroutine(store.create()))
+        self.assertLess(self.world.clock.seconds() - began_s, 120.0)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.task import deferLater
 
 from pipegrid.errors import NotEnoughSharesError, UnhappyError
 
@@ -52,6 +53,29 @@ def wants_servers(error: Exception) -> bool:
     if isinstance(error, NotEnoughSharesError):
         return error.absent > 0 and error.found + error.absent_shares >= error.needed
     return False
+
+
+SINGLE_PAUSES_S = PAUSES_S[:3]
+"""Before each retry of a write that ends a run."""
+
+R = TypeVar("R")
+
+
+async def with_retries(clock: IReactorTime, start: Callable[[], Awaitable[R]]) -> R:
+    """
+    Return the result of an operation, which is retried a few times if servers were unreachable.
+
+    Raises:
+        PipegridError: it failed for another reason, or in the last retry too.
+    """
+    for pause_s in SINGLE_PAUSES_S:
+        try:
+            return await start()
+        except (UnhappyError, NotEnoughSharesError) as error:
+            if not wants_servers(error):
+                raise
+        await deferLater(clock, pause_s, lambda: None)
+    return await start()
 
 
 class RetryPolicy(Generic[T]):

@@ -20,6 +20,7 @@ from pipegrid.errors import (
     ServerTimeout,
     UnhappyError,
     WrongSecret,
+    is_absence,
 )
 from pipegrid.reactor.deferreds import RequestSet
 from pipegrid.transfer.failure_messages import said_once
@@ -378,6 +379,7 @@ def check_happy(slot: Slot, version: Version, outcome: PublishOutcome) -> None:
             f"and {wanted} are wanted{_because(failed)}; {_advice(failed)}",
             reached,
             wanted,
+            sum(is_absence(error) for error in failed.values()),
         )
 
 

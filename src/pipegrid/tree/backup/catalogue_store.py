@@ -26,6 +26,7 @@ from pipegrid.tree.backup.catalogue import (
 )
 from pipegrid.tree.backup.retention import Retention, kept
 from pipegrid.tree.directory import Directory, create_directory
+from pipegrid.tree.retry import with_retries
 
 
 @attrs.frozen
@@ -148,7 +149,7 @@ class CatalogueStore(Protocol):
 
 class GridCatalogues:
     """
-    Keeps catalogues as directories on a grid.
+    Keeps catalogues as directories on a grid. A write is retried if servers were unreachable.
 
     Args:
         now: seconds since 1970.
@@ -159,7 +160,7 @@ class GridCatalogues:
         self._now = now
 
     async def create(self) -> DirectoryCap:
-        return (await create_directory(self._grid)).cap
+        return (await with_retries(self._grid.clock, lambda: create_directory(self._grid))).cap
 
     async def load(self, cap: DirectoryCap) -> bytes:
         """Return the bytes of a catalogue."""
@@ -185,7 +186,9 @@ class GridCatalogues:
             done = change.done(listed)
             return change.edits(listed)
 
-        content, written = await directory.change_by(edits, remembered)
+        content, written = await with_retries(
+            self._grid.clock, lambda: directory.change_by(edits, remembered)
+        )
         assert done is not None
         return attrs.evolve(done, content=content, version=written.version.sequence_number)
 
@@ -195,6 +198,6 @@ class GridCatalogues:
         directory = Directory(self._grid, cap, self._now)
         listed = runs_of(cap, remembered)
         content = directory.applied(remembered, change.edits(listed))
-        written = await self._grid.overwrite(cap, content)
+        written = await with_retries(self._grid.clock, lambda: self._grid.overwrite(cap, content))
         done = change.done(listed)
         return attrs.evolve(done, content=content, version=written.version.sequence_number)
