@@ -11,7 +11,6 @@ import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from pathlib import Path
 
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, Interrupted, UnprintedCap, sentence
@@ -24,6 +23,7 @@ from pipegrid.tree import grid_paths
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import Any
 
     from twisted.internet.defer import Deferred
@@ -76,7 +76,7 @@ class Invocation:
     @property
     def own_directory(self) -> Path:
         """The client's directory, which may name further grids."""
-        return Path(self.base_directory or client_paths.default_directory())
+        return client_paths.own_directory(self.base_directory)
 
 
 class OfflineJob:

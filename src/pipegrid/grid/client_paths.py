@@ -29,6 +29,16 @@ def default_directory() -> Path:
     return _users("XDG_DATA_HOME", ".local/share") / "pipegrid"
 
 
+def own_directory(given: str | None) -> Path:
+    """
+    Return the client's directory: the one given, or the user's own.
+
+    Raises:
+        UsageError: as ``default_directory`` does.
+    """
+    return Path(given) if given else default_directory()
+
+
 def local_directory() -> Path:
     """
     Return the directory of the user's grid on this machine: where it was made, or where ``init`` moved it.
