@@ -414,7 +414,7 @@ class BoundsTests(SynchronousTestCase):
         self.assertRaises(UsageError, apply_edits, three, [Link("d", LIT)], W, 1)
         self.assertEqual(len(unpack_entries(apply_edits(three, [Unlink("a")], W, 1))), 2)
         self.patch(directory_content, "MAX_DIRECTORY_BYTES", len(three))
-        self.patch(directory_content, "MAX_DIRECTORY_BYTES", len(three))
+        self.patch(directory_edits, "MAX_DIRECTORY_BYTES", len(three))
         self.assertEqual(len(unpack_entries(three)), 3)
         self.assertRaises(DirectoryError, unpack_entries, three + b"x")
         self.assertRaises(UsageError, apply_edits, three, [Rename("a", "longer")], W, 1)
