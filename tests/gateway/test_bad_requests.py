@@ -61,7 +61,7 @@ class BadRequestTests(SynchronousTestCase):
         """The value is named, and what would be right."""
         _, root = self.ask("POST", "/uri?t=mkdir")
         self.refused(400, "Unknown format: 'tar'; it is", "PUT", "/uri?format=tar", b"x")
-        self.refused(400, "the argument mutable is", "PUT", "/uri?mutable=maybe", b"x")
+        self.refused(400, "the argument mutable must be", "PUT", "/uri?mutable=maybe", b"x")
         self.refused(400, "is not JSON", "POST", f"/uri/{root}?t=set_children", b"{")
         self.refused(400, "is missing", "POST", f"/uri/{root}?t=uri&name=x")
         form = "multipart/form-data; boundary=b"
