@@ -228,7 +228,7 @@ class GridTests(TestCase):
                 yield sentence, partial(grid.put, DATA, **option)
             for sources in (None, DATA, "path", 5, iter([DATA])):
                 many: Any = sources
-                yield "from a list of sources", partial(grid.put_many, many)
+                yield "the sources must be a list", partial(grid.put_many, many)
             five: Any = 5
             yield "ended is a function", lambda: grid.put_many([DATA], ended=five)
 

@@ -75,7 +75,7 @@ def slowed_copy(directory: Path, seconds: float) -> Path:
     """Make a copy of the package of which every put sleeps first; returns where to import it from."""
     source = directory / "src"
     shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-    module = source / "pipegrid" / "grid" / "grid.py"
+    module = source / "pipegrid" / "grid" / "file_grid.py"
     module.write_text(module.read_text("utf-8") + SLOWED.format(seconds=seconds), "utf-8")
     return source
 

@@ -241,8 +241,11 @@ class BadRelayTests(ExchangeTestCase):
                 return await self.sentence(wormhole_exchange.take(joiner, "1-a-b"))
             finally:
                 await joiner.close()
-                gc.collect()
-                self.flushLoggedErrors()  # the library's own, which only -v shows
+
+    def tearDown(self) -> None:
+        """Drop what the library's protocols hold, and their own errors, which only -v shows."""
+        gc.collect()
+        self.flushLoggedErrors()
 
     async def test_it_refuses(self) -> None:
         """Its reason is shown, and cannot do anything to a terminal."""

@@ -38,7 +38,8 @@ class TahoeCommand(Process):
         super().__init__(directory, TAHOE, f"--wormhole-server={relay_url}", *arguments)
 
     def surroundings(self) -> dict[str, str]:
-        return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        return {**own, "PYTHONUNBUFFERED": "1"}  # the code is read from a file while it waits
 
     def status(self) -> int:
         """Wait for its end."""

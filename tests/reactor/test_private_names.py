@@ -41,6 +41,7 @@ CHECKED = {
 }
 """What is used without another look, by module, and what has looked before."""
 LOOKED_AT = {
+    "grid/wormhole_exchange.py": {"_interfaces", "_boss", "_RC"},
     "reactor/server_tls.py": {"_ffi", "_lib"},
     "reactor/sockets.py": {"_tempDataLen"},
     "reactor/process_settings.py": {"_newTimedCalls", "_pendingTimedCalls"},

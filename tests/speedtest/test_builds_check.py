@@ -40,8 +40,10 @@ class BuildsCheckTests(SynchronousTestCase):
     def test_the_slowed_copy(self) -> None:
         """It is the package as it is, but for a sleep before each put."""
         source = builds_check.slowed_copy(Path(self.mktemp()), 0.5)
-        text = (source / "pipegrid" / "grid" / "grid.py").read_text("utf-8")
+        text = (source / "pipegrid" / "grid" / "file_grid.py").read_text("utf-8")
         ast.parse(text)
-        original = (processes.ROOT / "src" / "pipegrid" / "grid" / "grid.py").read_text("utf-8")
+        original = (processes.ROOT / "src" / "pipegrid" / "grid" / "file_grid.py").read_text(
+            "utf-8"
+        )
         self.assertEqual(text, original + builds_check.SLOWED.format(seconds=0.5))
         self.assertIn("sleep(0.5)", text)

@@ -46,6 +46,9 @@ class KeysAtOnce:
     def prepare(self) -> None:
         """Nothing to do."""
 
+    def close(self) -> None:
+        """Nothing to do."""
+
     def take(self) -> Deferred[SigningKey]:
         """Give the next."""
         self.taken += 1

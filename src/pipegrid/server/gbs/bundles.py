@@ -111,7 +111,7 @@ class Bundle(InSteps):
         if self._steps is not None:
             self._uploads = []
             self._service.commit_each(list(self._committing), self._ended_one)
-            self._release()
+            self._release_reserved()
 
     def _carry_out(self, _: Buffer) -> Iterator[None]:
         uploads = self._uploads
@@ -139,12 +139,12 @@ class Bundle(InSteps):
         self._uploads = []
         self.shares = [(upload.storage_index, upload.share_number) for upload in complete]
         self._service.commit_each(complete, self._ended_one)
-        self._release()
+        self._release_reserved()
         if not complete:
             self._answer()
         return self._done
 
-    def _release(self) -> None:
+    def _release_reserved(self) -> None:
         reserved, self._reserved = self._reserved, 0
         self._service.reserve(-reserved)
 
