@@ -3,8 +3,8 @@ Runs a command in whose environment ``$TAHOE`` forks: ``python tests/forked/arou
 
 A process of Tahoe-LAFS takes more than a second of a processor to import what it stands on, and the tests
 begin some fifty of them. Here a server (``server``, run by the interpreter beside the program) has imported
-that once, and ``$TAHOE`` is a program that asks it. What is Tahoe-LAFS's own each process imports itself,
-and ``make interop`` begins each afresh.
+that once, and ``$TAHOE`` is a program that asks it; ``$TAHOE_AFRESH`` is the program itself. What is
+Tahoe-LAFS's own each process imports itself, and ``make interop`` begins each afresh.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def main() -> int:
             asking = [sys.executable, "-IS", str(HERE / "program.py"), str(path), program]
             stand_in.write_text(script(asking), "utf-8")
             stand_in.chmod(0o755)
-            settings = os.environ | {"TAHOE": str(stand_in)}
+            afresh = str(Path(program).absolute())
+            settings = os.environ | {"TAHOE": str(stand_in), "TAHOE_AFRESH": afresh}
             return subprocess.run(command, env=settings, check=False).returncode
         finally:
             server.communicate()

@@ -20,6 +20,8 @@ from tests.interop.processes import TAHOE, Process, make_node, run_pipegrid, unt
 
 CODE = re.compile(r"\b[0-9]+-[a-z]+-[a-z]+\b")
 PATIENCE_S = 90
+AFRESH = os.environ.get("TAHOE_AFRESH", TAHOE)
+"""A process of its own: its output must not be buffered, which a fork cannot be told."""
 
 RELAY = """\
 import sys
@@ -35,7 +37,7 @@ class TahoeCommand(Process):
     """A command of Tahoe-LAFS, which has nothing of ours around it."""
 
     def __init__(self, directory: Path, relay_url: str, *arguments: str) -> None:
-        super().__init__(directory, TAHOE, f"--wormhole-server={relay_url}", *arguments)
+        super().__init__(directory, AFRESH, f"--wormhole-server={relay_url}", *arguments)
 
     def surroundings(self) -> dict[str, str]:
         own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
