@@ -13,6 +13,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from pipegrid.core.encoding_parameters import Params
@@ -242,10 +243,19 @@ class BadRelayTests(ExchangeTestCase):
             finally:
                 await joiner.close()
 
-    def tearDown(self) -> None:
+    def setUp(self) -> None:
+        self.addCleanup(self._drop)  # after all others
+        super().setUp()
+
+    def _drop(self) -> Deferred[None]:
         """Drop what the library's protocols hold, and their own errors, which only -v shows."""
-        gc.collect()
-        self.flushLoggedErrors()
+
+        def drop() -> None:
+            self.flushLoggedErrors()  # these keep the others alive
+            gc.collect()
+            self.flushLoggedErrors()
+
+        return deferLater(self.reactor, 0.01, drop)
 
     async def test_it_refuses(self) -> None:
         """Its reason is shown, and cannot do anything to a terminal."""

@@ -723,6 +723,12 @@ class FetchingGrid(FileGrid):
                 if progress is not None:
                     progress(length, length)
                 return result
+        return await self._download(cap, (start, length), sink, progress)
+
+    async def _download(
+        self, cap: ChkCap, span: tuple[int, int], sink: SinkLike, progress: Progress | None
+    ) -> GetResult:
+        """Fetch a range, once more from the beginning if servers were found that were not known before."""
         from pipegrid.transfer.get.download import Download
         from pipegrid.transfer.get.share_readers import DownloadRequest
 
@@ -735,7 +741,7 @@ class FetchingGrid(FileGrid):
                 progress(done, total)
 
         def download() -> Download:
-            request = DownloadRequest(cap, start, length)
+            request = DownloadRequest(cap, *span)
             settings = self._download_settings
             return Download(self._means, request, sink, settings, note, self._earlier)
 

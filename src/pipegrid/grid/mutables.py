@@ -142,12 +142,7 @@ class Mutables:
         accept_older: bool = False,
         range_of: RangeOfVersion | None = None,
     ) -> GetResult:
-        """
-        Read a file, or a range of it, into a sink; see ``Grid.get``.
-
-        Args:
-            range_of: instead of ``start`` and ``length``: returns both for each version tried.
-        """
+        """Read a range into a sink; see ``Grid.get``. ``range_of`` is called for each version tried."""
         _check_readable(cap, start, length)
         check_callable(progress, "progress")
         await self._readiness.wait(self._usual[0])

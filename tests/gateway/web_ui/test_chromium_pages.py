@@ -196,7 +196,7 @@ class UploadTests(BrowserTestCase):
                 "document.querySelector('#upload-status'), {childList: true, subtree: true})"
             )
             await page.drop("#drop", [folder])
-            await page.until(f"{said}.includes('10 files stored')")
+            await page.until(f"{said}.startsWith('10 files stored')")
             self.assertIn(
                 "of 2.1 MB acknowledged by the servers, 10 of 10 files stored",
                 await page.evaluate("document.querySelector('#upload-amount').innerText"),
