@@ -11,17 +11,16 @@ from functools import lru_cache
 
 import attrs
 
-from pipegrid.core import erasure, hash_tree, layout, ueb
+from pipegrid.core import erasure, layout, ueb
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.encoding_parameters import Geometry, Params
-from pipegrid.core.hashes import BLOCK, CRYPTTEXT_SEGMENT, HASH_BYTES, MERKLE_NODE, UEB
-from pipegrid.core.layout import CHAIN_ENTRY_BYTES, ShareLayout
+from pipegrid.core.hashes import BLOCK, CRYPTTEXT_SEGMENT, HASH_BYTES, UEB
+from pipegrid.core.layout import ShareLayout
+from pipegrid.core.received_share import BadPart, prove_leaf
 from pipegrid.core.stream_cipher import StreamCipher
 
 SMALL_FILE_BYTES = 128 << 10
 """Files up to this size are one segment, whichever of today's and earlier writers stored them."""
-
-_NODE_NUMBER_BYTES = 2
 
 
 class Unexpected(Exception):
@@ -96,7 +95,8 @@ def decode_whole(cap: ChkCap, form: WholeShareForm, shares: Mapping[int, bytes])
         ):
             raise Unexpected
         chain = share[where.share_hashes : where.uri_extension]
-        _prove(chain, geometry.total_shares, number, block_hash, known.share_root_hash)
+        if _leaf(chain, number, geometry.total_shares, known.share_root_hash) != block_hash:
+            raise Unexpected
         blocks[number] = block
     pieces = erasure.decode(blocks, geometry.required_shares, geometry.total_shares, length)
     ciphertext = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -121,21 +121,8 @@ def _read_ueb(cap: ChkCap, form: WholeShareForm, share: bytes) -> ueb.Ueb:
     return known
 
 
-def _prove(
-    chain: bytes, total_shares: int, share_number: int, leaf: bytes, share_root_hash: bytes
-) -> None:
-    """Check that a stored hash chain leads from the leaf to the root; raises ``Unexpected``."""
-    nodes: dict[int, bytes] = {}
-    for at in range(0, len(chain), CHAIN_ENTRY_BYTES):
-        number = int.from_bytes(chain[at : at + _NODE_NUMBER_BYTES], "big")
-        nodes[number] = chain[at + _NODE_NUMBER_BYTES : at + CHAIN_ENTRY_BYTES]
-    value = leaf
-    if nodes.get(hash_tree.leaf_node(total_shares, share_number)) != leaf:
-        raise Unexpected
-    for sibling in hash_tree.sibling_path(total_shares, share_number):
-        other = nodes.get(sibling)
-        if other is None:
-            raise Unexpected
-        value = MERKLE_NODE.hash_pair(*((other, value) if sibling & 1 else (value, other)))
-    if value != share_root_hash:
-        raise Unexpected
+def _leaf(chain: bytes, share_number: int, total_shares: int, share_root_hash: bytes) -> bytes:
+    try:
+        return prove_leaf(chain, share_number, total_shares, share_root_hash, 0)
+    except BadPart:
+        raise Unexpected from None
