@@ -17,7 +17,7 @@ from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.deferreds import start_cancellable
 from pipegrid.transfer.settings import Limits
 from pipegrid.transfer.upkeep import Upkeep, UpkeepOutcome, UpkeepRequest
-from pipegrid.tree.backup.catalogue import BackupRun
+from pipegrid.tree.backup.catalogue import ARCHIVES, LATEST, Archives, BackupRun
 from pipegrid.tree.backup.catalogue_store import CatalogueChange, GridCatalogues
 from pipegrid.tree.directory import Directory, create_directory
 from pipegrid.tree.retry import FIRST_WAIT_S, WAIT_S
@@ -375,6 +375,17 @@ class CatalogueTests(OutageTestCase):
         change = CatalogueChange((BackupRun("src", "2026-11-22_18:23:31Z", cap.readonly()),))
         changed = self.world.run(Deferred.fromCoroutine(store.change(cap, change)))
         self.assertEqual(len(changed.runs), 1)
+
+    def test_archives(self) -> None:
+        """The directory that Tahoe-LAFS's backups are in is written later, too."""
+        root = self.world.run(Deferred.fromCoroutine(create_directory(self.client.grid))).cap
+        archives = Archives(self.client.grid, str(root), (), lambda: 1_700_000_000.0)
+        self.world.run(Deferred.fromCoroutine(archives.prepare()))
+        self.servers_go(for_s=3.0)
+        run = BackupRun("src", "2026-11-22_18:23:31Z", root.readonly())
+        self.world.run(Deferred.fromCoroutine(archives.keep(run)))
+        found = self.world.run(Directory(self.client.grid, root).list())
+        self.assertEqual(set(found), {ARCHIVES, LATEST})
 
     def test_servers_that_stay_away(self) -> None:
         """It gives up after a minute."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import attrs
@@ -20,6 +20,7 @@ from pipegrid.reactor.deferreds import gather
 from pipegrid.tree.directory import Directory, check_writable, make_directories
 from pipegrid.tree.directory_reading import Entry, ListingLimits, metadata_of, unpack
 from pipegrid.tree.entry_metadata import KEY
+from pipegrid.tree.retry import with_retries
 
 # The list of all runs of a client's backups, stored on the grid as a directory, so that one cap restores all;
 # pure.
@@ -295,7 +296,8 @@ class Archives:
 
     async def keep(self, run: BackupRun, forgotten: Sequence[BackupRun] = ()) -> None:
         """
-        Add a run as the latest; remove those that are forgotten, if they have not changed.
+        Add a run as the latest; remove those that are forgotten, if they have not changed. Both writes are
+        retried if servers were unreachable.
 
         Raises:
             PipegridError: the grid failed.
@@ -314,8 +316,9 @@ class Archives:
             return [*(Unlink(name, must_exist=False) for name in old if name != time), link]
 
         latest: Edit = Link(LATEST, run.cap, metadata={})
-        changes = (archives.change_by(choose), to.change_by(lambda _: [latest]))
-        await gather([Deferred.fromCoroutine(each) for each in changes])
+        changes = (partial(archives.change_by, choose), partial(to.change_by, lambda _: [latest]))
+        clock = self._grid.clock
+        await gather([Deferred.fromCoroutine(with_retries(clock, each)) for each in changes])
 
 
 async def archived_runs(
