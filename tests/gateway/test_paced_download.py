@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import ChkCap
 from pipegrid.errors import NotEnoughSharesError
 from pipegrid.gateway.web_api import paced_download
-from pipegrid.gateway.web_api.paced_download import TURN_S, DownloadTurns, PacedDownload
+from pipegrid.gateway.web_api.paced_download import TURN_S, PacedDownload
 from pipegrid.gateway.web_api.web_errors import WebError
 
 DATA = bytes(range(256)) * 40
@@ -100,7 +100,7 @@ class PacedDownloadTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.grid: Any = _Grid(self.clock)
-        self.turns = DownloadTurns(2)
+        self.turns = DeferredSemaphore(2)
         self.patch(paced_download, "SMALL_BYTES", PIECE)
 
     def begin(self, start: int = 0, length: int = len(DATA)) -> tuple[_Http, Deferred[None]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
+from twisted.internet.defer import DeferredSemaphore
 from twisted.internet.interfaces import IAddress, IHalfCloseableProtocol, IReactorTime
 from twisted.internet.protocol import connectionDone
 from twisted.logger import Logger
@@ -25,7 +26,6 @@ from pipegrid.gateway.form_body import FormBody
 from pipegrid.gateway.gateway_settings import GatewayLimits, GatewaySettings
 from pipegrid.gateway.http_response import send
 from pipegrid.gateway.request_origin import refusal
-from pipegrid.gateway.web_api.paced_download import DownloadTurns
 from pipegrid.gateway.web_api.web_arguments import MULTIPART, form_kind
 from pipegrid.gateway.web_api.web_errors import Problem, problem_of
 from pipegrid.gateway.web_ui.directory_archive import ArchiveCount
@@ -353,7 +353,7 @@ class GatewaySite(Site):
         self.limits: GatewayLimits = settings.limits
         self.hosts = settings.hosts
         self.space = SpoolSpace(settings.temporary, settings.limits.spare_bytes)
-        self.downloads = DownloadTurns(settings.limits.downloads)
+        self.downloads = DeferredSemaphore(settings.limits.downloads)
         self.archives = ArchiveCount(settings.limits.archives)
         self.uploads = UploadProgress()
         self.channels: dict[GatewayChannel, None] = {}

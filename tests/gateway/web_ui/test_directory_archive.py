@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import DirectoryCap, LitCap, UnknownCap
@@ -19,7 +19,7 @@ from pipegrid.core.mutable.directory_edits import Link
 from pipegrid.errors import DirectoryError, NotEnoughSharesError
 from pipegrid.gateway.body_spool import BodySpool, SpoolSpace
 from pipegrid.gateway.http_response import ResponseStream
-from pipegrid.gateway.web_api.paced_download import SMALL_BYTES, DownloadTurns
+from pipegrid.gateway.web_api.paced_download import SMALL_BYTES
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui import directory_archive
 from pipegrid.gateway.web_ui.directory_archive import ArchiveCount, DirectoryArchive
@@ -70,7 +70,7 @@ class ArchiveTestCase(GatewayTestCase):
         self.addCleanup(self.listing.close)
 
     def start(self, cap: DirectoryCap, top: str = "photos") -> Deferred[None]:
-        turns = DownloadTurns(4)
+        turns = DeferredSemaphore(4)
         archive = DirectoryArchive(self.grid, self.stream, self.listing, turns)
         return Deferred.fromCoroutine(archive.send(cap, top))
 

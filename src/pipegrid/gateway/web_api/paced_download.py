@@ -30,15 +30,6 @@ TURN_S = 2.0
 _LOOK_S = 0.5
 
 
-class DownloadTurns(DeferredSemaphore):
-    """
-    The turns of large downloads.
-
-    Args:
-        count: how many may fetch at a time.
-    """
-
-
 @implementer(IConsumer, IPushProducer)
 class PacedConsumer:
     """
@@ -53,7 +44,7 @@ class PacedConsumer:
         lost_turn: the running get was cancelled, and will be started again.
     """
 
-    def __init__(self, http: Any, turns: DownloadTurns, clock: IReactorTime) -> None:
+    def __init__(self, http: Any, turns: DeferredSemaphore, clock: IReactorTime) -> None:
         self.sent_bytes = 0
         self.lost_turn = False
         self._http = http
@@ -151,7 +142,7 @@ class PacedDownload:
         cap: Cap,
         http: Any,
         begin: Callable[[int], tuple[int, int]],
-        turns: DownloadTurns,
+        turns: DeferredSemaphore,
     ) -> None:
         self._grid = grid
         self._cap = cap

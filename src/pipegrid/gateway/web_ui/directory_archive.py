@@ -14,7 +14,7 @@ from collections import deque
 from typing import Any
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
 from twisted.internet.interfaces import IConsumer
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -25,7 +25,7 @@ from pipegrid.gateway.body_spool import BodySpool
 from pipegrid.gateway.http_response import HttpResponse, ResponseStream
 from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.byte_ranges import disposition
-from pipegrid.gateway.web_api.paced_download import SMALL_BYTES, DownloadTurns, PacedDownload
+from pipegrid.gateway.web_api.paced_download import SMALL_BYTES, PacedDownload
 from pipegrid.gateway.web_api.path_lookup import FoundObject
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.zip_archive import (
@@ -238,7 +238,7 @@ class DirectoryArchive:
     """
 
     def __init__(
-        self, grid: Grid, stream: ResponseStream, listing: BodySpool, turns: DownloadTurns
+        self, grid: Grid, stream: ResponseStream, listing: BodySpool, turns: DeferredSemaphore
     ) -> None:
         self._grid = grid
         self._stream = stream

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -10,29 +10,15 @@ import attrs
 from pipegrid.core.text import counted
 from pipegrid.gateway.http_response import HttpResponse
 from pipegrid.gateway.server_states import ServerState
-from pipegrid.gateway.transfer_records import TransferKind, TransferRecord, TransferRecords
+from pipegrid.gateway.transfer_records import TransferRecords
 from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_ui.page_templates import render_page
+from pipegrid.gateway.web_ui.transfers_page import transfer_lines
 
 MOST_TRANSFERS = 20
 """Of those that run, and of those that have ended."""
 
 MOST_SERVERS = 500
-
-KIND_WORDS: dict[TransferKind, str] = {
-    "upload": "Upload",
-    "download": "Download",
-    "publish": "Change",
-    "retrieve": "Read",
-}
-"""What people call a transfer of each kind."""
-
-STATE_WORDS = {
-    "running": "running",
-    "finished": "done",
-    "failed": "failed",
-    "cancelled": "cancelled",
-}
 
 
 @attrs.frozen
@@ -150,48 +136,7 @@ def overview_values(
         "here": "/",
         "health": grid_health(servers, call.grid.config.happy),
         "servers": [server_row(server) for server in servers[:MOST_SERVERS]],
-        "running": transfer_rows(active),
+        "running": transfer_lines(active[:MOST_TRANSFERS]),
         "running_count": len(active),
-        "recent": transfer_rows(records.recent),
+        "recent": transfer_lines(list(records.recent)[:MOST_TRANSFERS]),
     }
-
-
-@attrs.frozen
-class TransferRow:
-    """
-    A transfer as its row shows it.
-
-    Attributes:
-        size: in bytes; None: not known yet.
-        percent: of it that is done.
-        ended_s: None: it runs.
-    """
-
-    kind: str
-    number: int
-    size: int | None
-    percent: int
-    state: str
-    tone: str
-    problem: str
-    started_s: float
-    ended_s: float | None
-
-
-def transfer_rows(records: Iterable[TransferRecord]) -> list[TransferRow]:
-    """Return the rows of transfers, of the first few only."""
-    tones = {"running": "", "finished": "good", "failed": "bad", "cancelled": "warn"}
-    return [
-        TransferRow(
-            KIND_WORDS[record.kind],
-            record.number,
-            record.size,
-            round(100 * record.fraction),
-            STATE_WORDS[record.state],
-            tones[record.state],
-            record.problem,
-            record.started_s,
-            record.ended_s,
-        )
-        for record in list(records)[:MOST_TRANSFERS]
-    ]

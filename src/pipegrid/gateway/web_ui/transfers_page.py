@@ -40,14 +40,16 @@ _TONES = {"running": "", "finished": "good", "failed": "bad", "cancelled": "warn
 @attrs.frozen
 class TransferLine:
     """
-    A transfer as the list shows it.
+    A transfer as lists show it.
 
     Attributes:
         url: of its page.
+        percent: of it that is done.
         took: how long, in words; empty: it runs, or its begin was not recorded.
     """
 
-    name: str
+    kind: str
+    number: int
     url: str
     size: int | None
     percent: int
@@ -57,27 +59,34 @@ class TransferLine:
     started_s: float
     took: str
 
+    @property
+    def name(self) -> str:
+        """Its kind and its number, for headings and links."""
+        return f"{self.kind} {self.number}"
+
 
 def transfers_page(records: TransferRecords) -> HttpResponse:
     """Return the page about all transfers."""
-    running = _lines(records.active)
+    running = transfer_lines(records.active)
     values = {
         "title": "Transfers",
         "here": "/status",
         "running": running,
-        "recent": _lines(records.recent),
+        "recent": transfer_lines(records.recent),
     }
     return render_page("transfers.html", values)
 
 
-def _lines(records: Iterable[TransferRecord]) -> list[TransferLine]:
+def transfer_lines(records: Iterable[TransferRecord]) -> list[TransferLine]:
+    """Return the lines of transfers, in their order."""
     return [_line(record) for record in records]
 
 
 def _line(record: TransferRecord) -> TransferLine:
     path, word = KIND_NAMES[record.kind]
     return TransferLine(
-        f"{word} {record.number}",
+        word,
+        record.number,
         f"/status/{path}-{record.number}",
         record.size,
         round(100 * record.fraction),
@@ -97,9 +106,10 @@ def _duration(seconds: float | None) -> str:
 
 def transfer_page(record: TransferRecord) -> HttpResponse:
     """Return the page about one transfer, with its timeline."""
+    line = _line(record)
     values: dict[str, Any] = {
-        "title": f"{KIND_NAMES[record.kind][1]} {record.number}",
-        "line": _line(record),
+        "title": line.name,
+        "line": line,
         "index": storage_index_text(record.cap),
         "timeline": timeline(record.samples, record.size),
         "servers": sorted(record.servers.items()),
