@@ -85,7 +85,10 @@ class GatewayProcessTests(ProcessTestCase):
         for port, said in (
             ("nonsense:x", "is not an endpoint"),
             ("ssl:1", "is not an endpoint"),
-            ("99999", "cannot listen at tcp:99999"),
+            (
+                "99999",
+                "cannot listen at tcp:99999: bind(): port must be 0-65535; choose",
+            ),
             ("unix:/nothing/there", "cannot listen at unix:/nothing/there"),
         ):
             _, err = self.run_command("-d", "c", "gateway", "--port", port, status=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from errno import EADDRINUSE
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -135,9 +136,12 @@ class RunningGateway:
         try:
             port = await endpoint.listen(factory)
         except (CannotListenError, OSError, OverflowError) as error:
+            cause = error.socketError if isinstance(error, CannotListenError) else error
+            reason = getattr(cause, "strerror", None) or str(cause).rstrip(".")
+            is_taken = getattr(cause, "errno", None) == EADDRINUSE
             raise UsageError(
-                f"cannot listen at {text}: {_reason(error)}; stop what listens there, or choose another port "
-                f"with {'--port' if exposed is WEB_EXPOSED else setting}"
+                f"cannot listen at {text}: {reason}; {'stop what listens there, or ' if is_taken else ''}"
+                f"choose another port with {'--port' if exposed is WEB_EXPOSED else setting}"
             ) from error
         self._ports.append(port)
         where = port.getHost()
@@ -261,8 +265,3 @@ async def _stopped(port: Any) -> None:
     stopping = port.stopListening()
     if stopping is not None:
         await stopping
-
-
-def _reason(error: Exception) -> str:
-    cause = error.socketError if isinstance(error, CannotListenError) else error
-    return getattr(cause, "strerror", None) or str(cause)
