@@ -12,6 +12,7 @@ from http.client import HTTPConnection
 from typing import Any
 
 from pipegrid.disk.running_process import process_began, refuse_if_running
+from pipegrid.gateway.gateway_settings import load_settings
 from tests.cli.processes import TIMEOUT_S, ProcessTestCase, in_fresh_processes
 
 LOOPBACK = "tcp:0:interface=127.0.0.1"
@@ -48,6 +49,22 @@ class GatewayProcessTests(ProcessTestCase):
             return response.status, dict(response.getheaders()), response.read()
         finally:
             connection.close()
+
+    def test_a_number_as_port(self) -> None:
+        """Given as an option it is of this machine alone; in a node's settings it is as in Tahoe-LAFS."""
+        self.run_command("-d", "c", "init", "--local")
+        process = self.start("-d", "c", "gateway", "--port", "0")
+        self.addCleanup(process.kill)
+        self.wait_for_url(process)
+        process.terminate()
+        _, err = process.communicate(timeout=TIMEOUT_S)
+        self.assertNotIn("every machine", err)
+        node = self.home / "node"
+        node.mkdir()
+        (node / "tahoe.cfg").write_text("[node]\nweb.port = 3456\n")
+        self.assertEqual(load_settings(node).port, "tcp:3456")
+        self.assertEqual(load_settings(node, port="3457").port, "tcp:3457:interface=127.0.0.1")
+        self.assertEqual(load_settings(node, port="tcp:3457").port, "tcp:3457")
 
     def test_a_gateway(self) -> None:
         """It stores a file, gives it back, keeps its secrets out of the log, and ends in good order."""
@@ -87,7 +104,7 @@ class GatewayProcessTests(ProcessTestCase):
             ("ssl:1", "is not an endpoint"),
             (
                 "99999",
-                "cannot listen at tcp:99999: bind(): port must be 0-65535; choose",
+                "cannot listen at tcp:99999:interface=127.0.0.1: bind(): port must be 0-65535; choose",
             ),
             ("unix:/nothing/there", "cannot listen at unix:/nothing/there"),
         ):

@@ -31,7 +31,7 @@ class GatewayJob(ReactorGridJob):
 @click.option(
     "--port",
     metavar="PORT",
-    help="A TCP port or a Twisted endpoint; 'tcp:0:interface=127.0.0.1' takes any free one.  "
+    help="A TCP port of this machine alone (0: any free one), or a Twisted endpoint.  "
     "[default: the directory's web.port, or tcp:3456:interface=127.0.0.1]",
 )
 @click.option(

@@ -130,14 +130,16 @@ def load_settings(
     Return the settings in a directory.
 
     Args:
-        port: takes precedence over the directory's.
+        port: takes precedence over the directory's; a number alone is a port of the loopback interface.
         hosts, restic: see ``GatewaySettings``.
 
     Raises:
         UsageError: a setting is impossible.
     """
     _, parser = read_config(directory)
-    given = port if port is not None else _text(parser, "node", "web.port")
+    given = _text(parser, "node", "web.port") if port is None else port.strip()
+    if port is not None and given.isdecimal():  # unlike in Tahoe-LAFS's setting
+        given = f"tcp:{given}:interface=127.0.0.1"
     settings = GatewaySettings(
         directory,
         endpoint_of(given or DEFAULT_PORT),
