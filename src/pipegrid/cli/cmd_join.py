@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import attrs
 import click
 
 from pipegrid.cli import cmd_init
@@ -316,9 +317,7 @@ class ServerJoin:
                 raise InvitationError(
                     "the inviter does not add the server; ask why, and for a new code"
                 )
-            taken = invitation.Invitation(
-                reply.numbers, (*taken.servers, own), (), taken.caps, taken.managers, taken.nickname
-            )
+            taken = attrs.evolve(taken, numbers=reply.numbers, servers=(*taken.servers, own))
         self._configure(console, taken)
         self.joined = True
 
@@ -333,14 +332,7 @@ class ServerJoin:
         nickname = node.pop("nickname", taken.nickname)
         config = membership.create_member(
             self._directory,
-            invitation.Invitation(
-                taken.numbers,
-                taken.servers,
-                taken.introducers,
-                taken.caps,
-                taken.managers,
-                nickname,
-            ),
+            attrs.evolve(taken, nickname=nickname),
             aliases=alias_lines(named),
             preferences=client_creation.ClientPreferences(node=node, announce=announce),
         )
