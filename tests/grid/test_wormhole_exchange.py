@@ -11,7 +11,7 @@ from unittest import mock
 from autobahn.twisted.websocket import WebSocketServerFactory, WebSocketServerProtocol
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
-from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
@@ -43,6 +43,7 @@ class ExchangeTestCase(TestCase):
             ("MEET_S", 1.0),
             ("ANSWER_S", 1.0),
             ("_CLOSE_S", 0.5),
+            ("_LEAVE_S", 0.5),
         ):
             limit = mock.patch.object(wormhole_exchange, name, seconds)
             limit.start()
@@ -65,6 +66,11 @@ class ExchangeTestCase(TestCase):
         port: Any = await TCP4ServerEndpoint(self.reactor, 0, interface="127.0.0.1").listen(factory)
         self.addCleanup(port.stopListening)
         return f"ws://127.0.0.1:{port.getHost().port}/v1"
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait until something holds."""
+        while not condition():
+            await deferLater(self.reactor, 0.01, lambda: None)
 
     async def sentence(self, work: Awaitable[object]) -> str:
         """Return the error with which an end fails."""
@@ -136,6 +142,27 @@ class GoodRelayTests(ExchangeTestCase):
         )
         for sentence in (given, taken):
             self.assertIn("entered wrongly, or guessed, and cannot be used again; ask", sentence)
+
+    async def test_a_relay_waits_for_who_is_leaving(self) -> None:
+        """
+        It stops when the last connection has ended: a joiner with a wrong code hears of it only then. It does
+        not wait for ever.
+        """
+        for leaves in (True, False):
+            relay = await self.relay()
+            _, _, port = relay.url.rpartition("/")[0].partition("//")[2].partition(":")
+            endpoint = TCP4ClientEndpoint(self.reactor, "127.0.0.1", int(port))
+            joiner: Any = await endpoint.connect(Factory.forProtocol(Protocol))
+            protocols = relay._port.factory.protocols
+            await self.until(protocols.__len__)
+            with mock.patch.object(wormhole_exchange, "_LEAVE_S", HOUR_S if leaves else 0.2):
+                stopping = Deferred.fromCoroutine(relay.stop())
+                await deferLater(self.reactor, 0.05, lambda: None)
+                self.assertFalse(stopping.called)
+                self.assertTrue(joiner.transport.connected)
+                if leaves:
+                    joiner.transport.loseConnection()
+                await stopping
 
     async def test_a_joiner_that_falls_silent(self) -> None:
         """The inviter does not wait for ever."""

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import attrs
 import click
 
 from pipegrid.cli import cmd_init
@@ -317,7 +316,7 @@ class ServerJoin:
                 raise InvitationError(
                     "the inviter does not add the server; ask why, and for a new code"
                 )
-            taken = attrs.evolve(taken, numbers=reply.numbers, servers=(*taken.servers, own))
+            taken = taken.with_server(own, reply.numbers)
         self._configure(console, taken)
         self.joined = True
 
@@ -332,7 +331,7 @@ class ServerJoin:
         nickname = node.pop("nickname", taken.nickname)
         config = membership.create_member(
             self._directory,
-            attrs.evolve(taken, nickname=nickname),
+            taken.with_nickname(nickname),
             aliases=alias_lines(named),
             preferences=client_creation.ClientPreferences(node=node, announce=announce),
         )

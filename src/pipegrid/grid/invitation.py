@@ -136,6 +136,14 @@ class Invitation:
     nickname: str = ""
     skipped: tuple[str, ...] = ()
 
+    def with_server(self, server: KnownServer, numbers: GridNumbers) -> Invitation:
+        """Return it with one server more, and the encoding parameters that follow from that."""
+        return attrs.evolve(self, servers=(*self.servers, server), numbers=numbers)
+
+    def with_nickname(self, nickname: str) -> Invitation:
+        """Return it for a client of another nickname."""
+        return attrs.evolve(self, nickname=nickname)
+
     def as_message(self) -> bytes:
         """
         Return the message.

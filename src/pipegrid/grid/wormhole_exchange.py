@@ -357,6 +357,7 @@ async def offer_server(exchange: WormholeExchange, server: KnownServer) -> AddRe
 
 # A relay in this process, for networks without a public one.
 
+_LEAVE_S = 3.0
 _MAX_CONNECTIONS = 32
 _MAX_RELAYED_BYTES = 64 << 20
 
@@ -370,16 +371,24 @@ class Relay:
         url_here: its address on this machine.
     """
 
-    def __init__(self, url: str, url_here: str, port: Any, service: Any) -> None:
+    def __init__(self, reactor: Any, url: str, url_here: str, port: Any, service: Any) -> None:
+        self._reactor = reactor
         self.url = url
         self.url_here = url_here
         self._port = port
         self._service = service
 
     async def stop(self) -> None:
-        """Stop it, with all its connections."""
+        """
+        Stop it, with all its connections.
+
+        An end that has read the last message may still be leaving the mailbox, and learns how the exchange
+        ended only once it has left; it has a few seconds for that.
+        """
         if self._service.running:
             await self._port.stopListening()
+            with suppress(TimeoutError):
+                await self._port.factory.when_unused().addTimeout(_LEAVE_S, self._reactor)
             self._service.stopService()
             for each in tuple(self._port.factory.protocols):
                 each.transport.abortConnection()
@@ -422,7 +431,7 @@ async def start_relay(reactor: Any, host: str, port: int, interface: str = "") -
         f"ws://{f'[{each}]' if ':' in each else each}:{listening.getHost().port}/v1"
         for each in (host, interface or "127.0.0.1")
     )
-    return Relay(url, url_here, listening, service)
+    return Relay(reactor, url, url_here, listening, service)
 
 
 class _RelayConnection(ProtocolWrapper):
@@ -447,6 +456,23 @@ class _BoundedRelay(WrappingFactory):
     def __init__(self, site: Any) -> None:
         super().__init__(site)
         self.left_bytes = _MAX_RELAYED_BYTES
+        self._waiting: list[Deferred[None]] = []
+
+    def when_unused(self) -> Deferred[None]:
+        """Fires once there is no connection."""
+        waiting: Deferred[None] = Deferred()
+        if self.protocols:
+            self._waiting.append(waiting)
+        else:
+            waiting.callback(None)
+        return waiting
+
+    def unregisterProtocol(self, p: Any) -> None:
+        super().unregisterProtocol(p)
+        if not self.protocols:
+            waiting, self._waiting = self._waiting, []
+            for each in waiting:
+                each.callback(None)
 
     def buildProtocol(self, addr: Any) -> Any:
         return super().buildProtocol(addr) if len(self.protocols) < _MAX_CONNECTIONS else None
