@@ -32,6 +32,7 @@ install = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile \
 # appends what it measures to docs/figures.json. Several modules run one after the other. CONTRIBUTING.md lists all.
 ARGS :=
 measure.attack := misc.attack ## enemies of a storage server; at most ten minutes
+measure.backups := misc.speedtest.backups ## pipegrid backup and restic in turns; five minutes
 measure.budgets := misc.speedtest.grid ## round trips of small files, rate of large ones; four minutes
 measure.builds := misc.speedtest.builds_check ## does compare tell builds apart? twelve minutes
 measure.cold := misc.speedtest.cold ## a command from its start to its end; one minute
@@ -65,10 +66,10 @@ args.pipegrid := speedtest run --output speedtest-results
 tests.interop := $(addprefix tests.interop.,tahoe_matrix mutable_matrix mutable_shares mutable_trips wrong_inputs foolscap_grid gateway_grids gateway_replace gateway_returns recorded_web_api round_trips storing_again tahoe_commands)
 tests.mirror := tests.interop.debmirror tests.interop.reposync
 
-MEASURE := attack budgets builds cold crash durability gateway-clients gateways interop large-mutable links many mirror mirror-world peers peers-mutable restic sftp soak speedtest trees
+MEASURE := attack backups budgets builds cold crash durability gateway-clients gateways interop large-mutable links many mirror mirror-world peers peers-mutable restic sftp soak speedtest trees
 
 .DEFAULT_GOAL := help
-.PHONY: help run-module demo test lint types trial coverage pythons prerequisites lowest newest attack budgets builds cold crash durability gateway-clients gateways interop large-mutable links many mirror mirror-world peers peers-mutable restic sftp soak speedtest trees buildbot magic-folder fuzz manpage format fresh clean
+.PHONY: help run-module demo test lint types trial coverage pythons prerequisites lowest newest attack backups budgets builds cold crash durability gateway-clients gateways interop large-mutable links many mirror mirror-world peers peers-mutable restic sftp soak speedtest trees buildbot magic-folder fuzz manpage format fresh clean
 
 help: ## this list
 	@sed -n -E -e 's/^measure\.([a-z-]+) :=.*## (.*)/\1\t\2/p' -e 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 16

@@ -53,8 +53,8 @@ class Side(Protocol):
     def backup(self, tree: Path, name: str) -> Took:
         """Store a tree that may be known."""
 
-    def restore(self, name: str, target: Path) -> None:
-        """Fetch what was stored so last, as PipeGrid reads it; takes its time."""
+    def restore(self, name: str, target: Path) -> Took:
+        """Fetch what was stored so last, as PipeGrid reads it."""
 
     def put(self, tree: Path) -> Took:
         """Store a tree."""
@@ -126,9 +126,9 @@ class Pipegrid:
         """Store a tree that may be known."""
         return self._run("backup", str(tree), "--as", name)
 
-    def restore(self, name: str, target: Path) -> None:
+    def restore(self, name: str, target: Path) -> Took:
         """Fetch the newest run."""
-        self._run("restore", "--as", name, "-o", str(target))
+        return self._run("restore", "--as", name, "-o", str(target))
 
     def put(self, tree: Path) -> Took:
         """Store a tree."""
@@ -185,9 +185,9 @@ class Tahoe:
             self._homes[name] = self._run("mkdir").said
         return self._run("backup", str(tree), f"{self._homes[name]}/here")
 
-    def restore(self, name: str, target: Path) -> None:
+    def restore(self, name: str, target: Path) -> Took:
         """Fetch the newest run."""
-        self._reader.get(f"{self._homes[name]}/here/Latest", target)
+        return self._reader.get(f"{self._homes[name]}/here/Latest", target)
 
     def put(self, tree: Path) -> Took:
         """Store a tree below a directory that is made before."""
