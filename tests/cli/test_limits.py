@@ -17,8 +17,9 @@ from pipegrid.core.encoding_parameters import Params
 
 RATE = 200_000
 SIZES = [200] * 10 + [100_000] * 3
-FREE_BYTES = 2 * RATE
-"""What may pass at once: a quarter of a second's, and what the buffers of two sockets and relays hold."""
+MORE_BYTES = 350_000
+FREE_BYTES = RATE
+"""More than what may pass at once, which is a quarter of a second's."""
 
 
 class LimitRateTests(TestCase):
@@ -35,11 +36,18 @@ class LimitRateTests(TestCase):
         make_tree(self.source, random.Random(1), SIZES)
         return Deferred.fromCoroutine(self.world.start())
 
-    async def limited(self, *arguments: str) -> Ended:
-        """Run a command at the rate; it succeeds, and takes as long as its bytes do."""
+    async def limited(self, *arguments: str, received: int = 0) -> Ended:
+        """
+        Run a command at the rate; it succeeds, and takes as long as its bytes do.
+
+        Args:
+            received: the bytes that it must have read to succeed. More than these may have reached the
+                buffers of its sockets when it ends, unread.
+        """
         ended = await self.world.run(arguments[0], "--limit-rate", f"{RATE}", *arguments[1:])
         self.assertEqual(ended.status, 0, ended.err)
-        passed = max(ended.up, ended.down)
+        self.assertGreater(ended.down, received)
+        passed = max(ended.up, received)
         self.assertGreater(passed, 1.5 * FREE_BYTES, arguments)
         self.assertGreater(ended.seconds, (passed - FREE_BYTES) / RATE, arguments)
         return ended
@@ -49,11 +57,13 @@ class LimitRateTests(TestCase):
 
         async def work() -> None:
             cap = (await self.limited("put", "-r", str(self.source))).out.strip()
-            await self.limited("get", "-r", cap, "-o", str(self.scratch / "got"))
+            got = str(self.scratch / "got")
+            await self.limited("get", "-r", cap, "-o", got, received=sum(SIZES))
             self.assertEqual(described(self.scratch / "got"), described(self.source))
-            (self.source / "more").write_bytes(random.Random(2).randbytes(350_000))
+            (self.source / "more").write_bytes(random.Random(2).randbytes(MORE_BYTES))
             catalogue = (await self.limited("backup", str(self.source))).out.strip()
-            await self.limited("restore", catalogue, "-o", str(self.scratch / "back"))
+            back, size = str(self.scratch / "back"), sum(SIZES) + MORE_BYTES
+            await self.limited("restore", catalogue, "-o", back, received=size)
             self.assertEqual(described(self.scratch / "back"), described(self.source))
 
         return Deferred.fromCoroutine(work())
@@ -65,10 +75,12 @@ class LimitRateTests(TestCase):
             self.world.make_client(self.world.client.with_name("old"), foolscap=True)
             self.world.client = self.world.client.with_name("old")
             file = self.scratch / "file"
-            file.write_bytes(random.Random(3).randbytes(400_000))
+            size = 400_000
+            file.write_bytes(random.Random(3).randbytes(size))
             ended = await self.limited("put", str(file))
             self.assertNotIn("Foolscap", ended.err)
-            await self.limited("get", ended.out.strip(), "-o", str(self.scratch / "back"))
+            cap, back = ended.out.strip(), str(self.scratch / "back")
+            await self.limited("get", cap, "-o", back, received=size)
             self.assertEqual((self.scratch / "back").read_bytes(), file.read_bytes())
 
         return Deferred.fromCoroutine(work())
