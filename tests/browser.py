@@ -44,6 +44,14 @@ LOOK_S = 0.02
 WAIT_S = 20.0
 """How long one is waited for before a test fails."""
 
+BETWEEN_DOCUMENTS = (
+    "Cannot find default execution context",
+    "Cannot find context with specified id",
+    "Execution context was destroyed",
+    "Inspected target navigated or closed",
+)
+"""What the browser says of a page where scripts cannot run yet, or not any more."""
+
 KEYS: dict[str, tuple[str, int, str]] = {
     "Tab": ("Tab", 9, ""),
     "Enter": ("Enter", 13, "\r"),
@@ -244,12 +252,21 @@ class Page:
         clock: Any = installed_reactor
         until_s = clock.seconds() + WAIT_S
         while True:
-            if await self.evaluate(f"!!({condition})"):
+            if await self._holds(condition):
                 return
             if clock.seconds() > until_s:
                 text = await self.evaluate("document.body.innerText")
                 raise BrowserError(f"never true: {condition}; the page says: {text[:2000]}")
             await deferLater(clock, LOOK_S, lambda: None)
+
+    async def _holds(self, condition: str) -> bool:
+        """Return whether an expression is true; it is not while one document takes the place of another."""
+        try:
+            return bool(await self.evaluate(f"!!({condition})"))
+        except BrowserError as error:
+            if any(text in str(error) for text in BETWEEN_DOCUMENTS):
+                return False
+            raise
 
     # As people use it.
 
