@@ -22,7 +22,7 @@ from pipegrid.errors import (
 )
 from pipegrid.flow.concurrency_limits import SmallFileCapacity
 from pipegrid.reactor.deferreds import Timer
-from pipegrid.transport.interface import StorageServer, disconnected
+from pipegrid.transport.interface import StorageServer, disconnected, read_small
 from pipegrid.wire.storage_messages import LeaseSecrets, ServerIdentity
 
 if TYPE_CHECKING:
@@ -229,6 +229,12 @@ class FailoverServer:
                 questions
             )  # sends no survey, but may ask whether the server supports them
         return None
+
+    def read_small(self, storage_index: bytes, share_number: int, length: int) -> Deferred[bytes]:
+        """Read the beginning of a small share; see ``transport.interface.read_small``."""
+        if self._chosen is None:
+            return self.read(storage_index, share_number, 0, length)
+        return read_small(self._current, storage_index, share_number, length)
 
     def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """Add or renew a lease where there are shares; see ``transport.surveys``."""

@@ -500,6 +500,26 @@ def why_failed(written: Iterable[tuple[int, tuple[bool, Any]]]) -> dict[int, Ser
     return failed
 
 
+# Small shares, many at the same time.
+
+
+def read_small(
+    server: StorageServer, storage_index: bytes, share_number: int, length: int
+) -> Deferred[bytes]:
+    """
+    Read the beginning of a complete share that is small, as ``read`` does.
+
+    If the server has a method ``read_small``, that may put it into one request with others of the same
+    turn of the reactor. Not ordered with other operations: it is meant for files that do not change.
+    """
+    method: Callable[[bytes, int, int], Deferred[bytes]] | None = getattr(
+        server, "read_small", None
+    )
+    if method is None:
+        return server.read(storage_index, share_number, 0, length)
+    return method(storage_index, share_number, length)
+
+
 # Base class of consumers of a server's or a download's stream: keeps its producer.
 
 

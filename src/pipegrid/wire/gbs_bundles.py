@@ -1,5 +1,5 @@
 """
-Bundles: many small shares to one server in one message, an extension of GBS
+Bundles: many small shares to one server in one message, or from it, an extension of GBS
 (``docs/reference-bundles.md``).
 
 Messages are CBOR; both ends check them, and raise ``ValueError``.
@@ -219,3 +219,73 @@ def _numbers(value: Any, where: str) -> frozenset[int]:
         if type(number) is not int or not 0 <= number <= cbor.MAX_UINT:
             cbor.expect_uint(number, where)
     return frozenset(numbers)
+
+
+# Bundles of reads.
+
+MAX_READS = 64
+"""The limit for one bundle: each opens a file, during which the server serves no other client."""
+MAX_READ_BYTES = 128 * 1024
+"""The limit of all bytes that are asked for in one bundle: the server holds them until they are sent."""
+MAX_READ_BUNDLE_BYTES = 4 * 1024
+
+READ_ANSWER_BYTES = 6
+"""The size of an answer's item in addition to its data, at most."""
+
+_READ_BUNDLE_ITEMS = 1 + 4 * MAX_READS
+_READS_ANSWER_ITEMS = 1 + MAX_READS
+_MAX_READS_ANSWER_BYTES = MAX_READ_BYTES + (1 + MAX_READS) * READ_ANSWER_BYTES
+
+
+@attrs.frozen
+class BundledRead:
+    """
+    The beginning of a share to read, which is all of it if the share is not longer.
+
+    Attributes:
+        storage_index: 16 bytes.
+        length: 1 to ``MAX_READ_BYTES``.
+    """
+
+    storage_index: bytes
+    share_number: int
+    length: int
+
+
+def pack_reads(reads: Sequence[BundledRead]) -> bytes:
+    """Return a bundle of at most ``MAX_READS``, for at most ``MAX_READ_BYTES``."""
+    return cbor.dumps([[each.storage_index, each.share_number, each.length] for each in reads])
+
+
+def unpack_reads(body: Buffer) -> list[BundledRead]:
+    """Return the reads of a bundle."""
+    value = cbor.loads(body, MAX_READ_BUNDLE_BYTES, _READ_BUNDLE_ITEMS)
+    reads = [_unpack_read(each) for each in cbor.expect_list(value, "the bundle", MAX_READS)]
+    if sum(each.length for each in reads) > MAX_READ_BYTES:
+        raise ValueError(f"a bundle for more than {MAX_READ_BYTES} bytes")
+    return reads
+
+
+def _unpack_read(value: Any) -> BundledRead:
+    index, number, length = cbor.expect_fields(value, 3, "a read")
+    cbor.expect_uint(number, "a share's number")
+    if not cbor.expect_uint(length, "a read's length", MAX_READ_BYTES):
+        raise ValueError("a read of no bytes")
+    return BundledRead(cbor.expect_index(index), number, length)
+
+
+def pack_read_answers(answers: Sequence[bytes | int]) -> bytes:
+    """Return the answer to a bundle; a number is the HTTP status with which one read was rejected."""
+    return cbor.dumps(list(answers))
+
+
+def unpack_read_answers(body: Buffer, reads: Sequence[BundledRead]) -> list[bytes | int]:
+    """Return the bytes of each read of a bundle, or its status, in the order of the reads."""
+    value = cbor.loads(body, _MAX_READS_ANSWER_BYTES, _READS_ANSWER_ITEMS)
+    answers = cbor.expect_answers(value, len(reads), "reads")
+    for answer, read in zip(answers, reads, strict=True):
+        if type(answer) is int:
+            cbor.expect_status(answer)
+        elif len(cbor.expect_bytes(answer, "a read")) > read.length:
+            raise ValueError("a read has more bytes than were asked for")
+    return answers

@@ -257,6 +257,7 @@ _ROOT = "/storage/v1"
 VERSION_PATH = f"{_ROOT}/version"
 BUNDLE_PATH = f"{_ROOT}/bundle"
 SURVEY_PATH = f"{_ROOT}/survey"
+READ_BUNDLE_PATH = f"{_ROOT}/read-bundle"
 _SHARE_NUMBER_DIGITS = 9  # far more than any share number has
 
 
@@ -266,6 +267,7 @@ class Resource(Enum):
     VERSION = "version"
     BUNDLE = "bundle"
     SURVEY = "survey"
+    READ_BUNDLE = "read-bundle"
     ALLOCATE = "immutable/<si>"
     SHARES = "immutable/<si>/shares"
     SHARE = "immutable/<si>/<n>"
@@ -330,7 +332,8 @@ def lease_path(storage_index: bytes) -> str:
 
 
 _PATH = re.compile(
-    rf"{_ROOT}/(?:(?P<alone>version|bundle|survey)|(?P<kind>immutable|mutable|lease)/(?P<si>[a-z2-7]{{26}})"
+    rf"{_ROOT}/(?:(?P<alone>version|bundle|survey|read-bundle)"
+    r"|(?P<kind>immutable|mutable|lease)/(?P<si>[a-z2-7]{26})"
     rf"(?:/(?P<number>[0-9]{{1,{_SHARE_NUMBER_DIGITS}}}))?"
     r"(?:/(?P<verb>shares|abort|corrupt|read-test-write))?)\Z"
 )

@@ -1,5 +1,5 @@
 """
-Carries out bundles: many small uploads in one request, each as its own requests would be
+Carries out bundles: many small uploads or reads in one request, each as its own requests would be
 (``wire.gbs_bundles``).
 """
 
@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.disk.group_commit import Ending
+from pipegrid.errors import NoSuchShare
 from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.receivers import InSteps, Service, Turn, reason_of
 from pipegrid.server.gbs.request_check import Operation, Rule
@@ -22,7 +23,7 @@ from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.uploads.eviction import NOBODY, Client
 from pipegrid.storage.uploads.incoming_share import IncomingShare
 from pipegrid.wire import gbs_bundles
-from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
+from pipegrid.wire.gbs_bundles import BundledAnswer, BundledRead, BundledUpload
 from pipegrid.wire.storage_messages import Allocation
 
 _STORED = responses.SHARE_COMPLETE.status
@@ -243,3 +244,58 @@ def _is_whole(wanted: BundledUpload) -> bool:
         and wanted.share_bytes > 0
         and all(number in _JUST and len(shares[number]) == wanted.share_bytes for number in shares)
     )
+
+
+# Reads.
+
+_ITEM_BYTES = 64
+"""The memory of one item of an answer, in addition to its data."""
+
+
+class ReadService(Service, Protocol):
+    """What read bundles need in addition to ``Service``."""
+
+    store: ShareStore
+    sent_bytes: int
+
+
+class ReadBundle(InSteps):
+    """
+    Receives a bundle, and reads one share in each step.
+
+    If one read is rejected, the others are answered.
+    """
+
+    def __init__(self, service: ReadService, rule: Rule) -> None:
+        super().__init__(service, rule, (), self._read_in_steps, self._say)
+        self._service = service
+        self._results: list[bytes | int] = []
+
+    def _read_in_steps(self, body: Buffer) -> Iterator[None]:
+        try:
+            reads = gbs_bundles.unpack_reads(body)
+        except ValueError as error:
+            self.refuse(responses.text(400, str(error)))
+            return
+        # Before anything is read: what many clients ask for must not be in memory at the same time.
+        if not self.charge(sum(_ITEM_BYTES + each.length for each in reads)):
+            self.refuse(responses.BUSY)
+            return
+        for read in reads:
+            yield
+            self._results.append(_read(self._service, read))
+
+    def _say(self, _: Buffer) -> Answer:
+        return responses.cbor(gbs_bundles.pack_read_answers(self._results))
+
+
+def _read(service: ReadService, read: BundledRead) -> bytes | int:
+    try:
+        if read.share_number > MAX_SHARE_NUMBER:
+            raise NoSuchShare(f"share number {read.share_number} is not valid")
+        with service.store.open_share(read.storage_index, read.share_number) as reader:
+            data = reader.read_exactly(0, min(read.length, reader.share_bytes))
+    except Exception as error:
+        return service.answer_error(Operation.READ, error).status
+    service.sent_bytes += len(data)
+    return data

@@ -118,6 +118,7 @@ class Operation(Enum):
     WRITE = "write"
     BUNDLE = "bundle"
     SURVEY = "survey"
+    READ_BUNDLE = "read bundle"
     ABORT = "abort"
     LIST = "list"
     READ = "read"
@@ -170,6 +171,13 @@ _RULES: dict[Resource, dict[bytes, Rule]] = {
     Resource.SURVEY: {
         b"POST": Rule(
             Operation.SURVEY, body_limit_bytes=gbs_surveys.MAX_SURVEY_BYTES, answers_cbor=True
+        )
+    },
+    Resource.READ_BUNDLE: {
+        b"POST": Rule(
+            Operation.READ_BUNDLE,
+            body_limit_bytes=gbs_bundles.MAX_READ_BUNDLE_BYTES,
+            answers_cbor=True,
         )
     },
     Resource.SHARES: {b"GET": _LIST, b"HEAD": _LIST},

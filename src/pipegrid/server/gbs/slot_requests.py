@@ -310,18 +310,23 @@ class SlotChangeCall(InSteps):
 
 
 class SlotHandlers:
-    """Carries out the other requests, in the order of the queue."""
+    """
+    Carries out the other requests, in the order of the queue.
 
-    def __init__(self, slots: Slots, queue: SlotQueue) -> None:
+    Args:
+        headers: whole lines to add to answers that list shares.
+    """
+
+    def __init__(self, slots: Slots, queue: SlotQueue, headers: bytes) -> None:
         self._slots = slots
         self._queue = queue
+        self._headers = headers
 
     def list_shares(self, admitted: Admitted, body: Buffer) -> Deferred[Answer]:
         """Answer with the numbers of all mutable shares of the storage index."""
         storage_index = admitted.target.storage_index
         numbers = self._queue.read(storage_index, self._slots.list_shares, storage_index)
-        return numbers.addCallback(_answer_numbers)
+        return numbers.addCallback(self._answer_numbers)
 
-
-def _answer_numbers(numbers: frozenset[int]) -> Answer:
-    return responses.cbor(gbs_messages.pack_shares(numbers))
+    def _answer_numbers(self, numbers: frozenset[int]) -> Answer:
+        return responses.cbor(gbs_messages.pack_shares(numbers), headers=self._headers)

@@ -26,7 +26,7 @@ from pipegrid.errors import (
 )
 from pipegrid.reactor import process_settings
 from pipegrid.server.gbs import responses
-from pipegrid.server.gbs.bundles import Bundle
+from pipegrid.server.gbs.bundles import Bundle, ReadBundle
 from pipegrid.server.gbs.receivers import AllocateCall, Call, Receiver, Refusal, ShareStream, Write
 from pipegrid.server.gbs.request_check import Admitted, Operation, Request, admit, is_authorized
 from pipegrid.server.gbs.responses import Answer
@@ -92,7 +92,7 @@ class GbsService:
         self._authorization = gbs_messages.authorization(swissnum)
         self._waiting_for_room: list[Callable[[], None]] = []
         self.slots = SlotQueue(durability)
-        slot_handlers = SlotHandlers(store.slots, self.slots)
+        slot_handlers = SlotHandlers(store.slots, self.slots, self.offer)
         self.large_bytes = LARGE_MESSAGE_BYTES
         self._held_bytes = 0
         self._held_most = 0  # the maximum since memory was given back
@@ -202,6 +202,8 @@ class GbsService:
             return Bundle(self, rule, request.client)
         if operation is Operation.SURVEY:
             return Survey(self, rule)
+        if operation is Operation.READ_BUNDLE:
+            return ReadBundle(self, rule)
         if operation is Operation.READ_TEST_WRITE:
             return SlotChangeCall(
                 self, admitted, self.store.slots, self.slots, request.content_length
@@ -271,7 +273,8 @@ class GbsService:
 
     def _list(self, admitted: Admitted, body: Buffer) -> Answer:
         return responses.cbor(
-            gbs_messages.pack_shares(self.store.list_shares(admitted.target.storage_index))
+            gbs_messages.pack_shares(self.store.list_shares(admitted.target.storage_index)),
+            headers=self.offer,
         )
 
     def _read(self, target: GbsTarget, wanted: bytes | None) -> Answer:

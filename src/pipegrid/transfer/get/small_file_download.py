@@ -22,6 +22,7 @@ from pipegrid.transfer.get.get_history import GetHistory
 from pipegrid.transfer.peers import Peer, TransferContext, last_activity_s, ring
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
+from pipegrid.transport.interface import read_small
 
 # Nearly every small file that is fetched among many others is read this way. The spans, streams, readers
 # and hedges of ``Download`` are not needed for it, and would take most of its time. If a share is missing,
@@ -130,7 +131,7 @@ class SmallFileDownload:
     def _send(self) -> None:
         length = self._form.share_bytes
         for number, peer in enumerate(self._order):
-            call = peer.server.read(self._cap.storage_index, number, 0, length)
+            call = read_small(peer.server, self._cap.storage_index, number, length)
             self._unanswered[number] = call
             call.addBoth(self._answered, number)
 

@@ -38,6 +38,7 @@ from pipegrid.reactor.tls_settings import http_context
 from pipegrid.transport.gbs.bundles import MAX_SHARE_BYTES
 from pipegrid.transport.gbs.foolscap_offload import FoolscapOffload, OffloadServer
 from pipegrid.transport.gbs.ordered_requests import GbsOrder
+from pipegrid.transport.gbs.read_bundles import MAX_SMALL_READ_BYTES, GbsReadBundles
 from pipegrid.transport.gbs.read_streams import GbsStreams
 from pipegrid.transport.gbs.requests import GbsRequests, GbsSettings
 from pipegrid.transport.gbs.response_outcomes import GbsAnswers
@@ -279,6 +280,12 @@ class GbsServer:
         self._reads = HostPool(clock, endpoints, name, limits)
         self._streams = GbsStreams(self._reads, *talk, settings.max_streams)
         self._surveys = GbsSurveys(*talk)
+        self._read_bundles = GbsReadBundles(
+            clock,
+            *talk,
+            self._ask_unordered,
+            lambda index, number, length: self.read(index, number, 0, length),
+        )
         self._beside = None if open_beside is None else FoolscapOffload(clock, open_beside)
 
     def __repr__(self) -> str:
@@ -401,7 +408,7 @@ class GbsServer:
     def list_shares(self, storage_index: bytes) -> Deferred[frozenset[int]]:
         """Ask for the numbers of all complete shares."""
         request = self._requests.list_shares(storage_index)
-        return self._ask(storage_index, None, request, self._answers.shares)
+        return self._ask(storage_index, None, request, self._shares)
 
     def read(
         self, storage_index: bytes, share_number: int, offset: int, length: int
@@ -436,6 +443,25 @@ class GbsServer:
 
         request = self._requests.read(storage_index, share_number, offset, wanted, mutable=mutable)
         return request, unpack
+
+    def read_small(self, storage_index: bytes, share_number: int, length: int) -> Deferred[bytes]:
+        """
+        Read the beginning of a small share, in one request with others if the server takes that; see
+        ``transport.interface.read_small``.
+        """
+        if self._asked.disconnected:
+            return fail(self._asked.gone())
+        if not (self.takes_bundles and self._read_bundles.taken):
+            self._ask_what_it_takes()
+            return self.read(storage_index, share_number, 0, length)
+        if length > MAX_SMALL_READ_BYTES:
+            return self.read(storage_index, share_number, 0, length)
+        return self._read_bundles.read(storage_index, share_number, length)
+
+    def _ask_what_it_takes(self) -> None:
+        """Ask for the version, once: the response says whether the server takes bundles."""
+        if self._surveys.may_offer():
+            self.version().addErrback(lambda failure: failure.trap(ServerError, CancelledError))
 
     def stream(
         self, storage_index: bytes, share_number: int, offset: int, length: int, consumer: IConsumer
@@ -478,8 +504,7 @@ class GbsServer:
         calls.
         """
         if not self.is_known_to_take_surveys:
-            if self._surveys.may_offer():
-                self.version().addErrback(lambda failure: failure.trap(ServerError, CancelledError))
+            self._ask_what_it_takes()
             return None
         return self._asked.track(lambda: self._surveys.ask(self._question, questions))
 
@@ -506,6 +531,12 @@ class GbsServer:
                 lambda: self._uploads.upload(request, unpack),
             )
         )
+
+    def _shares(self, answer: RawResponse) -> frozenset[int]:
+        return self._uploads.heard(answer, self._answers.shares)
+
+    def _ask_unordered(self, request: RawRequest) -> Deferred[RawResponse]:
+        return self._asked.track(lambda: self._question(request))
 
     def _question(self, request: RawRequest) -> Deferred[RawResponse]:
         """
@@ -534,7 +565,7 @@ class GbsServer:
     def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
         """Ask for the numbers of all mutable shares."""
         request = self._requests.list_shares(storage_index, mutable=True)
-        return self._ask(storage_index, None, request, self._answers.shares)
+        return self._ask(storage_index, None, request, self._shares)
 
     def read_slot(
         self, storage_index: bytes, reads: Reads, expected: Numbers = frozenset()
@@ -571,6 +602,7 @@ class GbsServer:
         """Close connections and fail unanswered requests; fires when all are closed."""
         self._asked.give_up()
         self._order.give_up(self._asked.gone)
+        self._read_bundles.give_up(self._asked.gone)
         beside = [] if self._beside is None else [self._beside.disconnect()]
         gone = [self._uploads.close(self._asked.gone), self._reads.close(), *beside]
         return DeferredList(gone).addCallback(lambda _: None)

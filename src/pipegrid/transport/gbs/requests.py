@@ -13,7 +13,7 @@ from pipegrid.core import base32
 from pipegrid.http11.exchange import ConsumerChoice, RawRequest
 from pipegrid.http11.limits import Limits
 from pipegrid.wire import gbs_bundles, gbs_messages
-from pipegrid.wire.gbs_bundles import BundledUpload
+from pipegrid.wire.gbs_bundles import BundledRead, BundledUpload
 from pipegrid.wire.server_address import Nurl
 from pipegrid.wire.storage_messages import (
     Changes,
@@ -72,6 +72,7 @@ _IMMUTABLE = b"/storage/v1/immutable/"
 _MUTABLE = b"/storage/v1/mutable/"
 _LEASE = b"/storage/v1/lease/"
 _BUNDLE = b"POST " + gbs_messages.BUNDLE_PATH.encode("ascii")
+_READ_BUNDLE = b"POST " + gbs_messages.READ_BUNDLE_PATH.encode("ascii")
 _SURVEY = b"POST " + gbs_messages.SURVEY_PATH.encode("ascii")
 
 
@@ -161,6 +162,14 @@ class GbsRequests:
         request = self._message(_SURVEY, b"", gbs_surveys.pack_survey(questions))
         request.expected_response_bytes = ANSWER_BYTES + sum(
             ANSWER_QUESTION_BYTES + sum(one.length for one in each.samples) for each in questions
+        )
+        return request
+
+    def read_bundle(self, reads: Sequence[BundledRead]) -> RawRequest:
+        """Read the beginnings of many small shares in one request."""
+        request = self._message(_READ_BUNDLE, b"", gbs_bundles.pack_reads(reads))
+        request.expected_response_bytes = ANSWER_BYTES + sum(
+            gbs_bundles.READ_ANSWER_BYTES + each.length for each in reads
         )
         return request
 

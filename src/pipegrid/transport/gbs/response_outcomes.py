@@ -24,7 +24,7 @@ from pipegrid.transport.interface import (
     wrong_swissnum,
 )
 from pipegrid.wire import gbs_bundles, gbs_messages
-from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
+from pipegrid.wire.gbs_bundles import BundledAnswer, BundledRead, BundledUpload
 from pipegrid.wire.storage_messages import Allocation, Reads, ServerVersion, SlotResult, WriteAnswer
 
 if TYPE_CHECKING:
@@ -122,6 +122,23 @@ class GbsAnswers:
             raise self._refusal(answer.status, answer.body, "a survey")
         answers = self._unpack(gbs_surveys.unpack_answers, answer, "a survey", questions)
         return [self._surveyed(each) for each in answers]
+
+    def bundled_reads(
+        self, answer: RawResponse, reads: Sequence[BundledRead]
+    ) -> list[bytes | ServerError]:
+        """Return the results of the reads in a bundle."""
+        if answer.status != 200:
+            raise self._refusal(answer.status, answer.body, "a bundle of reads")
+        answers = self._unpack(gbs_bundles.unpack_read_answers, answer, "a bundle of reads", reads)
+        return [
+            one if isinstance(one, bytes) else self._refused_read(one, read.share_number)
+            for one, read in zip(answers, reads, strict=True)
+        ]
+
+    def _refused_read(self, status: int, share_number: int) -> ServerError:
+        if status == 404:
+            return no_share(self._server, share_number)
+        return self._refusal(status, b"", "a read", share_number)
 
     def _surveyed(self, answer: SurveyAnswer | int) -> Surveyed | ServerError:
         from pipegrid.transport.surveys import Surveyed
