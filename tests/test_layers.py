@@ -81,10 +81,10 @@ EXCEPTIONS = {
     "server/serve.py": "a server that announces itself nowhere spares the introducer's protocol: 27 ms",
     "speedtest/html_report.py": "charts need optional libraries: 650 ms",
     "speedtest/child_processes.py": "servers without an emulated link spare it: 80 ms",
-    "transfer/put/source_opener.py": "a file that is known by its path spares what copies streams: 18 ms",
+    "transfer/put/rereadable_source.py": "a file that is known by its path spares what copies streams: 18 ms",
     "transport/gbs/response_outcomes.py": "immutable files spare messages of mutable ones, and surveys: 4 ms",
     "transport/gbs/requests.py": "immutable files spare the messages of mutable ones, and surveys: 3 ms",
-    "tree/public_grid.py": "single files spare directories, and one kind of work with trees the others",
+    "tree/grid_api.py": "single files spare directories, and one kind of work with trees the others",
     "tree/upload_target.py": "a put of a tree spares what checks it: 55 ms",
 }
 """

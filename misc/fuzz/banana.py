@@ -20,8 +20,8 @@ from zope.interface import implementer
 
 from misc.attack.foolscap import call, opened, string, token, value
 from misc.fuzz.choices import Choices
-from pipegrid.wire.banana import ABORT, CLOSE, FLOAT, LONGINT, OPEN, PING, STRING, VOCAB
 from pipegrid.wire.banana_receiver import FIRST_COST, MAX_TOKENS, TOKEN_COST, Bounds
+from pipegrid.wire.banana_tokenizer import ABORT, CLOSE, FLOAT, LONGINT, OPEN, PING, STRING, VOCAB
 from pipegrid.wire.foolscap_broker import BoundedBroker
 from pipegrid.wire.foolscap_interfaces import ALLOCATED, RIStorageServer
 

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from pipegrid.flow.window import AutoWindow
     from pipegrid.grid.client_creation import create_local
     from pipegrid.http11 import PipelinedAgent
-    from pipegrid.mirror.public_mirror import Mirror
+    from pipegrid.mirror.mirror_api import Mirror
     from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
     from pipegrid.transfer.results import (
         CheckResult,
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
         RepairResult,
     )
     from pipegrid.tree.directory import Child, Directory
-    from pipegrid.tree.public_grid import Grid
+    from pipegrid.tree.grid_api import Grid
 
 _HOMES = {
     "AutoWindow": "pipegrid.flow.window",
@@ -84,10 +84,10 @@ _HOMES = {
     "CreateResult": "pipegrid.transfer.mutable.publish",
     "Directory": "pipegrid.tree.directory",
     "GetResult": "pipegrid.transfer.results",
-    "Grid": "pipegrid.tree.public_grid",
+    "Grid": "pipegrid.tree.grid_api",
     "Link": "pipegrid.core.mutable.directory_edits",
     "LitCap": "pipegrid.core.caps",
-    "Mirror": "pipegrid.mirror.public_mirror",
+    "Mirror": "pipegrid.mirror.mirror_api",
     "Params": "pipegrid.core.encoding_parameters",
     "Pipeline": "pipegrid.flow.pipeline",
     "PipelinedAgent": "pipegrid.http11",

@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.cli.startup import fast_args
 from pipegrid.errors import UsageError
 from pipegrid.mirror import mirror_urls
-from pipegrid.mirror.epoll_sockets import SocketCache
+from pipegrid.mirror.epoll_socket_cache import SocketCache
 from pipegrid.mirror.preconnect_mirrors import (
     LONG_LIST_BYTES,
     EarlySockets,

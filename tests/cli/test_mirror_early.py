@@ -16,7 +16,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.mirror_debian_rpm import RpmOptions, rpm_job
 from pipegrid.cli.mirror_options import MirrorOptions
 from pipegrid.cli.startup.lazy_modules import LAZY
-from pipegrid.mirror import blocking_mirror
+from pipegrid.mirror import mirror_without_reactor
 from pipegrid.mirror.destination import Destination
 from tests.cli.test_imports import _COMMAND, modules
 from tests.cli.test_mirror_shortcut import REACTOR
@@ -136,7 +136,7 @@ class EarlyTests(SynchronousTestCase):
         """More than such a file may have is not read, and nothing that nobody asked for."""
         archive = RpmArchive(self.signer)
         self.serve(archive.files)
-        self.patch(blocking_mirror, "MISSING_BYTES", 4)
+        self.patch(mirror_without_reactor, "MISSING_BYTES", 4)
         for answer in (self.plain, lambda *_: ok(b"") + b"more", lambda *_: ok(bytes(9 << 20))):
             self.server.answer = answer
             fetching = MirrorOptions(urls=(self.server.url,), connections=1, durability="none")

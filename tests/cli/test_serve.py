@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from pipegrid.cli.app import start
 from pipegrid.cli.cmd_serve import introducers_of
 from pipegrid.cli.console import Console
-from pipegrid.disk.running_process import process_began
+from pipegrid.disk.directory_claim import process_began
 from pipegrid.errors import UsageError
 from pipegrid.grid.storage_server_settings import ServerDirectory
 from pipegrid.server import identity

@@ -16,7 +16,7 @@ from typing import Any
 from misc.command import environment
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.startup.fast_verify import verify_if_same
+from pipegrid.cli.startup.fast_mirror_verify import verify_if_same
 from pipegrid.mirror import quick_check
 from pipegrid.mirror.archive_file import ArchiveFile
 from pipegrid.mirror.destination import Destination

@@ -11,7 +11,7 @@ import time
 from http.client import HTTPConnection
 from typing import Any
 
-from pipegrid.disk.running_process import process_began, refuse_if_running
+from pipegrid.disk.directory_claim import process_began, refuse_if_running
 from pipegrid.gateway.gateway_settings import load_settings
 from tests.cli.processes import TIMEOUT_S, ProcessTestCase, in_fresh_processes
 

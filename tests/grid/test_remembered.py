@@ -6,7 +6,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.put.placement_history import FOUND_NAME, REMEMBERED, open_elsewhere
+from pipegrid.transfer.put.ask_first_policy import FOUND_NAME, REMEMBERED, open_elsewhere
 from tests.pipes import pipe_in_place
 
 

@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.mirror import debian, debian_metadata, decompression, public_mirror, suites
+from pipegrid.mirror import debian, debian_metadata, decompression, mirror_api, suites
 from pipegrid.mirror.archive_file import BadEntry, MirrorError
 from pipegrid.mirror.debian import DebianArchive, DebianOutcome
 from pipegrid.mirror.decompression import unpacked
@@ -813,7 +813,7 @@ class RefusalTests(DebianCase):
         host.bytes_per_s = 10
         began_s = world.clock.seconds()
         self.refused("InRelease did not arrive within 300 s")
-        self.assertLess(world.clock.seconds() - began_s, public_mirror.MOST_S + 60)
+        self.assertLess(world.clock.seconds() - began_s, mirror_api.MOST_S + 60)
 
     def test_indexes(self) -> None:
         """Paths that lead out, sizes that lie, weak hashes."""

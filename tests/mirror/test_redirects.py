@@ -14,12 +14,12 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror import host_scheduler
 from pipegrid.mirror.archive_file import wanted
-from pipegrid.mirror.blocking_mirror import fetch_small
-from pipegrid.mirror.epoll_sockets import SocketCache
+from pipegrid.mirror.epoll_socket_cache import SocketCache
 from pipegrid.mirror.host_scheduler import FIRST_REQUESTS
 from pipegrid.mirror.local_check import VerifyPolicy
 from pipegrid.mirror.mirror_run import MirrorRun
 from pipegrid.mirror.mirror_urls import HostAccess, RedirectRefused, own_route, parse_url
+from pipegrid.mirror.mirror_without_reactor import fetch_small
 from pipegrid.mirror.redirects import (
     MAX_LOCATION_BYTES,
     MAX_REDIRECTS,
@@ -28,7 +28,7 @@ from pipegrid.mirror.redirects import (
 )
 from pipegrid.mirror.response_head import UnsupportedResponse
 from pipegrid.testing.network import run
-from tests.mirror.test_public_mirror import MirrorCase
+from tests.mirror.test_mirror_api import MirrorCase
 from tests.mirror.test_sprint import Server, SprintCase, ok
 from tests.mirror.world import ok as world_ok
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror import blocking_mirror
+from pipegrid.mirror import mirror_without_reactor
 from pipegrid.mirror.response_head import MAX_HEAD_BYTES, SmallResponses, UnsupportedResponse
 from tests.mirror.test_sprint import ok
 
@@ -42,8 +42,8 @@ class WaitingTests(SynchronousTestCase):
     ) -> tuple[dict[str, bytes], float]:
         """Return what came of a file, and how long that took."""
         wire: Any = Wire(pieces)
-        self.patch(blocking_mirror, "time", wire)
-        asking = blocking_mirror._Asking(wire, lambda: wire.now_s > 1000 + stops_s)
+        self.patch(mirror_without_reactor, "time", wire)
+        asking = mirror_without_reactor._Asking(wire, lambda: wire.now_s > 1000 + stops_s)
         try:
             found = asking.answers([("a", MOST_BYTES)])
         except UnsupportedResponse:
@@ -73,7 +73,7 @@ class WaitingTests(SynchronousTestCase):
             pieces = [(0.0, start)] * bool(start) + [(0.1, None)] * 1000
             found, taken_s = self.ask(iter(pieces))
             self.assertEqual(found, {})
-            self.assertLess(taken_s, blocking_mirror.STALL_S + 1)
+            self.assertLess(taken_s, mirror_without_reactor.STALL_S + 1)
 
     def test_drips(self) -> None:
         """A byte at a time, in a head or in a body, is next to nothing, though something always comes."""
@@ -81,14 +81,14 @@ class WaitingTests(SynchronousTestCase):
         for data in (ok(bytes(50_000)), head):
             found, taken_s = self.ask((0.05, bytes([byte])) for byte in data)
             self.assertEqual(found, {})
-            self.assertLess(taken_s, blocking_mirror.STALL_S + 1)
+            self.assertLess(taken_s, mirror_without_reactor.STALL_S + 1)
 
     def test_in_all(self) -> None:
         """Who gives just enough is not waited for for ever."""
         data = ok(bytes(MOST_BYTES))
         found, taken_s = self.ask((4.0, data[at : at + 4096]) for at in range(0, len(data), 4096))
         self.assertEqual(found, {})
-        self.assertLess(taken_s, blocking_mirror.MOST_S + 5)
+        self.assertLess(taken_s, mirror_without_reactor.MOST_S + 5)
 
     def test_stopped(self) -> None:
         """It ends when it is told to, also while something comes all the time."""
@@ -120,6 +120,6 @@ class EnemyTests(SynchronousTestCase):
             b"",
         ):
             wire: Any = Wire((0.0, data[at : at + 65_536]) for at in range(0, len(data), 65_536))
-            asking = blocking_mirror._Asking(wire, lambda: False)
+            asking = mirror_without_reactor._Asking(wire, lambda: False)
             self.assertRaises(UnsupportedResponse, asking.answers, [("a", MOST_BYTES)])
             self.assertLess(len(asking._data), 2 * MAX_HEAD_BYTES + 2)

@@ -24,7 +24,7 @@ from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.epoll_connection import Connection, Lost
 from pipegrid.mirror.epoll_driver import HostConnector
-from pipegrid.mirror.epoll_sockets import SocketCache, can_use_epoll
+from pipegrid.mirror.epoll_socket_cache import SocketCache, can_use_epoll
 from pipegrid.mirror.file_scheduler import Scheduler, Tally
 from pipegrid.mirror.host_scheduler import FetchSchedule
 from pipegrid.mirror.local_check import VerifyPolicy

@@ -20,7 +20,7 @@ from zope.interface import implementer
 
 from pipegrid.mirror.file_scheduler import Report
 from pipegrid.mirror.local_check import MirrorEntry
-from pipegrid.mirror.public_mirror import Mirror
+from pipegrid.mirror.mirror_api import Mirror
 from pipegrid.testing.clock import HeapClock
 from pipegrid.testing.grid import InlineWorkers
 from pipegrid.testing.network import SimulatedNetwork, leaks, run

@@ -193,7 +193,7 @@ class WallTimeTests(SynchronousTestCase):
         dates = {
             "reactor/process_settings.py",  # tells of it
             "cli/__init__.py",  # whether it tells anything at all
-            "disk/running_process.py",  # when a process began, for other programs
+            "disk/directory_claim.py",  # when a process began, for other programs
             "gateway/recorded_grid.py",  # when a transfer began, for people
             "gateway/sftp/file_writer.py",  # times of files
             "gateway/sftp/sftp_attributes.py",  # how a listing writes the date of a file

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk.running_process import NAME, process_began, refuse_if_running
+from pipegrid.disk.directory_claim import NAME, process_began, refuse_if_running
 from pipegrid.errors import UsageError
 from tests.pipes import pipe_in_place
 

@@ -44,7 +44,7 @@ from pipegrid.server.gbs import storage_operations as http_service
 from pipegrid.testing.faults import Crash, Cut, FaultPlan, Partition, Refuse, Slow, Stall
 from pipegrid.testing.network import Hung, timeline
 from pipegrid.transfer.get import hedge_policy, share_readers
-from pipegrid.transfer.put import placement_history, write_batches
+from pipegrid.transfer.put import ask_first_policy, write_batches
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from tests.core.simple_encoder import Encoded, encode
@@ -64,7 +64,7 @@ LIMIT_S = 4000.0
 SMALL: tuple[tuple[Any, str, int], ...] = (
     (write_batches, "BATCH_BYTES", 4096),
     (write_batches, "LET_GO_BYTES", 1000),
-    (placement_history, "SMALL_BYTES", 500),
+    (ask_first_policy, "SMALL_BYTES", 500),
     (request_writer, "PIECE_BYTES", 900),
     (request_writer, "LARGEST_PIECE_BYTES", 1000),
     (share_readers, "STREAM_BYTES", 1500),

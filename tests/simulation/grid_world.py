@@ -48,7 +48,7 @@ from pipegrid.testing.link_model import Bottleneck
 from pipegrid.testing.network import SimulatedNetwork, leaks, run
 from pipegrid.testing.tcp_socket import TcpOptions
 from pipegrid.transfer.peers import Peer
-from pipegrid.transfer.put.placement_history import AskFirst
+from pipegrid.transfer.put.ask_first_policy import AskFirst
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.requests import GbsSettings

@@ -21,8 +21,8 @@ from pipegrid.speedtest.baseline import (
     ping_responders,
     share_out,
 )
-from pipegrid.speedtest.probe import Probe, Responder, ResponderError
 from pipegrid.speedtest.responder import ResponderService, ResponderSettings
+from pipegrid.speedtest.responder_client import Probe, Responder, ResponderError
 from pipegrid.speedtest.run_results import DOWN, UP, Baseline
 from pipegrid.testing.clock import HeapClock
 from pipegrid.testing.network import run

@@ -16,8 +16,8 @@ from pipegrid.errors import UsageError
 from pipegrid.speedtest.baseline import ping_responders
 from pipegrid.speedtest.child_processes import ChildError, start_child
 from pipegrid.speedtest.link_proxy import Forwarding, parse_pair, proxy_main, start_proxy
-from pipegrid.speedtest.probe import ResponderError
 from pipegrid.speedtest.responder import start_responders
+from pipegrid.speedtest.responder_client import ResponderError
 from pipegrid.testing.link_relay import LinkShape
 
 reactor: Any = installed_reactor

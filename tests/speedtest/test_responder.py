@@ -17,7 +17,6 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid.errors import UsageError
 from pipegrid.speedtest import responder as module
-from pipegrid.speedtest.probe import Probe, Responder, ResponderError, parse_responder
 from pipegrid.speedtest.responder import (
     ACCEPT_AGAIN_S,
     IDLE_S,
@@ -27,6 +26,7 @@ from pipegrid.speedtest.responder import (
     ResponderSettings,
     responder_main,
 )
+from pipegrid.speedtest.responder_client import Probe, Responder, ResponderError, parse_responder
 
 reactor: Any = installed_reactor
 LOOPBACK = "127.0.0.1"

@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import NotEnoughSharesError, UnhappyError
-from pipegrid.transfer.put import placement_history, write_batches
+from pipegrid.transfer.put import ask_first_policy, write_batches
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from tests.transfer.test_download import Consumer
@@ -152,7 +152,7 @@ class RandomTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.patch(write_batches, "BATCH_BYTES", 4096)
-        self.patch(placement_history, "SMALL_BYTES", 500)
+        self.patch(ask_first_policy, "SMALL_BYTES", 500)
 
     def test_puts_are_true_and_gets_are_right(self) -> None:
         """Whatever goes wrong, on either way; and nothing is left behind."""

@@ -34,7 +34,7 @@ from pipegrid.grid.file_grid import Grid
 from pipegrid.testing.clock import HeapClock
 from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transfer.peers import Peer, ring
-from pipegrid.transfer.put.placement_history import AskFirst
+from pipegrid.transfer.put.ask_first_policy import AskFirst
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
 from pipegrid.transport.interface import StoresApart
 from pipegrid.wire.storage_messages import (

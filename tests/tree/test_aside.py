@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import SinkError
 from pipegrid.tree.directory_descriptor import DirectoryFd
-from pipegrid.tree.entry_metadata import RestoredMetadata
+from pipegrid.tree.file_metadata import RestoredMetadata
 from pipegrid.tree.local_files import make_directory, make_link
 
 

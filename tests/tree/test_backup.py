@@ -70,7 +70,7 @@ from tests.locks import failing_locks
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld
-from tests.tree.test_entry_metadata import status
+from tests.tree.test_file_metadata import status
 
 RTT = 0.1
 DAY_S = 86400.0

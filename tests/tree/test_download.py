@@ -26,8 +26,8 @@ from pipegrid.transfer.put.put_many import MAX_FILES
 from pipegrid.transfer.settings import Limits
 from pipegrid.tree import local_files
 from pipegrid.tree.directory_descriptor import DirectoryFd
-from pipegrid.tree.entry_metadata import RestoredMetadata
-from pipegrid.tree.public_grid import Trees
+from pipegrid.tree.file_metadata import RestoredMetadata
+from pipegrid.tree.grid_api import Trees
 from pipegrid.tree.tree_download import GetTreeLimits, TreeGet, TreeGetResult, bounded
 from tests.descriptors import left_open, open_files
 from tests.scratch import scratch_directory

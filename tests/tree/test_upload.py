@@ -18,7 +18,7 @@ from pipegrid.flow import concurrency_limits as depths
 from pipegrid.transfer.settings import Limits
 from pipegrid.transport.gbs.bundles import GbsBundles
 from pipegrid.tree import upload_queue
-from pipegrid.tree.entry_metadata import restored
+from pipegrid.tree.file_metadata import restored
 from pipegrid.tree.tree_upload import TreeReports, TreeResult, tree_upload
 from pipegrid.tree.upload_target import GridFiles
 from tests.scratch import scratch_directory

@@ -36,8 +36,8 @@ from pipegrid.tree import aliases, grid_paths, walk
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid.file_grid import Grid
+    from pipegrid.tree.grid_api import Grid as TreeGrid
     from pipegrid.tree.grid_paths import PathEnd, PathFinder
-    from pipegrid.tree.public_grid import Grid as TreeGrid
     from pipegrid.tree.walk import Met
 
 

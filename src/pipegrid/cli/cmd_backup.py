@@ -26,7 +26,7 @@ from pipegrid.tree.backup import backup_run, retention
 
 if TYPE_CHECKING:
     from pipegrid.tree.backup.backup_run import BackupOptions, Backups
-    from pipegrid.tree.public_grid import Grid
+    from pipegrid.tree.grid_api import Grid
 
 
 @click.command(name="backup")

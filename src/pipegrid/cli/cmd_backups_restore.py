@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from pipegrid.core.caps import Cap
     from pipegrid.tree.backup.catalogue import BackupRun
+    from pipegrid.tree.grid_api import Grid
     from pipegrid.tree.grid_paths import PathEnd
-    from pipegrid.tree.public_grid import Grid
 
 
 # ``pipegrid backups``: the list of runs.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipegrid.cli import cap_lookup, copy_items, grid_destination
+from pipegrid.cli import cap_lookup, copy_items, destination_child
 from pipegrid.cli.cap_file import print_cap
 from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
@@ -26,7 +26,7 @@ from pipegrid.errors import NoSuchChild, UsageError
 from pipegrid.tree import directory
 
 if TYPE_CHECKING:
-    from pipegrid.tree.public_grid import Grid
+    from pipegrid.tree.grid_api import Grid
 
 
 # ``pipegrid cp``: copies to, from and within a grid.
@@ -69,10 +69,10 @@ def cp_command(arguments: tuple[str, ...], recursive: bool, force: bool) -> Grid
         raise usage_error("standard input and output are for 'put' and 'cat'; cp copies files")
 
     *sources, target = arguments
-    on_grid = [grid_destination.is_on_grid(source) for source in sources]
-    to_grid = grid_destination.is_on_grid(target)
+    on_grid = [destination_child.is_on_grid(source) for source in sources]
+    to_grid = destination_child.is_on_grid(target)
     if not (to_grid or all(on_grid)):
-        meant = next(filter(None, map(grid_destination.alias_meant, arguments)), "")
+        meant = next(filter(None, map(destination_child.alias_meant, arguments)), "")
         if meant:
             raise usage_error(f"there is no file '{meant[:-1]}'; did you mean '{meant}'?")
         raise usage_error(
@@ -121,13 +121,13 @@ def ln_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
             raise NoSuchChild(
                 f"there is no '{cap_lookup.shown_path([name])}' to link; check the path", name
             )
-        spot = await grid_destination.spot_at(grid, path, names[-1] if names else None, make=True)
+        spot = await destination_child.spot_at(grid, path, names[-1] if names else None, make=True)
         spot.check_free(force, way[-1].cap)
         await (await spot.reach()).change([directory.link_of(way[-1], spot.name, force)])
         console.json_result({"name": spot.name, "cap": str(way[-1].cap)})
 
     async def work(grid: Grid, console: Console) -> int:
-        await grid_destination.check_takes(grid, path, sources)
+        await destination_child.check_takes(grid, path, sources)
         return await cap_lookup.each_argument(
             console, sources, lambda source: link(grid, console, source)
         )
@@ -202,16 +202,16 @@ def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
     """
 
     async def move_one(grid: Grid, console: Console, source: str) -> None:
-        old = await grid_destination.spot_at(grid, source)
+        old = await destination_child.spot_at(grid, source)
         if old.there is None:
-            raise grid_destination.missing(old)
-        new = await grid_destination.spot_at(grid, path, old.name, make=True)
+            raise destination_child.missing(old)
+        new = await destination_child.spot_at(grid, path, old.name, make=True)
         if (
             new.directory.cap == old.there.cap
             and not new.missing
             and cap_lookup.root_of(grid, path)[1]
         ):
-            new = await grid_destination.spot_at(grid, path)  # it was moved already
+            new = await destination_child.spot_at(grid, path)  # it was moved already
         if old.there.cap is not None and old.there.cap in new.way:
             raise UsageError(
                 "a directory cannot be moved into itself, since no path would lead to it"
@@ -225,7 +225,7 @@ def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
         console.json_result({"name": new.name, "cap": str(old.there.cap)})
 
     async def work(grid: Grid, console: Console) -> int:
-        await grid_destination.check_takes(grid, path, sources)
+        await destination_child.check_takes(grid, path, sources)
         return await cap_lookup.each_argument(
             console, sources, lambda source: move_one(grid, console, source)
         )
@@ -251,9 +251,9 @@ def rm_command(paths: tuple[str, ...], recursive: bool) -> GridJob:
     """
 
     async def remove(grid: Grid, console: Console, path: str) -> None:
-        spot = await grid_destination.spot_at(grid, path)
+        spot = await destination_child.spot_at(grid, path)
         if spot.there is None:
-            raise grid_destination.missing(spot)
+            raise destination_child.missing(spot)
         if spot.there.kind == "directory" and not recursive:
             raise UsageError(
                 f"'{printable(spot.name)}' is a directory, and its cap may be stored nowhere else; add -r "

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pipegrid.grid import Grid
     from pipegrid.transfer.results import GetResult
     from pipegrid.tree.directory_descriptor import DirectoryFd
-    from pipegrid.tree.entry_metadata import Modes
+    from pipegrid.tree.file_metadata import Modes
 
 
 # The output paths of one ``get``.

@@ -19,15 +19,15 @@ from pipegrid.cli.options import (
 )
 from pipegrid.core import base32, caps
 from pipegrid.core.text import amount, printable
-from pipegrid.tree import directory_reading, entry_metadata, grid_paths, walk
+from pipegrid.tree import directory_reading, file_metadata, grid_paths, walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pipegrid.core.caps import Cap
     from pipegrid.tree.directory_reading import Listing
+    from pipegrid.tree.grid_api import Grid
     from pipegrid.tree.grid_paths import PathEnd
-    from pipegrid.tree.public_grid import Grid
 
 
 # ``pipegrid ls``: the names in a directory.
@@ -156,7 +156,7 @@ def _fields(path: Sequence[str], place: PathEnd) -> dict[str, Any]:
         "size": size_of(place.cap),
         "metadata": stored,
     }
-    link = entry_metadata.restored(stored).link
+    link = file_metadata.restored(stored).link
     if link is not None:
         fields["link"] = link.decode("utf-8", "surrogateescape")
     return fields
@@ -165,7 +165,7 @@ def _fields(path: Sequence[str], place: PathEnd) -> dict[str, Any]:
 def _long(name: str, place: PathEnd, human: bool) -> str:
     """Return the line of an entry with kind, mode, size and time."""
     stored = directory_reading.metadata_of(place.metadata_json)
-    kept = entry_metadata.restored(stored)
+    kept = file_metadata.restored(stored)
     link, size = kept.link, size_of(place.cap)
     kind = "l" if link is not None else {"directory": "d", "file": "-"}.get(place.kind, "?")
     mode = "---------" if kept.mode is None else _mode(kept.mode)

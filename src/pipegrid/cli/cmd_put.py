@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from pipegrid.cli import grid_destination, put_files, tree_transfers
+from pipegrid.cli import destination_child, put_files, tree_transfers
 from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
@@ -27,7 +27,7 @@ from pipegrid.cli.options import (
 from pipegrid.cli.tree_transfers import SelectionOptions, selection_options
 
 if TYPE_CHECKING:
-    from pipegrid.tree.public_grid import Grid
+    from pipegrid.tree.grid_api import Grid
 
 
 class PutOptions(NamedTuple):
@@ -165,7 +165,7 @@ def _split(files: tuple[str, ...], recursive: bool) -> tuple[tuple[str, ...], st
             "put -r has no PATH; 'pipegrid cp -r' copies a directory to a place on the grid"
         )
     if len(files) > 1 and destination is None and not recursive:
-        meant = grid_destination.alias_meant(files[-1])
+        meant = destination_child.alias_meant(files[-1])
         if meant:  # before the others are stored
             raise usage_error(f"there is no file '{meant[:-1]}'; did you mean '{meant}'?")
     return (files if destination is None else files[:-1]), destination

@@ -21,7 +21,7 @@ from pipegrid.cli.options import (
     relay_option,
 )
 from pipegrid.cli.startup import lazy_modules
-from pipegrid.disk import running_process
+from pipegrid.disk import directory_claim
 from pipegrid.errors import UsageError
 from pipegrid.grid import client_paths, storage_server_settings
 from pipegrid.reactor.process_settings import SHORTAGE
@@ -123,7 +123,7 @@ class ServeJob(GridJob):
         from pipegrid.cli import cmd_join
 
         console, options = invocation.console, self._options
-        running_process.refuse_if_running(_directory(invocation))
+        directory_claim.refuse_if_running(_directory(invocation))
         said = {
             "tub.port": options.port or "",
             "tub.location": options.location or "",
@@ -172,7 +172,7 @@ def settings_of(
     Raises:
         UsageError: a server runs in the directory already, or a setting is invalid.
     """
-    running_process.refuse_if_running(directory)
+    directory_claim.refuse_if_running(directory)
     found = storage_server_settings.load(directory)
     for warning in found.warnings:
         warn(warning)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from twisted.internet.defer import Deferred
 
-    from pipegrid.tree.public_grid import Grid
+    from pipegrid.tree.grid_api import Grid
 
 OpenGrid = Callable[..., "Deferred[Grid]"]
 

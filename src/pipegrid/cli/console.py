@@ -16,7 +16,7 @@ from functools import partial
 from math import isfinite
 
 from pipegrid.cli.error_report import ExitStatus, sentence, status_of
-from pipegrid.cli.startup.fast_json import plain_json
+from pipegrid.cli.startup.fast_json_encoder import plain_json
 from pipegrid.core.text import harmless, printable
 from pipegrid.disk.private_files import interruptible, wait_for_space
 from pipegrid.errors import SinkError, SourceError

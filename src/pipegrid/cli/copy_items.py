@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pipegrid.cli import cmd_get_cat, progress_bar, put_files, tree_transfers
 from pipegrid.cli.cap_lookup import argument_label, root_of
 from pipegrid.cli.cmd_get_cat import made_home
+from pipegrid.cli.destination_child import no_directory, spot_at
 from pipegrid.cli.error_report import ExitStatus, one_status
-from pipegrid.cli.grid_destination import no_directory, spot_at
 from pipegrid.core import caps
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, parse_cap
 from pipegrid.core.text import printable
@@ -22,7 +22,7 @@ from pipegrid.errors import (
     SourceError,
     UsageError,
 )
-from pipegrid.tree import directory, entry_metadata, tree_copy
+from pipegrid.tree import directory, file_metadata, tree_copy
 
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.tree.directory import Child
     from pipegrid.tree.directory_descriptor import DirectoryFd
-    from pipegrid.tree.public_grid import Grid
+    from pipegrid.tree.grid_api import Grid
     from pipegrid.tree.tree_copy import Copier, Item
 
 
@@ -203,7 +203,7 @@ def _local_item(path: str) -> tree_copy.Item:
     if not os.path.exists(path):
         raise SourceError(f"there is no local file {printable(path)}; check the path")
     raw = os.fsencode(os.path.basename(os.path.abspath(path)))
-    return tree_copy.Item(entry_metadata.entry_name(raw)[0], path, path)
+    return tree_copy.Item(file_metadata.entry_name(raw)[0], path, path)
 
 
 def _check_named(items: Sequence[Item], target: str) -> None:

@@ -14,10 +14,10 @@ from pipegrid.cli.error_report import Interrupted
 from pipegrid.cli.mirror_options import Display, MirrorOptions, RunOutcome, report_skipped, store
 from pipegrid.core.text import counted, printable
 from pipegrid.mirror import (
-    blocking_mirror,
     debian,
     destination,
     local_check,
+    mirror_without_reactor,
     package_filter,
     rpm,
     signature_writer,
@@ -28,11 +28,11 @@ from pipegrid.mirror import (
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid import Grid
-    from pipegrid.mirror.blocking_mirror import BlockingMirror
     from pipegrid.mirror.debian_index_update import ArchiveMirror
     from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.file_scheduler import Report
     from pipegrid.mirror.mirror_lists import Metalink
+    from pipegrid.mirror.mirror_without_reactor import BlockingMirror
     from pipegrid.mirror.package_filter import PackageFilter
     from pipegrid.mirror.signature_writer import GpgKey
     from pipegrid.mirror.suites import KeptForm, Selection
@@ -214,10 +214,10 @@ class ArchiveRun:
             if target is None:
                 target = destination.Destination(self._dest)
                 opened.callback(target.close)
-            mirror = blocking_mirror.BlockingMirror(
+            mirror = mirror_without_reactor.BlockingMirror(
                 addresses,
                 target,
-                blocking_mirror.FetchRules(
+                mirror_without_reactor.FetchRules(
                     local_check.VerifyPolicy(fetching.paranoid, fetching.sample_share),
                     fetching.durability,
                     fetching.connections,
@@ -228,7 +228,7 @@ class ArchiveRun:
             )
             work = self._work(mirror, console)
             try:
-                done = blocking_mirror.begin_early(work)
+                done = mirror_without_reactor.begin_early(work)
             except Exception:
                 if stopped():
                     raise Interrupted from None

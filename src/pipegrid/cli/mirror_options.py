@@ -11,7 +11,7 @@ from pipegrid.cli import cap_lookup, progress_bar
 from pipegrid.cli.command_job import GridJob, NoReactorJob, ReactorGridJob, ReactorJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, Interrupted
-from pipegrid.cli.startup.fast_verify import verified
+from pipegrid.cli.startup.fast_mirror_verify import verified
 from pipegrid.core.text import amount, counted, printable
 from pipegrid.errors import UsageError
 from pipegrid.grid import client_paths
@@ -22,9 +22,9 @@ from pipegrid.mirror import (
     archive_to_grid,
     credentials,
     destination,
-    epoll_sockets,
+    epoll_socket_cache,
+    mirror_api,
     mirror_urls,
-    public_mirror,
 )
 from pipegrid.mirror.file_scheduler import MAX_SHOWN
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.file_scheduler import Report, Tally
     from pipegrid.mirror.index_entries import Entries
+    from pipegrid.mirror.mirror_api import Mirror
     from pipegrid.mirror.mirror_urls import Address
     from pipegrid.mirror.preconnect_mirrors import EarlySockets
-    from pipegrid.mirror.public_mirror import Mirror
 
 
 # The common options as one object, and the progress bar.
@@ -222,12 +222,12 @@ class MirrorOptions:
         """Return the addresses of the mirrors, if they can be asked without a reactor."""
         access = self.host_access(console)
         addresses = [access.address(url) for url in self.urls]
-        return addresses if epoll_sockets.can_use_epoll(addresses) else None
+        return addresses if epoll_socket_cache.can_use_epoll(addresses) else None
 
-    def dial(self, addresses: Sequence[Address], each: int = 1) -> epoll_sockets.SocketCache:
+    def dial(self, addresses: Sequence[Address], each: int = 1) -> epoll_socket_cache.SocketCache:
         """Connect to mirrors, ``each`` times to each, unless that was begun already."""
 
-        return epoll_sockets.SocketCache(addresses, each, self.begun)
+        return epoll_socket_cache.SocketCache(addresses, each, self.begun)
 
     def destination(
         self, console: Console, dest: str, stopped: Callable[[], bool]
@@ -265,14 +265,14 @@ class MirrorOptions:
     @asynccontextmanager
     async def mirror(
         self, reactor: Any, console: Console, dest: str | Destination
-    ) -> AsyncIterator[tuple[public_mirror.Mirror, Display]]:
+    ) -> AsyncIterator[tuple[mirror_api.Mirror, Display]]:
         """Open a mirror with a progress bar, as soon as no other run uses it; it is closed at the end."""
         from twisted.internet.task import deferLater
 
         with Display(console) as display:
 
-            def make() -> public_mirror.Mirror:
-                return public_mirror.Mirror(
+            def make() -> mirror_api.Mirror:
+                return mirror_api.Mirror(
                     reactor,
                     self.urls,
                     dest,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twisted.python.failure import Failure
 
-from pipegrid.cli import cap_file, cap_lookup, grid_destination
+from pipegrid.cli import cap_file, cap_lookup, destination_child
 from pipegrid.cli.cap_file import as_line, keep_caps, print_cap
 from pipegrid.cli.console import Console, source_of
 from pipegrid.cli.error_report import ExitStatus, UnprintedCap, one_status
@@ -19,16 +19,16 @@ from pipegrid.core.caps import Cap, MutableCap, UnknownCap
 from pipegrid.core.text import counted, printable
 from pipegrid.errors import CapError, SourceError, UsageError
 from pipegrid.transfer.put.source import size_of
-from pipegrid.tree import entry_metadata
+from pipegrid.tree import file_metadata
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pipegrid.cli.console import Console
-    from pipegrid.cli.grid_destination import GridDestination
+    from pipegrid.cli.destination_child import GridDestination
     from pipegrid.grid import Grid as FileGrid
     from pipegrid.transfer.results import PutResult
-    from pipegrid.tree.public_grid import Grid
+    from pipegrid.tree.grid_api import Grid
 
 
 # The files of one ``put``: stored many at once, with their caps printed in the given order.
@@ -181,7 +181,7 @@ def destination_of(files: Sequence[str]) -> str | None:
     if len(files) < 2:
         return None
 
-    return last.strip() if last.strip() != "-" and grid_destination.is_on_grid(last) else None
+    return last.strip() if last.strip() != "-" and destination_child.is_on_grid(last) else None
 
 
 class Place(NamedTuple):
@@ -233,7 +233,7 @@ async def put_at(
         await grid.overwrite(cap, source)
         show(cap, read_only)
         return
-    spot = await grid_destination.spot_at(grid, path, _name_of(file), make=True)
+    spot = await destination_child.spot_at(grid, path, _name_of(file), make=True)
     spot.check_kind()
     there = _overwritten(spot, format, force)
     if there is not None:
@@ -263,9 +263,7 @@ def _show(console: Console, keep_in: Path | None, file: str, cap: Cap, read_only
 
 def _name_of(file: str) -> str | None:
     """Return a local file's name in a directory, as for ``put -r`` and ``cp``."""
-    return (
-        None if file == "-" else entry_metadata.entry_name(os.fsencode(os.path.basename(file)))[0]
-    )
+    return None if file == "-" else file_metadata.entry_name(os.fsencode(os.path.basename(file)))[0]
 
 
 async def _put_into(

@@ -21,7 +21,7 @@ from pipegrid.speedtest import (
     html_report,
     link_proxy,
     output_formats,
-    probe,
+    responder_client,
     run_results,
     runner,
     scenarios,
@@ -30,7 +30,7 @@ from pipegrid.speedtest import (
 from pipegrid.speedtest import selfcheck as self_checks
 
 if TYPE_CHECKING:
-    from pipegrid.speedtest.probe import Responder
+    from pipegrid.speedtest.responder_client import Responder
     from pipegrid.speedtest.run_results import EmulatedLink, Run
     from pipegrid.speedtest.scenarios import Scenario
     from pipegrid.speedtest.targets import FileTarget
@@ -237,7 +237,7 @@ def params_of(
 
 def responder(text: str) -> Responder:
     """Return a responder from its printed line."""
-    return probe.parse_responder(text)
+    return responder_client.parse_responder(text)
 
 
 def known_scenarios(target: FileTarget, quick: bool) -> list[Scenario]:

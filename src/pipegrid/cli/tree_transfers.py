@@ -22,8 +22,8 @@ from pipegrid.tree import file_selection, tree_upload
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.tree.directory_descriptor import DirectoryFd
-    from pipegrid.tree.entry_metadata import Modes
-    from pipegrid.tree.public_grid import Grid
+    from pipegrid.tree.file_metadata import Modes
+    from pipegrid.tree.grid_api import Grid
     from pipegrid.tree.tree_download import TreeGetResult
     from pipegrid.tree.tree_upload import TreeCounts
 

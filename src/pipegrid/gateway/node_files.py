@@ -2,7 +2,7 @@
 Files that a gateway writes in its directory, as a Tahoe-LAFS node does, for other programs.
 
     node.url                 its address; replaced at every start
-    running.process          see ``disk.running_process``
+    running.process          see ``disk.directory_claim``
     private/api_auth_token   a new secret at every start
 """
 
@@ -13,7 +13,7 @@ from base64 import urlsafe_b64encode
 from pathlib import Path
 
 from pipegrid.disk.atomic_write import replace_file
-from pipegrid.disk.running_process import DirectoryClaim
+from pipegrid.disk.directory_claim import DirectoryClaim
 from pipegrid.errors import UsageError
 
 URL_NAME = "node.url"

@@ -27,8 +27,8 @@ from pipegrid.grid.servers_yaml import (
 )
 from pipegrid.grid.strict_config import SettingsFile, read_config
 from pipegrid.grid.tahoe_settings_check import RefusedSetting, checked_config
-from pipegrid.transfer.put.placement_history import AskFirst
-from pipegrid.transfer.put.placement_history import ask_first as parse_ask_first
+from pipegrid.transfer.put.ask_first_policy import AskFirst
+from pipegrid.transfer.put.ask_first_policy import ask_first as parse_ask_first
 from pipegrid.wire.grid_manager import ManagerKey, parse_manager_key
 
 # Durations as people write them: ``7 days``, ``12h``, ``30 minutes``.

@@ -50,8 +50,8 @@ from pipegrid.transfer.get.blocking_sink import is_pipe_or_device, open_pipe_or_
 from pipegrid.transfer.get.get_history import GetHistory
 from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext
+from pipegrid.transfer.put.ask_first_policy import open_elsewhere
 from pipegrid.transfer.put.file_key import KeyNotes
-from pipegrid.transfer.put.placement_history import open_elsewhere
 from pipegrid.transfer.put.source import SourceLike, size_of
 from pipegrid.transfer.results import (
     CheckResult,

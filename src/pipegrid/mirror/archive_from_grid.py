@@ -31,7 +31,7 @@ from pipegrid.mirror.destination import Destination, hash_file
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, Report
 from pipegrid.mirror.list_format import lines_of, read_list
 from pipegrid.mirror.manifest import begin_manifest
-from pipegrid.mirror.public_mirror import Mirror
+from pipegrid.mirror.mirror_api import Mirror
 from pipegrid.mirror.suites import remove_in_order
 from pipegrid.mirror.twisted_driver import LOOKED_AT_ONCE
 from pipegrid.reactor.deferreds import gather

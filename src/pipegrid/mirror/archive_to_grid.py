@@ -31,7 +31,7 @@ from pipegrid.mirror.archive_file import (
 )
 from pipegrid.mirror.list_format import list_line
 from pipegrid.mirror.manifest import read_manifest
-from pipegrid.mirror.public_mirror import Mirror
+from pipegrid.mirror.mirror_api import Mirror
 from pipegrid.mirror.suites import OWN, base_of
 
 # A mirror's files in a storage grid: one cap from which all of them can be restored.

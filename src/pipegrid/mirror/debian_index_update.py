@@ -51,7 +51,7 @@ class SmallFileFetcher(Protocol):
 
 class ArchiveMirror(Protocol):
     """
-    The part of a mirror that an archive uses: ``public_mirror.Mirror``, or ``BlockingMirror`` without a
+    The part of a mirror that an archive uses: ``mirror_api.Mirror``, or ``BlockingMirror`` without a
     reactor.
 
     Attributes:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pipegrid.mirror.archive_file import MAX_UNTOLD_BYTES
-from pipegrid.mirror.epoll_sockets import PAGE_BYTES, Page
+from pipegrid.mirror.epoll_socket_cache import PAGE_BYTES, Page
 from pipegrid.mirror.file_scheduler import FetchJob
 from pipegrid.mirror.host_scheduler import HostSchedule, ScheduledConnection
 from pipegrid.mirror.response_head import (

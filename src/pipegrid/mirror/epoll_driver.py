@@ -12,7 +12,7 @@ from itertools import islice
 from pipegrid.mirror.archive_file import ArchiveFile
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.epoll_connection import Connection, Lost
-from pipegrid.mirror.epoll_sockets import SocketCache, securing
+from pipegrid.mirror.epoll_socket_cache import SocketCache, securing
 from pipegrid.mirror.file_scheduler import FetchJob, Scheduler, Tally
 from pipegrid.mirror.host_scheduler import FetchSchedule, HostSchedule
 from pipegrid.mirror.mirror_urls import Address, RedirectRefused
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # responses are cut out of these and stored. A mirror that does anything else (a response without a length,
 # a lost connection, silence, "not now") is left, and its requests go to others.
 #
-# Remaining files wait in the scheduler, for ``public_mirror.Mirror`` and the Twisted driver, which handle all
+# Remaining files wait in the scheduler, for ``mirror_api.Mirror`` and the Twisted driver, which handle all
 # that mirrors do, and continue with all that this driver has learnt. So this driver may give up at any time:
 # that costs time, and loses nothing.
 

@@ -16,7 +16,7 @@ from pipegrid.disk.file_system_calls import write_all, write_all_pieces
 from pipegrid.errors import PipegridError
 from pipegrid.mirror.archive_file import BadEntry
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.epoll_sockets import PAGE_BYTES, Page
+from pipegrid.mirror.epoll_socket_cache import PAGE_BYTES, Page
 from pipegrid.mirror.file_scheduler import FetchJob
 from pipegrid.reactor.process_settings import start_thread
 

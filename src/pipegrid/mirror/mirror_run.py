@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from pipegrid.disk.durability import Policy
-    from pipegrid.mirror.epoll_sockets import SocketCache
+    from pipegrid.mirror.epoll_socket_cache import SocketCache
 
 
 # The state of one run: what is wanted, what waits, and the report.
 #
-# The epoll driver begins it, where possible, and ``public_mirror.Mirror`` completes it, if anything remains.
+# The epoll driver begins it, where possible, and ``mirror_api.Mirror`` completes it, if anything remains.
 
 
 LOOKED_AT_ONCE = 256

@@ -3,7 +3,7 @@ Connections to mirrors, opened in advance, before anything else is loaded.
 
 Python needs some twenty milliseconds until it runs the first line of the program, and as long again for the
 modules that use mirrors; a round trip takes as long. So if a command line is simple, this module, which
-imports almost nothing, connects to its mirrors at once, and ``epoll_sockets.SocketCache`` uses the
+imports almost nothing, connects to its mirrors at once, and ``epoll_socket_cache.SocketCache`` uses the
 connections. An unusual URL or an unknown host is skipped here, and reported later.
 """
 

@@ -13,9 +13,8 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.errors import UsageError
 from pipegrid.reactor.deferreds import as_deferred, gather
-from pipegrid.speedtest.probe import Probe
-from pipegrid.speedtest.probe import Responder as Responder
-from pipegrid.speedtest.raw_stream import Buffers
+from pipegrid.speedtest.responder_client import Probe
+from pipegrid.speedtest.responder_client import Responder as Responder
 from pipegrid.speedtest.run_results import (
     DIRECTIONS,
     SCENARIO,
@@ -24,6 +23,7 @@ from pipegrid.speedtest.run_results import (
     Measurement,
     RoundTrip,
 )
+from pipegrid.speedtest.tcp_tls_stream import Buffers
 
 SAMPLE_TRIPS = 10
 """The least duration of a sample, in round trips."""

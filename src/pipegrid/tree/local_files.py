@@ -21,7 +21,7 @@ from pipegrid.tree.directory_descriptor import (
     link_instead,
     unmade,
 )
-from pipegrid.tree.entry_metadata import RestoredMetadata
+from pipegrid.tree.file_metadata import RestoredMetadata
 
 # The local side of fetching a tree: what exists already, and how files, directories and links are created.
 #

@@ -21,7 +21,7 @@ from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.deferreds import few_at_a_time
 from pipegrid.transfer.put.source import open_spool
 from pipegrid.tree.directory import Child, Directory, check_writable
-from pipegrid.tree.entry_metadata import entry_metadata, entry_name
+from pipegrid.tree.file_metadata import entry_metadata, entry_name
 
 MAX_DEPTH = 200
 """Levels of mutable directories in a directory that is copied."""

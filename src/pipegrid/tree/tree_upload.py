@@ -19,7 +19,7 @@ from pipegrid.errors import GridError, PipegridError, SourceError
 from pipegrid.grid.file_grid import Grid
 from pipegrid.tree import local_walk
 from pipegrid.tree.directory_packing import MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
-from pipegrid.tree.entry_metadata import entry_metadata, entry_name
+from pipegrid.tree.file_metadata import entry_metadata, entry_name
 from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.local_walk import (
     DirectoryBegun,

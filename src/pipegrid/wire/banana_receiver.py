@@ -18,8 +18,8 @@ from foolscap.slicers.none import Nothing
 from foolscap.tokens import SIZE_LIMIT, BananaError, BananaFailure, Violation
 
 from pipegrid.reactor.process_settings import CLOCK
-from pipegrid.wire import banana
-from pipegrid.wire.banana import (
+from pipegrid.wire import banana_tokenizer
+from pipegrid.wire.banana_tokenizer import (
     ABORT,
     CLOSE,
     ERROR,
@@ -553,7 +553,7 @@ class BoundedReceiver(Broker):
             self._allowance.count_body(number)
             self._body = kind, number, False
         elif kind == FLOAT:
-            self._body = kind, banana.FLOAT_BYTES, rejected
+            self._body = kind, banana_tokenizer.FLOAT_BYTES, rejected
         else:
             _HANDLERS[kind](self, number, rejected)
 

@@ -29,8 +29,8 @@ from twisted.python.failure import Failure
 from pipegrid.reactor.deferreds import Waiters
 from pipegrid.reactor.sockets import StallWatch, unsent_bytes
 from pipegrid.reactor.tls_settings import bound_handshakes, only_forward_secret, self_signed_pem
-from pipegrid.wire.banana import CLOSE, INT, LONGINT, OPEN, STRING, VOCAB
 from pipegrid.wire.banana_receiver import ANSWER_COST, BoundedReceiver, Bounds, LimitExceeded
+from pipegrid.wire.banana_tokenizer import CLOSE, INT, LONGINT, OPEN, STRING, VOCAB
 
 # Foolscap releases each remote object at once, by a call that is answered. The writer of a small share is
 # needed for two calls, so every fourth call of many small puts was a release, and delayed others at the
@@ -169,8 +169,8 @@ class BoundedNegotiation(StrictNegotiation):
         transport.abortConnection()
 
 
-# Limits of a connection. Each token is handled as in Foolscap, but is read by ``wire.banana``. For clients
-# and servers alike:
+# Limits of a connection. Each token is handled as in Foolscap, but is read by ``wire.banana_tokenizer``. For
+# clients and servers alike:
 #
 # * A message has an allowance for its size in memory (``TOKEN_COST`` per token, and its bodies), charged
 #   before it is allocated. It starts with a few KiB, and grows when the kind of message is known: for an

@@ -248,7 +248,7 @@ def cut_short(found: Read) -> int | QuickCheckResult | None:
     command, values, words = found
     if command != "verify" or values["paranoid"]:
         return None
-    from pipegrid.cli.startup.fast_verify import verify_if_same
+    from pipegrid.cli.startup.fast_mirror_verify import verify_if_same
 
     return verify_if_same(words[0], values["json"], values["quiet"])
 

@@ -11,7 +11,7 @@ from typing import Any
 from pipegrid.core.mutable.directory_content import is_time
 from pipegrid.gateway.sftp.sftp_messages import FileAttributes
 from pipegrid.tree.directory_reading import Kind
-from pipegrid.tree.entry_metadata import KEY, restored
+from pipegrid.tree.file_metadata import KEY, restored
 
 _MOST = (1 << 32) - 1
 _PERMISSIONS = 0o7777

@@ -20,7 +20,7 @@ from pipegrid.gateway.sftp.sftp_session import SftpSession
 from pipegrid.gateway.sftp.sftp_tree import AccountTree
 from pipegrid.gateway.sftp.ssh_server import SftpChannel, SftpFactory, host_key
 from pipegrid.reactor.deferreds import timeout_or
-from pipegrid.tree.public_grid import Grid
+from pipegrid.tree.grid_api import Grid
 
 _UNKNOWN_SPACE_BYTES = 1 << 50
 _SPACE_S = 30.0

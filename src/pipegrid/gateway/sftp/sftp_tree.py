@@ -28,7 +28,7 @@ from pipegrid.gateway.sftp.sftp_attributes import (
 from pipegrid.gateway.sftp.sftp_messages import FileAttributes, SftpError, Status, packed_name
 from pipegrid.tree.directory import Child, Directory, move
 from pipegrid.tree.directory_reading import Entry, Kind
-from pipegrid.tree.public_grid import Grid
+from pipegrid.tree.grid_api import Grid
 
 # Paths as clients write them, and names of children that can be part of such a path.
 

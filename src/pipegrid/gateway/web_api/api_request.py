@@ -17,7 +17,7 @@ from pipegrid.gateway.web_api.path_lookup import FoundObject
 from pipegrid.gateway.web_api.web_arguments import Arguments, decode_path, read_arguments
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.page_templates import problem_response
-from pipegrid.tree.public_grid import Grid
+from pipegrid.tree.grid_api import Grid
 
 
 @attrs.frozen(eq=False)

@@ -37,7 +37,7 @@ from pipegrid.gateway.web_api.new_objects import (
 from pipegrid.gateway.web_api.path_lookup import FileOnPath, FoundObject, find
 from pipegrid.gateway.web_api.web_errors import WebError, no_such_child
 from pipegrid.reactor.deferreds import start_cancellable
-from pipegrid.tree.public_grid import Grid
+from pipegrid.tree.grid_api import Grid
 
 METHODS = "GET, HEAD, PUT, POST, DELETE"
 

@@ -20,7 +20,7 @@ from pipegrid.core.text import composed, printable
 from pipegrid.errors import CapError, NotEnoughSharesError
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.tree.directory import Child, Directory
-from pipegrid.tree.public_grid import Grid
+from pipegrid.tree.grid_api import Grid
 
 
 @attrs.frozen

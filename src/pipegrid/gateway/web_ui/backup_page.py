@@ -17,7 +17,7 @@ from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.page_templates import render_page
 from pipegrid.tree.backup.catalogue import ARCHIVES, LATEST, is_time
 from pipegrid.tree.directory import Child
-from pipegrid.tree.entry_metadata import KEY
+from pipegrid.tree.file_metadata import KEY
 
 MOST_RUNS = 1000
 """The newest, that a page lists."""

@@ -38,7 +38,7 @@ from pipegrid.gateway.web_ui.zip_archive import (
     is_program,
 )
 from pipegrid.reactor.deferreds import Wakeup
-from pipegrid.tree.public_grid import Grid
+from pipegrid.tree.grid_api import Grid
 from pipegrid.tree.walk import Found, Met, TreePath, Unreadable, WalkLimits, walk
 
 AHEAD_BYTES = 4 << 20

@@ -25,7 +25,7 @@ from pipegrid.transfer.mutable.servermap import (
     is_settled,
     is_whole,
 )
-from pipegrid.transfer.mutable.slot import Slot, quorum
+from pipegrid.transfer.mutable.slot_client import Slot, quorum
 from pipegrid.transfer.mutable.version_cache import Base, CachedVersion
 from pipegrid.transfer.peers import Peer
 

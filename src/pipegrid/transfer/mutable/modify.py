@@ -32,7 +32,7 @@ from pipegrid.transfer.mutable.publish import (
     write_result,
 )
 from pipegrid.transfer.mutable.servermap import place
-from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.mutable.slot_client import Slot
 from pipegrid.transfer.mutable.version_cache import (
     Base,
     CachedVersion,

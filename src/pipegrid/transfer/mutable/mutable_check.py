@@ -20,7 +20,7 @@ from pipegrid.transfer.capacity import Capacity
 from pipegrid.transfer.mutable.mutable_failure_messages import rollback
 from pipegrid.transfer.mutable.publish import WriteResult
 from pipegrid.transfer.mutable.servermap import Copy, ServerMap, ServermapUpdate
-from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.mutable.slot_client import Slot
 from pipegrid.transfer.mutable.version_cache import CachedVersion
 from pipegrid.transfer.peers import Peer, server_ids
 from pipegrid.transfer.results import CheckResult, RepairResult

@@ -55,7 +55,7 @@ from pipegrid.transfer.mutable.publish import (
 )
 from pipegrid.transfer.mutable.retrieve import Retrieve
 from pipegrid.transfer.mutable.servermap import Hints, ServerMap, ServermapUpdate, Spoilt, place
-from pipegrid.transfer.mutable.slot import Slot, open_slot
+from pipegrid.transfer.mutable.slot_client import Slot, open_slot
 from pipegrid.transfer.mutable.update import Update, splice
 from pipegrid.transfer.mutable.version_cache import VersionCache, remember, remember_read
 from pipegrid.transfer.mutable.write_queue import Merge, WriteQueues

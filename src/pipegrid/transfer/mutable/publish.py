@@ -25,7 +25,7 @@ from pipegrid.errors import (
 from pipegrid.reactor.deferreds import RequestSet
 from pipegrid.transfer.failure_messages import said_once
 from pipegrid.transfer.mutable.servermap import HEAD_BYTES, ServerMap, spare
-from pipegrid.transfer.mutable.slot import Slot, quorum
+from pipegrid.transfer.mutable.slot_client import Slot, quorum
 from pipegrid.transfer.peers import Peer, server_ids
 from pipegrid.wire.storage_messages import ShareChange
 

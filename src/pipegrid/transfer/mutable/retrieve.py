@@ -18,7 +18,7 @@ from pipegrid.core.text import counted
 from pipegrid.errors import CorruptionError, NotEnoughSharesError, ServerError
 from pipegrid.reactor.deferreds import RequestSet
 from pipegrid.transfer.mutable.servermap import Copy, ServerMap, Spoilt
-from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.mutable.slot_client import Slot
 
 PIECE_BYTES = 4 << 20
 """

@@ -11,7 +11,7 @@ from pipegrid.core.mutable.versions import Choice, Holding, Version, choose
 from pipegrid.core.placement import place_shares, servers_of_happiness
 from pipegrid.errors import CorruptionError, ServerError
 from pipegrid.reactor.deferreds import RequestSet
-from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.mutable.slot_client import Slot
 from pipegrid.transfer.peers import Peer
 
 # Which server has which version of a mutable file. Pure: servers' responses go in, conclusions come out.

@@ -34,7 +34,7 @@ from pipegrid.transfer.mutable.publish import (
     write_result,
 )
 from pipegrid.transfer.mutable.servermap import Copy, ServerMap, ServermapUpdate
-from pipegrid.transfer.mutable.slot import Slot, quorum
+from pipegrid.transfer.mutable.slot_client import Slot, quorum
 from pipegrid.transfer.mutable.version_cache import VersionCache, remember
 from pipegrid.transfer.peers import Peer
 

@@ -31,7 +31,7 @@ from pipegrid.errors import CorruptionError
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.mutable.publish import PublishOutcome, is_happy
 from pipegrid.transfer.mutable.servermap import HEAD_BYTES, ServerMap
-from pipegrid.transfer.mutable.slot import Slot
+from pipegrid.transfer.mutable.slot_client import Slot
 from pipegrid.transfer.peers import Peer
 
 # What is cached of a mutable file: the newest version seen, the servers of its shares, and the key to

@@ -8,8 +8,8 @@ import attrs
 
 from pipegrid.reactor.deferreds import Deadlines
 from pipegrid.transfer.peers import TransferContext
+from pipegrid.transfer.put.ask_first_policy import PlacementHistory
 from pipegrid.transfer.put.full_servers import FullServers
-from pipegrid.transfer.put.placement_history import PlacementHistory
 from pipegrid.transfer.settings import UploadSettings
 
 # What all puts of one client share, and what each records for later puts.

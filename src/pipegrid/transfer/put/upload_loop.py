@@ -16,10 +16,10 @@ from pipegrid.reactor.deferreds import Wakeup
 from pipegrid.transfer.failure_messages import PlacementOutcome, not_spread, too_slow
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.put.allocation import AllocationResponse, Allocations, Refusals
+from pipegrid.transfer.put.ask_first_policy import FinalByteHold, PlacementHistory
 from pipegrid.transfer.put.encode_ahead import Segments
 from pipegrid.transfer.put.file_key import KeyedFile, ShareSet, ShareTarget
 from pipegrid.transfer.put.full_servers import ASK_S
-from pipegrid.transfer.put.placement_history import FinalByteHold, PlacementHistory
 from pipegrid.transfer.put.put_context import PutContext
 from pipegrid.transfer.put.share_assignment import UploadPlan
 from pipegrid.transfer.put.share_tracker import ActiveShares, StoredShares

@@ -16,7 +16,7 @@ from pipegrid.tree import directory, grid_paths
 
 if TYPE_CHECKING:
     from pipegrid.tree.directory import Child, Directory
-    from pipegrid.tree.public_grid import Grid
+    from pipegrid.tree.grid_api import Grid
 
 
 def is_on_grid(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Files of shares: finding them, and identifying their content."""
+"""Finds the files of shares on a local disk, and identifies their content."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.tree.entry_metadata import RestoredMetadata, entry_metadata, restored
+from pipegrid.tree.file_metadata import RestoredMetadata, entry_metadata, restored
 
 
 def status(mode: int = stat.S_IFREG | 0o640, mtime_ns: int = 1_700_000_000_250_000_001) -> Any:

@@ -1,4 +1,4 @@
-"""Opening the sources that callers give for a put; a source that can be read only once is copied first."""
+"""Opens the source that a caller gives for a put; one that can be read only once is copied first."""
 
 from __future__ import annotations
 

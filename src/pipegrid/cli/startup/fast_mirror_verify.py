@@ -10,7 +10,7 @@ import _signal  # type: ignore[import-not-found]  # ``signal`` makes enumeration
 import os
 import sys
 
-from pipegrid.cli.startup.fast_json import plain_json
+from pipegrid.cli.startup.fast_json_encoder import plain_json
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:

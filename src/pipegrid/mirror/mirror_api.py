@@ -1,4 +1,4 @@
-"""Public `Mirror`; small files on a reactor."""
+"""The public class `Mirror`: a mirror that uses a reactor, and its small files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pipegrid.http11.endpoints import tunnelled
 from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.credentials import TlsFiles
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.epoll_sockets import can_use_epoll
+from pipegrid.mirror.epoll_socket_cache import can_use_epoll
 from pipegrid.mirror.file_scheduler import Report
 from pipegrid.mirror.host_scheduler import SmallRoutes
 from pipegrid.mirror.local_check import MirrorEntry, VerifyPolicy

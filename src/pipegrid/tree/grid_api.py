@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.directory import Directory
     from pipegrid.tree.directory_descriptor import DirectoryFd
     from pipegrid.tree.directory_reading import Listing, ListingLimits
-    from pipegrid.tree.entry_metadata import Modes
+    from pipegrid.tree.file_metadata import Modes
     from pipegrid.tree.file_selection import TreeSelection
     from pipegrid.tree.grid_paths import PathEnd
     from pipegrid.tree.tree_check import FirstMet as Met
@@ -261,7 +261,7 @@ class Trees:
 def _check_get(reports: TreeGetReports, modes: Modes) -> None:
     import attrs
 
-    from pipegrid.tree.entry_metadata import MODES
+    from pipegrid.tree.file_metadata import MODES
 
     for name, call in attrs.asdict(reports, recurse=False).items():
         check_callable(call, name)

@@ -1,4 +1,4 @@
-"""The metadata of an entry: time, mode, target of a link, and exact name of a file."""
+"""A local file's metadata in its directory entry: time, mode, target of a link, and exact name."""
 
 from __future__ import annotations
 

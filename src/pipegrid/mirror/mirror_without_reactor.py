@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 from pipegrid.disk.durability import Policy
 from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.epoll_sockets import SocketCache, securing
+from pipegrid.mirror.epoll_socket_cache import SocketCache, securing
 from pipegrid.mirror.file_scheduler import Report
 from pipegrid.mirror.host_scheduler import SmallRoutes
 from pipegrid.mirror.local_check import MirrorEntry, VerifyPolicy
@@ -32,14 +32,14 @@ from pipegrid.mirror.response_head import (
 )
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.public_mirror import Mirror, SmallFiles
+    from pipegrid.mirror.mirror_api import Mirror, SmallFiles
 
 
 # Small files with unknown hashes, without a reactor: all are requested at once, on one connection.
 #
 # Every run begins with them, so nothing else is done meanwhile. A mirror should send each file, or
 # report that it does not have it. If it does neither, or sends almost nothing,
-# ``mirror.public_mirror`` requests the files again and reports what is wrong. A mirror that is merely slow is
+# ``mirror.mirror_api`` requests the files again and reports what is wrong. A mirror that is merely slow is
 # waited for, since a new request would start from the beginning.
 
 STALL_S = 5.0
@@ -232,7 +232,7 @@ class _Asking:
 #
 # An archive is brought up to date by a coroutine that awaits its mirror. This mirror does each call before
 # it returns, so the coroutine runs to its end without waiting, if nothing goes wrong. What cannot be done
-# this way is left to ``public_mirror.Mirror``, with everything after it: the coroutine pauses until there is
+# this way is left to ``mirror_api.Mirror``, with everything after it: the coroutine pauses until there is
 # one, and does not notice the change.
 
 P = ParamSpec("P")
@@ -263,7 +263,7 @@ class FetchRules(NamedTuple):
 
 class BlockingMirror:
     """
-    Like ``public_mirror.Mirror``, which documents these methods.
+    Like ``mirror_api.Mirror``, which documents these methods.
 
     Args:
         addresses: of the mirrors, without proxies.
@@ -362,7 +362,7 @@ class BlockingMirror:
 
 
 class _EarlySmallFiles:
-    """Replaces ``public_mirror.SmallFiles``, of which archives use only ``fetch_all``."""
+    """Replaces ``mirror_api.SmallFiles``, of which archives use only ``fetch_all``."""
 
     def __init__(
         self, fetch_all: Callable[[Sequence[tuple[str, int]]], Awaitable[SmallResponses]]
