@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from misc.attack.insiders import lease, line_of, lines
 from misc.attack.target import Target, again_and_again, from_command_line
-from pipegrid.wire import gbs_messages
+from pipegrid.wire import gbs_cbor_bodies, gbs_paths_headers
 
 NUMBERS = frozenset(range(256))
 
@@ -20,9 +20,9 @@ def allocation(target: Target, number: int, share_bytes: int) -> bytes:
     """Return a request for 256 uploads, under a secret of their own."""
     return target.requests.request(
         "POST",
-        gbs_messages.allocate_path((number % 64).to_bytes(16, "big")),
-        *line_of({**lease(number), gbs_messages.UPLOAD_SECRET: b"%d" % (number % 64)}),
-        body=gbs_messages.pack_allocate(NUMBERS, share_bytes),
+        gbs_paths_headers.allocate_path((number % 64).to_bytes(16, "big")),
+        *line_of({**lease(number), gbs_paths_headers.UPLOAD_SECRET: b"%d" % (number % 64)}),
+        body=gbs_cbor_bodies.pack_allocate(NUMBERS, share_bytes),
     )
 
 

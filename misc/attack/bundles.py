@@ -6,7 +6,7 @@ import ssl
 
 from misc.attack.insiders import lines
 from misc.attack.target import Target, again_and_again, from_command_line, refused_or_cut
-from pipegrid.wire import cbor, gbs_bundles, gbs_messages
+from pipegrid.wire import cbor, gbs_bundles, gbs_paths_headers
 
 SECRET = b"s" * 32
 
@@ -30,7 +30,7 @@ def attack(target: Target) -> None:
                     for upload in range(gbs_bundles.MAX_UPLOADS)
                 ]
             )
-            request = target.requests.request("POST", gbs_messages.BUNDLE_PATH, body=body)
+            request = target.requests.request("POST", gbs_paths_headers.BUNDLE_PATH, body=body)
             line.send([request])
             if turn % 4 == 0 and len(held) < 300:
                 with refused_or_cut():

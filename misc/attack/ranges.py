@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from misc.attack.insiders import lines
 from misc.attack.target import Target, again_and_again, from_command_line
-from pipegrid.wire import gbs_messages
+from pipegrid.wire import gbs_paths_headers
 
 INDEX = b"a share to read."
 SHARE_BYTES = 1 << 20
@@ -20,7 +20,7 @@ def attack(target: Target) -> None:
         b"bytes=-" + b"9" * 30,
         b"bytes=" + b"-" * 8000,
     ]
-    path = gbs_messages.share_path(INDEX, 0)
+    path = gbs_paths_headers.share_path(INDEX, 0)
     with lines(target, 4) as line:
         line.send(
             [requests.allocate(INDEX, SHARE_BYTES), requests.write(INDEX, 0, bytes(SHARE_BYTES))]

@@ -6,7 +6,7 @@ import os
 import threading
 
 from misc.attack.target import Target, again_and_again, from_command_line, refused_or_cut
-from pipegrid.wire import gbs_messages
+from pipegrid.wire import gbs_paths_headers
 
 THREADS = 8
 PAUSE_S = 1 / 60
@@ -28,7 +28,7 @@ def ask(target: Target) -> None:
         with refused_or_cut(), target.connect_tls() as connection:
             for _ in again_and_again(target, PAUSE_S):
                 connection.sendall(
-                    requests.request("GET", gbs_messages.shares_path(os.urandom(16)))
+                    requests.request("GET", gbs_paths_headers.shares_path(os.urandom(16)))
                 )
                 if not connection.recv(65536):
                     break

@@ -32,7 +32,7 @@ from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.server.gbs.http_connection import GbsConnection, GbsSite
 from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.storage.share_store import ShareStore
-from pipegrid.wire import gbs_bundles, gbs_messages
+from pipegrid.wire import gbs_bundles, gbs_cbor_bodies, gbs_paths_headers
 from pipegrid.wire.gbs_bundles import BundledUpload
 from pipegrid.wire.storage_messages import LeaseSecrets, UploadSecrets
 
@@ -59,19 +59,19 @@ def _header(name: str, value: bytes) -> bytes:
 
 
 def _secret_headers(secrets: dict[str, bytes]) -> bytes:
-    lines = gbs_messages.secret_lines(secrets)
-    return b"".join(_header(gbs_messages.SECRET, line) for line in lines)
+    lines = gbs_paths_headers.secret_lines(secrets)
+    return b"".join(_header(gbs_paths_headers.SECRET, line) for line in lines)
 
 
-_AUTHORIZED = _header(gbs_messages.AUTHORIZATION, gbs_messages.authorization(_SWISSNUM))
+_AUTHORIZED = _header(gbs_paths_headers.AUTHORIZATION, gbs_paths_headers.authorization(_SWISSNUM))
 _LEASE = _secret_headers(
     {
-        gbs_messages.RENEW_SECRET: _SECRETS.lease.renew,
-        gbs_messages.CANCEL_SECRET: _SECRETS.lease.cancel,
+        gbs_paths_headers.RENEW_SECRET: _SECRETS.lease.renew,
+        gbs_paths_headers.CANCEL_SECRET: _SECRETS.lease.cancel,
     }
 )
-_UPLOAD = _secret_headers({gbs_messages.UPLOAD_SECRET: _SECRETS.upload})
-_OTHERS_UPLOAD = _secret_headers({gbs_messages.UPLOAD_SECRET: b"U" * 32})
+_UPLOAD = _secret_headers({gbs_paths_headers.UPLOAD_SECRET: _SECRETS.upload})
+_OTHERS_UPLOAD = _secret_headers({gbs_paths_headers.UPLOAD_SECRET: b"U" * 32})
 _VERSION_LINE = b" HTTP/1.1\r\nHost: x\r\n"
 
 
@@ -82,13 +82,15 @@ def _request(method: str, path: str, headers: bytes = b"", body: bytes = b"") ->
 
 
 def _allocate(numbers: Iterable[int], share_bytes: int, si: bytes = _SI) -> bytes:
-    body = gbs_messages.pack_allocate(frozenset(numbers), share_bytes)
-    return _request("POST", gbs_messages.allocate_path(si), _LEASE + _UPLOAD, body)
+    body = gbs_cbor_bodies.pack_allocate(frozenset(numbers), share_bytes)
+    return _request("POST", gbs_paths_headers.allocate_path(si), _LEASE + _UPLOAD, body)
 
 
 def _write(number: int, begin: int, data: bytes, si: bytes = _SI) -> bytes:
-    place = _header("Content-Range", gbs_messages.format_content_range(begin, begin + len(data)))
-    return _request("PATCH", gbs_messages.share_path(si, number), _UPLOAD + place, data)
+    place = _header(
+        "Content-Range", gbs_paths_headers.format_content_range(begin, begin + len(data))
+    )
+    return _request("PATCH", gbs_paths_headers.share_path(si, number), _UPLOAD + place, data)
 
 
 def _upload(si: bytes, shares: dict[int, bytes]) -> BundledUpload:
@@ -98,7 +100,7 @@ def _upload(si: bytes, shares: dict[int, bytes]) -> BundledUpload:
 
 def _bundle(*uploads: tuple[bytes, dict[int, bytes]]) -> bytes:
     body = gbs_bundles.pack_bundle([_upload(*each) for each in uploads])
-    return _request("POST", gbs_messages.BUNDLE_PATH, b"", body)
+    return _request("POST", gbs_paths_headers.BUNDLE_PATH, b"", body)
 
 
 _WORDS: dict[int, bytes] = dict(
@@ -108,10 +110,10 @@ _WORDS: dict[int, bytes] = dict(
             _LEASE,
             _UPLOAD,
             _OTHERS_UPLOAD,
-            gbs_messages.allocate_path(_SI).encode(),
-            gbs_messages.allocate_path(_OTHER_SI).encode(),
-            gbs_messages.lease_path(_SI).encode(),
-            gbs_messages.VERSION_PATH.encode(),
+            gbs_paths_headers.allocate_path(_SI).encode(),
+            gbs_paths_headers.allocate_path(_OTHER_SI).encode(),
+            gbs_paths_headers.lease_path(_SI).encode(),
+            gbs_paths_headers.VERSION_PATH.encode(),
             _VERSION_LINE,
             b" HTTP/1.0\r\n",
             b"\r\n",
@@ -131,8 +133,8 @@ _WORDS: dict[int, bytes] = dict(
             b"GET ",
             b"HEAD ",
             b"PUT ",
-            gbs_messages.pack_allocate(frozenset({2, 3}), 10),
-            gbs_messages.pack_corrupt("it is damaged"),
+            gbs_cbor_bodies.pack_allocate(frozenset({2, 3}), 10),
+            gbs_cbor_bodies.pack_corrupt("it is damaged"),
             b"x" * 3000,
             bytes(20_000),
             b"A: b\r\n" * 100,
@@ -145,21 +147,21 @@ _WORDS: dict[int, bytes] = dict(
             _write(3, 2, b"xx"),
             _write(4, 0, b"y" * 60_000, _OTHER_SI),
             _write(4, 0, b"y" * 10_000, _OTHER_SI),
-            _request("GET", gbs_messages.share_path(_SI, 0)),
-            _request("GET", gbs_messages.share_path(_SI, 1)),
-            _request("GET", gbs_messages.share_path(_SI, 1), b"Range: bytes=5-70000\r\n"),
-            _request("GET", gbs_messages.share_path(_SI, 2)),
-            _request("GET", gbs_messages.shares_path(_SI)),
-            _request("GET", gbs_messages.VERSION_PATH),
-            _request("PUT", gbs_messages.abort_path(_SI, 2), _UPLOAD),
-            _request("PUT", gbs_messages.lease_path(_SI), _LEASE),
+            _request("GET", gbs_paths_headers.share_path(_SI, 0)),
+            _request("GET", gbs_paths_headers.share_path(_SI, 1)),
+            _request("GET", gbs_paths_headers.share_path(_SI, 1), b"Range: bytes=5-70000\r\n"),
+            _request("GET", gbs_paths_headers.share_path(_SI, 2)),
+            _request("GET", gbs_paths_headers.shares_path(_SI)),
+            _request("GET", gbs_paths_headers.VERSION_PATH),
+            _request("PUT", gbs_paths_headers.abort_path(_SI, 2), _UPLOAD),
+            _request("PUT", gbs_paths_headers.lease_path(_SI), _LEASE),
             _request(
                 "POST",
-                gbs_messages.corrupt_path(_SI, 0),
+                gbs_paths_headers.corrupt_path(_SI, 0),
                 b"",
-                gbs_messages.pack_corrupt("it is damaged"),
+                gbs_cbor_bodies.pack_corrupt("it is damaged"),
             ),
-            gbs_messages.BUNDLE_PATH.encode(),
+            gbs_paths_headers.BUNDLE_PATH.encode(),
             _bundle((_SI, {2: b"0123456789", 3: b"9876543210"})),
             _bundle((_SI, {0: _SMALL}), (_OTHER_SI, {4: b"y" * 5000})),
             _bundle(*((bytes([n]) * 16, {1: b"z"}) for n in range(100))),
@@ -476,7 +478,7 @@ def seeds() -> dict[str, bytes]:
     made = {f"request-{c:02x}": bytes([c]) for c in whole}
     allocate, other, _, write, part, rest, _, large, some = range(0xA0, 0xA9)
     get, get_large, get_range, get_2, shares, version, abort = range(0xA9, 0xB0)
-    si = gbs_messages.allocate_path(_SI).encode()
+    si = gbs_paths_headers.allocate_path(_SI).encode()
     line = _VERSION_LINE
     return made | {
         "all": bytes(whole),
@@ -505,7 +507,7 @@ def seeds() -> dict[str, bytes]:
             b"POST ", si, b"/0/corrupt", line, _AUTHORIZED, b"Transfer-Encoding: chunked\r\n", b"\r\n",
             b"5\r\n", b"\xff\xa1abcd\r\n", deliver, b"0\r\n\r\n", version,
         ),
-        "old": code(b"GET ", gbs_messages.VERSION_PATH.encode(), b" HTTP/1.0\r\n", _AUTHORIZED, b"\r\n"),
+        "old": code(b"GET ", gbs_paths_headers.VERSION_PATH.encode(), b" HTTP/1.0\r\n", _AUTHORIZED, b"\r\n"),
         "close": code(b"GET ", si, line, b"Connection: close\r\n", b"\r\n", version),
         "upgrade": code(b"GET ", si, line, b"Upgrade: h2c\r\nConnection: Upgrade\r\n", b"\r\n"),
         "long-head": code(b"GET /", bytes([0x9D] * 8), line),

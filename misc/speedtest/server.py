@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import pipegrid
-from pipegrid.wire import gbs_messages, server_address
+from pipegrid.wire import gbs_cbor_bodies, gbs_paths_headers, server_address
 
 SMALL_BYTES = 684
 LARGE_BYTES = 1 << 20
@@ -138,7 +138,9 @@ class Server:
         self.name = name
         self.address = server_address.parse_nurl(address)
         self.pid = pid
-        self._authorization = b"Authorization: " + gbs_messages.authorization(self.address.swissnum)
+        self._authorization = b"Authorization: " + gbs_paths_headers.authorization(
+            self.address.swissnum
+        )
 
     def cpu_s(self) -> float:
         """Return the CPU time that its process has used so far, with all threads."""
@@ -154,26 +156,28 @@ class Server:
 
     def allocate(self, index: bytes, share_bytes: int) -> bytes:
         """Return the request for room for one share."""
-        body = gbs_messages.pack_allocate({0}, share_bytes)
+        body = gbs_cbor_bodies.pack_allocate({0}, share_bytes)
         secrets = {
-            gbs_messages.RENEW_SECRET: b"r" * 32,
-            gbs_messages.CANCEL_SECRET: b"c" * 32,
-            gbs_messages.UPLOAD_SECRET: b"u" * 32,
+            gbs_paths_headers.RENEW_SECRET: b"r" * 32,
+            gbs_paths_headers.CANCEL_SECRET: b"c" * 32,
+            gbs_paths_headers.UPLOAD_SECRET: b"u" * 32,
         }
-        lines = [b"X-Tahoe-Authorization: " + line for line in gbs_messages.secret_lines(secrets)]
-        return self.request("POST", gbs_messages.allocate_path(index), *lines, body=body)
+        lines = [
+            b"X-Tahoe-Authorization: " + line for line in gbs_paths_headers.secret_lines(secrets)
+        ]
+        return self.request("POST", gbs_paths_headers.allocate_path(index), *lines, body=body)
 
     def write(self, index: bytes, offset: int, data: bytes) -> bytes:
         """Return the request that writes data."""
-        secret = gbs_messages.secret_lines({gbs_messages.UPLOAD_SECRET: b"u" * 32})[0]
-        where = gbs_messages.format_content_range(offset, offset + len(data))
+        secret = gbs_paths_headers.secret_lines({gbs_paths_headers.UPLOAD_SECRET: b"u" * 32})[0]
+        where = gbs_paths_headers.format_content_range(offset, offset + len(data))
         lines = (b"X-Tahoe-Authorization: " + secret, b"Content-Range: " + where)
-        return self.request("PATCH", gbs_messages.share_path(index, 0), *lines, body=data)
+        return self.request("PATCH", gbs_paths_headers.share_path(index, 0), *lines, body=data)
 
     def read(self, index: bytes, begin: int, end: int) -> bytes:
         """Return the request for part of a share."""
-        line = b"Range: " + gbs_messages.format_range(begin, end)
-        return self.request("GET", gbs_messages.share_path(index, 0), line)
+        line = b"Range: " + gbs_paths_headers.format_range(begin, end)
+        return self.request("GET", gbs_paths_headers.share_path(index, 0), line)
 
 
 def small_shares(server: Server, rng: random.Random, count: int) -> tuple[float, float]:

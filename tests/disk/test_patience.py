@@ -10,9 +10,10 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk import private_files
+from pipegrid.disk import interruptible_pipe_writes
+from pipegrid.disk.interruptible_pipe_writes import end_waiting, interruptible
 from pipegrid.disk.part_file import PartFile
-from pipegrid.disk.private_files import end_waiting, interruptible, open_private
+from pipegrid.disk.private_files import open_private
 from pipegrid.disk.safe_open import read_file
 
 SOON_S = 0.05
@@ -26,7 +27,7 @@ class PatienceTests(SynchronousTestCase):
     """A pipe without a reader, and a signal."""
 
     def setUp(self) -> None:
-        self.patch(private_files, "_ended", None)
+        self.patch(interruptible_pipe_writes, "_ended", None)
         self.directory = Path(self.mktemp())
         self.directory.mkdir()
         self.pipe = self.directory / "pipe"

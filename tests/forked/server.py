@@ -81,7 +81,7 @@ NOT = (
 
 OTHERS = (
     "cryptography.hazmat.primitives.asymmetric.rsa",
-    "pipegrid.reactor.sockets",
+    "pipegrid.reactor.bulk_sockets",
     "sqlite3",
     "twisted.internet.default",
     "zfec",

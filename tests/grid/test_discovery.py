@@ -24,8 +24,9 @@ from pipegrid.grid.introducer_discovery import (
     Discovery,
     DiscoverySettings,
 )
+from pipegrid.grid.server_readiness import WAIT_FOR_S, Readiness
 from pipegrid.grid.server_registry import MAX_WARNINGS as MAX_GRID_WARNINGS
-from pipegrid.grid.server_registry import WAIT_FOR_S, Readiness, ServerRegistry, Warnings
+from pipegrid.grid.server_registry import ServerRegistry, Warnings
 from pipegrid.grid.servers_yaml import IntroducerAddress, load_introducers, parse_introducers
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.wire.announcements import (

@@ -19,7 +19,7 @@ from pipegrid.core.caps import ChkCap, DirectoryCap
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import CapError, PipegridError, ServerUnreachable, UsageError
 from pipegrid.grid.client_creation import create_local
-from pipegrid.grid.server_registry import WAIT_FOR_S
+from pipegrid.grid.server_readiness import WAIT_FOR_S
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.local_server import INLINE_BYTES
 from tests.transfer.world import CONVERGENCE, RTT, Told, World, content

@@ -12,13 +12,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror import rpm
 from pipegrid.mirror.archive_file import BadEntry, MirrorError
+from pipegrid.mirror.debian_suites import in_order
 from pipegrid.mirror.decompression import unpacked
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.file_scheduler import Scheduler
 from pipegrid.mirror.rpm import RpmOutcome, RpmRepository
 from pipegrid.mirror.rpm_metadata import packages, read_repomd
 from pipegrid.mirror.signatures import Keys
-from pipegrid.mirror.suites import in_order
 from pipegrid.testing.network import leaks, run
 from tests.mirror.archive import Signer, sha
 from tests.mirror.rpmarchive import PACKERS, REPOMD, RpmArchive

@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror.archive_file import BadEntry, MirrorError
 from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, read_release
+from pipegrid.mirror.debian_suites import _says_the_same, unsigned_part
 from pipegrid.mirror.signatures import (
     NotSigned,
     check_signature,
@@ -24,7 +25,6 @@ from pipegrid.mirror.signatures import (
     signed_content,
     signed_parts,
 )
-from pipegrid.mirror.suites import _says_the_same, unsigned_part
 from tests.mirror.archive import Signer
 
 TEXT = b"Suite: sid\n- a dash\nDate: now\n"

@@ -22,7 +22,7 @@ from twisted.protocols import tls as twisted_tls
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from pipegrid.reactor import server_tls, sockets
+from pipegrid.reactor import bulk_sockets, server_tls
 from pipegrid.reactor.process_settings import make_monotonic
 from pipegrid.wire import foolscap_broker
 from tests.reactor.test_server_tls import WHO
@@ -37,13 +37,13 @@ CHECKED = {
         *server_tls.TWISTED,
         *server_tls.STATE,
     },
-    "reactor/sockets.py": set(sockets.SOCKET_NAMES),
+    "reactor/bulk_sockets.py": set(bulk_sockets.SOCKET_NAMES),
 }
 """What is used without another look, by module, and what has looked before."""
 LOOKED_AT = {
     "grid/wormhole_exchange.py": {"_interfaces", "_boss", "_RC"},
     "reactor/server_tls.py": {"_ffi", "_lib"},
-    "reactor/sockets.py": {"_tempDataLen"},
+    "reactor/bulk_sockets.py": {"_tempDataLen"},
     "reactor/process_settings.py": {"_newTimedCalls", "_pendingTimedCalls"},
     "wire/foolscap_broker.py": {"_getMethodInfo"},
 }
@@ -222,19 +222,19 @@ class SocketTests(SynchronousTestCase):
 
     def test_each_name(self) -> None:
         """Without any of them what is written goes the transport's own way."""
-        whole: dict[str, Any] = {name: [] for name in sockets.SOCKET_NAMES}
-        self.assertIsNotNone(sockets.socket_of(type("Socket", (), dict(whole))()))
-        for name in sockets.SOCKET_NAMES:
+        whole: dict[str, Any] = {name: [] for name in bulk_sockets.SOCKET_NAMES}
+        self.assertIsNotNone(bulk_sockets.socket_of(type("Socket", (), dict(whole))()))
+        for name in bulk_sockets.SOCKET_NAMES:
             less = {each: value for each, value in whole.items() if each != name}
-            self.assertIsNone(sockets.socket_of(type("Socket", (), less)()), name)
-            outlet = sockets.Outlet(sockets.socket_of(type("Socket", (), less)()))
+            self.assertIsNone(bulk_sockets.socket_of(type("Socket", (), less)()), name)
+            outlet = bulk_sockets.Outlet(bulk_sockets.socket_of(type("Socket", (), less)()))
             transport = StringTransport()
             outlet.send(memoryview(b"encrypted"), transport)
             self.assertEqual(transport.value(), b"encrypted")
 
     def test_how_much_waits(self) -> None:
         """Where nobody tells, nothing does."""
-        self.assertEqual(sockets.unsent_bytes(object()), 0)
+        self.assertEqual(bulk_sockets.unsent_bytes(object()), 0)
 
 
 class OthersTests(SynchronousTestCase):

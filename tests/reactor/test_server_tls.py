@@ -18,8 +18,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
 from pipegrid.reactor import server_tls
+from pipegrid.reactor.bulk_sockets import HELD_BACK_BYTES, SEND_BYTES, set_bulk_buffers
 from pipegrid.reactor.server_tls import BatchingTLSFactory, write_whole
-from pipegrid.reactor.sockets import HELD_BACK_BYTES, SEND_BYTES, set_bulk_buffers
 from pipegrid.reactor.tls_settings import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
 from pipegrid.server import identity
 

@@ -17,7 +17,7 @@ from pipegrid.server.gbs.storage_operations import MAX_COMMITS, GbsService
 from pipegrid.storage.uploads import incoming_files as incoming
 from pipegrid.testing.grid import InlineWorkers
 from pipegrid.wire.foolscap_interfaces import PROTOCOL, unpack_version
-from pipegrid.wire.gbs_messages import MAX_MUTABLE_SHARE_BYTES
+from pipegrid.wire.gbs_cbor_bodies import MAX_MUTABLE_SHARE_BYTES
 from tests.storage.support import SI, StoreTestCase
 from tests.transport.foolscap_world import UncollectedClock
 

@@ -28,6 +28,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.server import systemd
 from pipegrid.server.metrics import MAX_CONNECTIONS
+from pipegrid.wire import gbs_cbor_bodies, gbs_paths_headers
 
 PATIENCE_S = 30.0
 
@@ -155,13 +156,11 @@ class LogTests(ProcessTestCase):
         index = bytes(16)
         requests = self.target.requests
         reason = b"\x1b[2J\x9b31m\n2030-01-01 root logged in\x07".decode("latin-1")
-        from pipegrid.wire import gbs_messages
-
-        body = gbs_messages.pack_corrupt(reason)
+        body = gbs_cbor_bodies.pack_corrupt(reason)
         with self.target.connect_tls() as connection:
             connection.sendall(requests.allocate(index, 4) + requests.write(index, 0, b"abcd"))
             connection.sendall(
-                requests.request("POST", gbs_messages.corrupt_path(index, 0), body=body)
+                requests.request("POST", gbs_paths_headers.corrupt_path(index, 0), body=body)
             )
             answers = b""
             while answers.count(b"HTTP/1.1") < 3:
@@ -238,13 +237,12 @@ class ExhaustionTests(ProcessTestCase):
         used = int(Path(f"/proc/{process.pid}/statm").read_text().split()[0]) * 4096
         limit = used + (24 << 20)
         resource.prlimit(process.pid, resource.RLIMIT_AS, (limit, limit))
-        from pipegrid.wire import gbs_messages
 
-        secrets = gbs_messages.secret_lines(
+        secrets = gbs_paths_headers.secret_lines(
             {
-                gbs_messages.WRITE_ENABLER: bytes(32),
-                gbs_messages.RENEW_SECRET: bytes(32),
-                gbs_messages.CANCEL_SECRET: bytes(32),
+                gbs_paths_headers.WRITE_ENABLER: bytes(32),
+                gbs_paths_headers.RENEW_SECRET: bytes(32),
+                gbs_paths_headers.CANCEL_SECRET: bytes(32),
             }
         )
         lines = [b"X-Tahoe-Authorization: " + each for each in secrets]

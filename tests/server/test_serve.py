@@ -41,7 +41,7 @@ from pipegrid.server.serve import ServeSettings
 from pipegrid.storage import lease_clock, share_file
 from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.share_store import ShareStore
-from pipegrid.wire import gbs_messages, server_address
+from pipegrid.wire import gbs_cbor_bodies, server_address
 from pipegrid.wire.storage_messages import LeaseSecrets
 from tests import vectors
 from tests.mirror.unchanged import make_read_only
@@ -449,7 +449,7 @@ class LoopbackTests(TestCase):
         replies = await client.ask(read(0), allocate({0, 1, 2}, len(data)), read(0, 5, 9), VERSION)
         self.assertEqual([reply.status for reply in replies], [200, 200, 206, 200])
         self.assertEqual(replies[0].body, data)
-        told = gbs_messages.unpack_allocation(replies[1].body)
+        told = gbs_cbor_bodies.unpack_allocation(replies[1].body)
         self.assertEqual((told.already_have, told.allocated), ({0}, frozenset()))
         await again.stop()
         self.assertEqual(sorted(node.storage.rglob("*")), before)

@@ -12,7 +12,7 @@ from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.bundles import ReadBundle
 from pipegrid.server.gbs.request_check import Request
 from pipegrid.wire import cbor
-from pipegrid.wire.gbs_messages import Resource
+from pipegrid.wire.gbs_paths_headers import Resource
 from tests.simulation.grid_world import StorageHost
 from tests.simulation.test_grid_budgets import RTT_S
 from tests.simulation.test_upkeep import UpkeepTestCase

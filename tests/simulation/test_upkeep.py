@@ -21,7 +21,7 @@ from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.settings import DownloadSettings, UpkeepSettings
 from pipegrid.transport.gbs.requests import GbsSettings
 from pipegrid.wire import gbs_surveys
-from pipegrid.wire.gbs_messages import Resource
+from pipegrid.wire.gbs_paths_headers import Resource
 from pipegrid.wire.gbs_surveys import SurveyAnswer
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import LIES, Client, GridWorld, StorageHost

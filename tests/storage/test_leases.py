@@ -14,7 +14,7 @@ from pipegrid.errors import NoSpace, ServerRefused
 from pipegrid.storage import share_file
 from pipegrid.storage.mutable import slot_file as mutable_containers
 from pipegrid.storage.share_file import LEASE_DURATION_S, stored_secret
-from pipegrid.wire import gbs_messages
+from pipegrid.wire import gbs_paths_headers
 from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
 from tests.server.gbs import support as http
 from tests.storage.support import NOW, SECRETS, SI, StoreTestCase
@@ -376,8 +376,8 @@ class AnswerTests(http.ServerTestCase):
         self.free = 10
         self.now += 1
         headers = http.lease_headers(UploadSecrets(lease(1), b"u"))
-        request = http.head("PUT", gbs_messages.lease_path(SI), *headers)
-        renewal = http.head("PUT", gbs_messages.lease_path(SI), *http.lease_headers())
+        request = http.head("PUT", gbs_paths_headers.lease_path(SI), *headers)
+        renewal = http.head("PUT", gbs_paths_headers.lease_path(SI), *http.lease_headers())
         self.assertEqual(self.statuses(request, renewal), [507, 204])
 
 

@@ -40,7 +40,7 @@ from pipegrid.transport.gbs.bundles import (
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.transport.gbs.response_outcomes import GbsAnswers
-from pipegrid.wire import cbor, gbs_bundles, gbs_messages
+from pipegrid.wire import cbor, gbs_bundles, gbs_cbor_bodies, gbs_paths_headers
 from pipegrid.wire.gbs_bundles import (
     MAX_BUNDLE_BYTES,
     MAX_NUMBERS,
@@ -49,7 +49,7 @@ from pipegrid.wire.gbs_bundles import (
     BundledAnswer,
     BundledUpload,
 )
-from pipegrid.wire.gbs_messages import Resource
+from pipegrid.wire.gbs_paths_headers import Resource
 from pipegrid.wire.server_address import Nurl
 from pipegrid.wire.storage_messages import Allocation, Stored, UploadSecrets, WriteAnswer
 from tests.transport.contract import IDENTITY, OTHERS_SECRETS, SECRETS
@@ -77,7 +77,7 @@ def response(status: int, body: bytes = b"", *headers: tuple[bytes, bytes]) -> R
 def describe(request: RawRequest) -> str:
     """Return what a request is, and for which indexes and shares: "bundle 1 2", "write 1/0"."""
     method, path, _ = request.head.split(b" ", 2)
-    target = gbs_messages.parse_path(path.decode())
+    target = gbs_paths_headers.parse_path(path.decode())
     assert target is not None
     if target.resource is Resource.BUNDLE:
         return "bundle " + " ".join(str(each.storage_index[0]) for each in unpack(request))
@@ -806,7 +806,7 @@ class AnswerTests(BundlesTestCase):
     def test_nonsense(self) -> None:
         """An answer that makes no sense, in whatever place, is an error for every part."""
         good: Any = [[[], [0, 1], {0: 201, 1: 201}], [[], [0], {0: 201}]]
-        bodies = [b"", b"\xff", b"<html>", bytes(gbs_messages.MAX_ANSWER_BYTES + 1)]
+        bodies = [b"", b"\xff", b"<html>", bytes(gbs_cbor_bodies.MAX_ANSWER_BYTES + 1)]
         bodies += map(
             cbor.dumps,
             (
@@ -1358,7 +1358,7 @@ class ServerTests(SynchronousTestCase):
         server, calls = self.make_server(0)
         waiting = self.upload(server)
         self.assertEqual(calls.names, ["allocate 1", "write 1/0"])
-        calls.made[0].answer(200, gbs_messages.pack_allocation(allocated(0)), OFFER)
+        calls.made[0].answer(200, gbs_cbor_bodies.pack_allocation(allocated(0)), OFFER)
         self.assertEqual(self.successResultOf(waiting[0]), allocated(0))
         self.upload(server, 2)
         self.clock.advance(0)
@@ -1372,8 +1372,8 @@ class ServerTests(SynchronousTestCase):
             self.clock.advance(0)
             calls.made[0].answer(404)
             self.assertEqual(calls.names[1:], ["allocate 1", "write 1/0"])
-            calls.made[1].answer(200, gbs_messages.pack_allocation(allocated(0)), *headers)
-            calls.made[2].answer(201, gbs_messages.pack_required(()))
+            calls.made[1].answer(200, gbs_cbor_bodies.pack_allocation(allocated(0)), *headers)
+            calls.made[2].answer(201, gbs_cbor_bodies.pack_required(()))
             self.assertEqual(self.successResultOf(waiting[0]), allocated(0))
             self.assertEqual(self.successResultOf(waiting[1]), WriteAnswer(True))
             self.upload(server, 2)
@@ -1387,9 +1387,9 @@ class ServerTests(SynchronousTestCase):
         self.clock.advance(0)
         self.assertEqual(len(calls.made), 1 if bundles else 2)
         if not bundles:
-            body = gbs_messages.pack_allocation(allocated(3)) if allocation == 200 else b""
+            body = gbs_cbor_bodies.pack_allocation(allocated(3)) if allocation == 200 else b""
             calls.made[0].answer(allocation, body)
-            calls.made[1].answer(write, gbs_messages.pack_required(()) if write == 201 else b"")
+            calls.made[1].answer(write, gbs_cbor_bodies.pack_required(()) if write == 201 else b"")
         elif allocation == 200:
             calls.made[0].settle(BundledAnswer(allocated(3), {3: write}))
         else:

@@ -33,7 +33,7 @@ from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.wire.gbs_bundles import (
     BundledUpload,
 )
-from pipegrid.wire.gbs_messages import Resource
+from pipegrid.wire.gbs_paths_headers import Resource
 from pipegrid.wire.storage_messages import Allocation, UploadSecrets, WriteAnswer
 from tests.scratch import scratch_path
 from tests.transport.contract import OTHERS_SECRETS, SECRETS

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.wire import cbor, gbs_messages
+from pipegrid.wire import cbor, gbs_cbor_bodies
 
 BOMBS = {
     "an array that says it has 2^63 items": b"\x9b\x7f" + b"\xff" * 7,
@@ -44,7 +44,7 @@ class LoadsTests(SynchronousTestCase):
             tracemalloc.start()
             try:
                 self.assertRaises(
-                    ValueError, cbor.loads, bomb, gbs_messages.MAX_ALLOCATE_BYTES, 300
+                    ValueError, cbor.loads, bomb, gbs_cbor_bodies.MAX_ALLOCATE_BYTES, 300
                 )
                 peak = tracemalloc.get_traced_memory()[1]
             finally:
@@ -69,9 +69,9 @@ class LoadsTests(SynchronousTestCase):
     def test_garbage_is_an_error_or_a_value(self, data: bytes) -> None:
         """Any bytes give a value or ValueError, and no other error."""
         for unpack in (
-            gbs_messages.unpack_allocate,
-            gbs_messages.unpack_corrupt,
-            gbs_messages.unpack_shares,
+            gbs_cbor_bodies.unpack_allocate,
+            gbs_cbor_bodies.unpack_corrupt,
+            gbs_cbor_bodies.unpack_shares,
         ):
             with contextlib.suppress(ValueError):
                 unpack(data)

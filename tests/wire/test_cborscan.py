@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.wire import cbor, gbs_bundles, gbs_messages, gbs_mutable
+from pipegrid.wire import cbor, gbs_bundles, gbs_cbor_bodies, gbs_mutable
 from pipegrid.wire.storage_messages import ShareChange, SlotResult
 from tests.wire.unpacking import unpack_request
 
@@ -25,20 +25,23 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 UNPACKERS: dict[str, tuple[Callable[[bytes], Any], int]] = {
-    "an allocation": (gbs_messages.unpack_allocate, gbs_messages.MAX_ALLOCATE_BYTES),
-    "a complaint": (gbs_messages.unpack_corrupt, gbs_messages.MAX_CORRUPT_BYTES),
+    "an allocation": (gbs_cbor_bodies.unpack_allocate, gbs_cbor_bodies.MAX_ALLOCATE_BYTES),
+    "a complaint": (gbs_cbor_bodies.unpack_corrupt, gbs_cbor_bodies.MAX_CORRUPT_BYTES),
     "a bundle": (gbs_bundles.unpack_bundle, gbs_bundles.MAX_BUNDLE_BYTES),
     "a read-test-write": (unpack_request, 8 << 20),
-    "a server's version": (gbs_messages.unpack_version, gbs_messages.MAX_ANSWER_BYTES),
-    "the answer to an allocation": (gbs_messages.unpack_allocation, gbs_messages.MAX_ANSWER_BYTES),
-    "the answer to a write": (
-        lambda body: gbs_messages.unpack_required(body, complete=False),
-        gbs_messages.MAX_ANSWER_BYTES,
+    "a server's version": (gbs_cbor_bodies.unpack_version, gbs_cbor_bodies.MAX_ANSWER_BYTES),
+    "the answer to an allocation": (
+        gbs_cbor_bodies.unpack_allocation,
+        gbs_cbor_bodies.MAX_ANSWER_BYTES,
     ),
-    "a list of shares": (gbs_messages.unpack_shares, gbs_messages.MAX_ANSWER_BYTES),
+    "the answer to a write": (
+        lambda body: gbs_cbor_bodies.unpack_required(body, complete=False),
+        gbs_cbor_bodies.MAX_ANSWER_BYTES,
+    ),
+    "a list of shares": (gbs_cbor_bodies.unpack_shares, gbs_cbor_bodies.MAX_ANSWER_BYTES),
     "the answer to a bundle": (
         lambda body: gbs_bundles.unpack_answers(body, []),
-        gbs_messages.MAX_ANSWER_BYTES,
+        gbs_cbor_bodies.MAX_ANSWER_BYTES,
     ),
     "the answer to a read-test-write": (
         lambda body: gbs_mutable.unpack_answer(body, 8 << 20),
@@ -100,11 +103,11 @@ class CostTests(SynchronousTestCase):
     def test_the_largest_messages_pass(self) -> None:
         """What the protocol allows is allowed: 256 numbers, 30 tests and writes a share, 8192 ranges."""
         numbers = frozenset(range(256))
-        allocate = gbs_messages.unpack_allocate(gbs_messages.pack_allocate(numbers, 1 << 40))
+        allocate = gbs_cbor_bodies.unpack_allocate(gbs_cbor_bodies.pack_allocate(numbers, 1 << 40))
         self.assertEqual(allocate.share_numbers, numbers)
         ranges = [(2 * at, 2 * at + 1) for at in range(8192)]
-        body = gbs_messages.pack_required(ranges)
-        self.assertEqual(len(gbs_messages.unpack_required(body, False).required), 8192)
+        body = gbs_cbor_bodies.pack_required(ranges)
+        self.assertEqual(len(gbs_cbor_bodies.unpack_required(body, False).required), 8192)
         writes = tuple((at, b"x") for at in range(16))
         changes = {number: ShareChange((), writes, 7) for number in range(256)}
         body = gbs_mutable.pack_request(changes, [(0, 1)] * 30)

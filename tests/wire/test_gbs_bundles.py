@@ -11,7 +11,7 @@ import attrs
 import cbor2
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.wire import gbs_bundles, gbs_messages
+from pipegrid.wire import gbs_bundles, gbs_cbor_bodies
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
 from pipegrid.wire.storage_messages import Allocation, LeaseSecrets, UploadSecrets
 from tests.wire.test_cbor import BOMBS
@@ -405,7 +405,7 @@ class AnswerTests(SynchronousTestCase):
 
     def test_too_long(self) -> None:
         """An answer as long as any may be is taken, and a byte more is not."""
-        body = padded(cbor2.dumps([GOOD_ANSWER]), gbs_messages.MAX_ANSWER_BYTES)
+        body = padded(cbor2.dumps([GOOD_ANSWER]), gbs_cbor_bodies.MAX_ANSWER_BYTES)
         self.assertEqual(len(gbs_bundles.unpack_answers(body, self.uploads)), 1)
         self.refuse_body(body + b"\0", self.uploads)
 

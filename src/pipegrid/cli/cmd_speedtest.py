@@ -17,7 +17,7 @@ from pipegrid.cli.options import byte_size, common_options
 from pipegrid.cli.speedtest_run import SpeedTestJob
 from pipegrid.errors import UsageError
 from pipegrid.speedtest import compare as comparing
-from pipegrid.speedtest import html_report, link_proxy, run_results
+from pipegrid.speedtest import html_report, link_profiles, link_proxy, run_results
 from pipegrid.speedtest import responder as far_end
 
 if TYPE_CHECKING:
@@ -259,13 +259,13 @@ def proxy(
     """
 
     async def relay(reactor: Any, invocation: Invocation) -> int:
-        found = link_proxy.make_link(link, rtt, up, down)
+        found = link_profiles.make_link(link, rtt, up, down)
         if found is None:
             raise UsageError("name the link to emulate: --link dsl, or --rtt, --up and --down")
         console = invocation.console
         await link_proxy.proxy_main(
             reactor,
-            link_proxy.shape_of(found),
+            link_profiles.shape_of(found),
             [link_proxy.parse_pair(pair) for pair in pairs],
             lambda text: console.result(str(text), {"proxy": str(text)}),
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import select
-import stat
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -18,7 +17,13 @@ from math import isfinite
 from pipegrid.cli.error_report import ExitStatus, sentence, status_of
 from pipegrid.cli.startup.fast_json_encoder import plain_json
 from pipegrid.core.text import harmless, printable
-from pipegrid.disk.private_files import interruptible, wait_for_space
+from pipegrid.disk.interruptible_pipe_writes import (
+    flush_some,
+    interruptible,
+    wait_for_space,
+    write_some,
+    writes_to_pipe,
+)
 from pipegrid.errors import SinkError, SourceError
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
@@ -103,18 +108,13 @@ class ResultStream(io.BufferedIOBase):
                 self.before_text()
         length = len(view)
         while view:
-            view = view[self._guard(partial(_written, data=view)) :]
+            view = view[self._guard(partial(write_some, data=view)) :]
         return length
 
     def _is_piped_text(self, view: memoryview) -> bool:
         """Return whether this is text to a pipe, so that ``tee`` or ``less`` may show it on the terminal."""
         assert self._stream is not None
-        try:
-            mode = os.fstat(self._stream.fileno()).st_mode
-        except (OSError, ValueError):
-            return False
-        is_pipe = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
-        return is_pipe and b"\0" not in bytes(view[:_LOOKED_AT_BYTES])
+        return writes_to_pipe(self._stream) and b"\0" not in bytes(view[:_LOOKED_AT_BYTES])
 
     def flush(self) -> None:
         """
@@ -126,7 +126,7 @@ class ResultStream(io.BufferedIOBase):
         if self._stream is None or self._stream.closed:
             return
         while not (self.abandoned or self.failed):
-            if self._guard(_is_flushed):
+            if self._guard(flush_some):
                 return
 
     def _guard(self, act: Callable[[BinaryIO], int]) -> int:
@@ -147,30 +147,6 @@ class ResultStream(io.BufferedIOBase):
         except BaseException:  # ended while no process read it: the rest would block again
             self.abandoned = True
             raise
-
-
-def _written(stream: BinaryIO, data: memoryview) -> int:
-    """
-    Return how many bytes a stream accepts now.
-
-    An unbuffered one (``PYTHONUNBUFFERED``, as in many containers) accepts what fits on the disk or in the
-    pipe. If another program has made the pipe non-blocking, every stream does.
-    """
-    try:
-        taken: int | None = stream.write(data)
-    except BlockingIOError as error:
-        return error.characters_written
-    if taken is None:  # such an object writes everything, except a raw file
-        return 0 if isinstance(stream, io.RawIOBase) else len(data)
-    return taken
-
-
-def _is_flushed(stream: BinaryIO) -> bool:
-    try:
-        stream.flush()
-    except BlockingIOError:
-        return False
-    return True
 
 
 class Console:

@@ -15,6 +15,7 @@ from pipegrid.cli.mirror_options import Display, MirrorOptions, RunOutcome, repo
 from pipegrid.core.text import counted, printable
 from pipegrid.mirror import (
     debian,
+    debian_index_selection,
     destination,
     local_check,
     mirror_without_reactor,
@@ -22,12 +23,12 @@ from pipegrid.mirror import (
     rpm,
     signature_writer,
     signatures,
-    suites,
 )
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid import Grid
+    from pipegrid.mirror.debian_index_selection import KeptForm, Selection
     from pipegrid.mirror.debian_index_update import ArchiveMirror
     from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.file_scheduler import Report
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from pipegrid.mirror.mirror_without_reactor import BlockingMirror
     from pipegrid.mirror.package_filter import PackageFilter
     from pipegrid.mirror.signature_writer import GpgKey
-    from pipegrid.mirror.suites import KeptForm, Selection
 
 UpdateArchive = Callable[["ArchiveMirror", "Console"], Awaitable[tuple[Any, dict[str, Any]]]]
 """Brings an archive up to date; returns the outcome, and further JSON fields."""
@@ -64,7 +64,7 @@ class DebianOptions(NamedTuple):
 
     def selection(self, filter: PackageFilter) -> Selection:
         """Return the wanted parts of the archive."""
-        return suites.Selection(
+        return debian_index_selection.Selection(
             suites=tuple(dict.fromkeys(self.suites)),
             components=tuple(dict.fromkeys(self.components)),
             architectures=tuple(dict.fromkeys(self.architectures)),

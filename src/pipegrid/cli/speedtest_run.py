@@ -19,7 +19,7 @@ from pipegrid.speedtest import (
     baseline,
     child_processes,
     html_report,
-    link_proxy,
+    link_profiles,
     output_formats,
     responder_client,
     run_results,
@@ -222,7 +222,7 @@ def link_of(given: dict[str, Any]) -> EmulatedLink | None:
         return None
     if profile is None and not any(details):
         profile = DEFAULT_LINK
-    return link_proxy.make_link(profile, *details)
+    return link_profiles.make_link(profile, *details)
 
 
 def params_of(

@@ -20,7 +20,8 @@ from pipegrid.disk.atomic_write import (
     sync_directory,
     sync_name,
 )
-from pipegrid.disk.private_files import change_mode, current_umask, interruptible
+from pipegrid.disk.interruptible_pipe_writes import interruptible
+from pipegrid.disk.private_files import change_mode, current_umask
 from pipegrid.disk.safe_open import names_file, open_to_write, own_descriptor
 from pipegrid.errors import SinkError, naming
 

@@ -1,82 +1,18 @@
-"""
-Files and directories that only their owner may read or change, and writes to pipes that a signal can
-interrupt.
-"""
+"""Files and directories that only their owner may read or change."""
 
 from __future__ import annotations
 
 import errno
 import os
-import select
 import stat
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
+
+from pipegrid.disk.interruptible_pipe_writes import interruptible, is_pipe
 
 TYPE_CHECKING = False  # defined as in ``typing``, which is slow to import
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-# A thread that waits for the reader of a pipe continues to wait after a signal's handler has returned; only
-# a handler that raises ends that. So a writer declares that it may wait, and the handler of a terminating
-# signal raises an error then. This concerns only the main thread, in which handlers run.
-
-_waiting: list[Callable[[], int] | None] = []
-_ended: BaseException | None = None
-
-
-@contextmanager
-def interruptible(fileno: Callable[[], int] | None = None) -> Iterator[None]:
-    """
-    Declare that the code within may wait for another program.
-
-    Args:
-        fileno: returns the descriptor that is written; None while it is being opened.
-
-    Raises:
-        BaseException: the one given to ``end_waiting``; also later, instead of any further wait.
-    """
-    threading = sys.modules.get("threading")  # if it was not imported, there is only one thread
-    if threading is not None and threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    _waiting.append(fileno)
-    try:
-        if _ended is not None and _would_wait():
-            raise _ended
-        yield
-    finally:
-        _waiting.pop()
-
-
-def end_waiting(error: BaseException) -> None:
-    """
-    Stop the main thread from waiting, now and later. For handlers of signals.
-
-    A write that does not have to wait is not interrupted.
-    """
-    global _ended
-    _ended = error
-    if _waiting and _would_wait():
-        raise error
-
-
-def wait_for_space(fd: int) -> None:
-    """Wait until a non-blocking pipe can be written."""
-    poll = select.poll()
-    poll.register(fd, select.POLLOUT)
-    poll.poll()
-
-
-def _would_wait() -> bool:
-    fileno = _waiting[-1]
-    if fileno is None:
-        return True
-    poll = select.poll()
-    poll.register(fileno(), select.POLLOUT)
-    return not poll.poll(0)
 
 
 # Files that only their owner should read (logs, traces, shares), and directories that only their owner may
@@ -102,7 +38,7 @@ def open_private(path: str, flags: int) -> int:
         OSError: it cannot be opened, or is a symbolic link.
     """
     try:
-        with interruptible() if _is_pipe(path) else nullcontext():  # it waits for its reader
+        with interruptible() if is_pipe(path) else nullcontext():  # it waits for its reader
             fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP and os.path.islink(path):
@@ -210,10 +146,3 @@ def _make(path: Path, mode: int) -> None:
     except OSError:  # it may exist: a read-only disk reports other errors first
         if not path.is_dir():
             raise
-
-
-def _is_pipe(path: str) -> bool:
-    try:
-        return stat.S_ISFIFO(os.stat(path).st_mode)
-    except OSError:
-        return False

@@ -33,7 +33,8 @@ from pipegrid.errors import NotEnoughSharesError, ServerError, SinkError, UsageE
 from pipegrid.flow.concurrency_limits import MANY, Budget, SmallFileCapacity
 from pipegrid.grid.client_config import GridConfig, check_happy
 from pipegrid.grid.open_grid import OpenOptions, open_grid
-from pipegrid.grid.server_registry import STATUS_SILENCE_S, Readiness, ServerRegistry, Warnings
+from pipegrid.grid.server_readiness import STATUS_SILENCE_S, Readiness
+from pipegrid.grid.server_registry import ServerRegistry, Warnings
 from pipegrid.reactor.deferreds import (
     Deadlines,
     Waiters,

@@ -16,7 +16,7 @@ from pipegrid.core.mutable.versions import Format
 from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import CapError, UsageError
 from pipegrid.grid.client_config import GridConfig
-from pipegrid.grid.server_registry import Readiness
+from pipegrid.grid.server_readiness import Readiness
 from pipegrid.reactor.deferreds import Wakeup
 from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.mutable.base_version_search import Redo

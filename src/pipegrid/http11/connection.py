@@ -38,8 +38,9 @@ from pipegrid.http11.request_errors import (
 from pipegrid.http11.request_queue import RequestQueue
 from pipegrid.http11.request_writer import RequestWriter
 from pipegrid.http11.response_parser import END, Event, ResponseHead, ResponseParser
+from pipegrid.reactor.bulk_sockets import set_bulk_buffers
+from pipegrid.reactor.dead_peer_detection import be_prompt
 from pipegrid.reactor.deferreds import Waiters
-from pipegrid.reactor.sockets import be_prompt, set_bulk_buffers
 
 # Received events go to the request that they answer: the first unanswered one on the connection.
 #

@@ -27,12 +27,12 @@ from pipegrid.mirror.archive_file import (
     quoted,
 )
 from pipegrid.mirror.archive_to_grid import is_index
+from pipegrid.mirror.debian_suites import remove_in_order
 from pipegrid.mirror.destination import Destination, hash_file
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, Report
 from pipegrid.mirror.list_format import lines_of, read_list
 from pipegrid.mirror.manifest import begin_manifest
 from pipegrid.mirror.mirror_api import Mirror
-from pipegrid.mirror.suites import remove_in_order
 from pipegrid.mirror.twisted_driver import LOOKED_AT_ONCE
 from pipegrid.reactor.deferreds import gather
 

@@ -1,14 +1,13 @@
-"""A mirror of a Debian archive; which files of earlier and other runs are kept."""
+"""A mirror of a Debian archive."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from datetime import datetime
 from hashlib import sha256
 from itertools import chain
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror import debian_index_update
@@ -18,7 +17,6 @@ from pipegrid.mirror.archive_file import (
     MirrorError,
     Skip,
     check_path,
-    holder,
     quoted,
 )
 from pipegrid.mirror.debian_index_rebuild import (
@@ -28,12 +26,35 @@ from pipegrid.mirror.debian_index_rebuild import (
     record_of,
     write_record,
 )
+from pipegrid.mirror.debian_index_selection import (
+    HELD,
+    READ,
+    Index,
+    Selection,
+    base_of,
+    below,
+    check_selected,
+    hashed_names,
+    ignore_entry,
+    indexes_of,
+    named_by,
+    names_packages,
+)
 from pipegrid.mirror.debian_index_update import Unpacked, by_hash, kept_as, stage_indexes, update
 from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, Release, read_release
+from pipegrid.mirror.debian_suites import (
+    OWN,
+    OwnNames,
+    Suite,
+    Suites,
+    canonical,
+    own_files,
+    unsigned_part,
+)
 from pipegrid.mirror.destination import STAGED, Destination
 from pipegrid.mirror.file_scheduler import Report
 from pipegrid.mirror.index_entries import Entries, named_twice
-from pipegrid.mirror.manifest import add_to_manifest, keep_manifest, noting, read_manifest
+from pipegrid.mirror.manifest import add_to_manifest, keep_manifest, noting
 from pipegrid.mirror.package_filter import (
     ALL,
     FilterRecords,
@@ -44,371 +65,12 @@ from pipegrid.mirror.package_filter import (
     write_first,
     write_records,
 )
+from pipegrid.mirror.retained_files import RetainedFiles, held_here, kept_apart, remove_others
 from pipegrid.mirror.signatures import Keys
-from pipegrid.mirror.suites import (
-    HELD,
-    OWN,
-    READ,
-    Index,
-    KeptForm,
-    OwnNames,
-    Selection,
-    Suite,
-    Suites,
-    base_of,
-    below,
-    canonical,
-    check_selected,
-    further_index,
-    hashed_names,
-    ignore_entry,
-    index_of,
-    indexes_of,
-    named_by,
-    names_packages,
-    own_files,
-    remove_in_order,
-    unsigned_part,
-)
 
 if TYPE_CHECKING:
     from pipegrid.mirror.debian_index_update import ArchiveMirror
     from pipegrid.mirror.signature_writer import GpgKey
-
-
-# The files of a Debian archive that are kept although a run does not name them: suites and indexes of other
-# runs in the same directory, and what the previous version's indexes name.
-#
-# A client that has just read the previous release file fetches its indexes by hash, for one more version,
-# so the files in these must exist as long. Several runs may share a directory, each with its suites, or
-# with components or architectures of one suite: none removes files of another. Only files without an index
-# are removed.
-#
-# Synchronous, for the thread that has the destination.
-
-_OF_INDEXES = ("binary-", "source")
-"""
-Names of directories whose ``Release`` is not that of a suite, but describes the index in the same
-directory.
-"""
-
-
-def kept_apart(
-    destination: Destination,
-    suites: Iterable[Suite],
-    indexes: Sequence[Index],
-    deletes: bool = False,
-) -> list[Index]:
-    """
-    Return the indexes of these suites that other runs keep here, as the new release files name them.
-
-    They share the release file, so a run that publishes a new one updates them too: otherwise their readers
-    would take them for forged. An index that the last run kept together with all current indexes is not
-    another run's, and is not kept. Neither are other files in the directory of a selected index, such as
-    translations, if the run removes unwanted files.
-    """
-    taken = {_key(form.path) for index in indexes for form in index.forms}
-    chosen = {path for path in taken if names_packages(path)}
-    own = {_component_of(index.path) for index in indexes if index.kind}
-    found = []
-    last: set[str] | None = None
-    for suite in suites:
-        for index in _here(destination, suite, taken):
-            if last is None:
-                last = _kept_by_last_run(destination)
-            if not names_packages(index.path):
-                if deletes and _is_below(index.path, own):
-                    continue
-            elif base_of(index.path) in last and chosen <= last:
-                continue
-            found.append(index)
-    return found
-
-
-def _is_below(path: str, directories: set[str]) -> bool:
-    return any(path.startswith(f"{each}/") for each in directories)
-
-
-def _key(path: str) -> str:
-    """Return the part of the path that all forms of one index share."""
-    return base_of(path) if names_packages(path) else path
-
-
-def _kept_by_last_run(destination: Destination) -> set[str]:
-    """Return the indexes that the last complete run kept."""
-    with suppress(MirrorError, BadEntry):
-        return {
-            base_of(each.path) for each in read_manifest(destination) if names_packages(each.path)
-        }
-    return set()
-
-
-def _here(destination: Destination, suite: Suite, taken: set[str]) -> Iterator[Index]:
-    """
-    Yield the indexes of a suite that exist, that the previous and the new release file name, and that are
-    not in ``taken``.
-    """
-    named = suite.release.files
-    done = set(taken)
-    for path in suite.before.files if suite.before is not None else ():
-        place = suite.place(path)
-        key = _key(place)
-        if key in done or path in OWN:
-            continue
-        if not names_packages(path):
-            if path in named and _is_here(destination, place):
-                yield further_index(suite, below(suite, named[path]))
-            continue
-        done.add(key)
-        base = suite.within(key)
-        held, endings = _held_here(destination, key, suite.before)
-        if held is not None and any(base + ending in named for ending in READ):
-            yield index_of(suite, _kind(base), base, held if base in named else "packed", endings)
-
-
-def _held_here(
-    destination: Destination, base: str, before: Release | None
-) -> tuple[KeptForm | None, list[str]]:
-    """Return in which form an index is kept here, and the endings of its forms; None if it is not."""
-    if not os.path.isdir(destination.where(os.path.dirname(base))):
-        return None, []
-    endings = [ending for ending in READ if _is_here(destination, base + ending)]
-    packed = [ending for ending in endings if ending]
-    if packed == [debian_index_update.ENDING] and debian_index_update.is_noted(destination, base):
-        return "zstd", endings
-    if not endings:
-        return None, []
-    return ("packed" if packed else "unpacked"), packed
-
-
-def _is_here(destination: Destination, path: str) -> bool:
-    return os.path.lexists(destination.where(path))
-
-
-def _kind(base: str) -> Literal["packages", "sources"]:
-    return "packages" if base.endswith("Packages") else "sources"
-
-
-def remove_others(
-    destination: Destination, kept: Iterable[str], spared: RetainedFiles, dry_run: bool = False
-) -> list[str]:
-    """
-    Remove all files but these paths and the retained ones; returns the removed paths.
-
-    Args:
-        dry_run: only report.
-
-    Raises:
-        MirrorError: other files that are needed here cannot be found out; nothing is removed.
-    """
-    others = list(destination.others(frozenset(kept)))
-    if others:  # else the indexes of other runs need not be read
-        stays = holder(spared.names(others), destination.folds)
-        others = [path for path in others if not stays(path)]
-    if not dry_run:
-        remove_in_order(destination, others)
-    return others
-
-
-class RetainedFiles:
-    """
-    Finds the files to keep.
-
-    Args:
-        suites, indexes: what the run has mirrored.
-        apart: as returned by ``kept_apart``.
-    """
-
-    def __init__(
-        self,
-        destination: Destination,
-        suites: Sequence[Suite],
-        indexes: Sequence[Index],
-        apart: Sequence[Index],
-    ) -> None:
-        self._destination = destination
-        self._suites = suites
-        self._indexes = indexes
-        self._apart = apart
-
-    def names(self, paths: Sequence[str]) -> Iterator[str]:
-        """
-        Yield those of some files that are kept; also other paths.
-
-        Raises:
-            MirrorError: an existing index cannot be read.
-        """
-        for index in self._indexes:
-            old = self._before(index)
-            if old is not None:
-                old.stays = index.stays
-                with suppress(BadEntry):  # an unreadable index is not needed
-                    yield from (each.path for each in named_by(self._destination, old, stays=True))
-        apart = {index.path for index in self._apart}
-        own = {_component_of(i.path) for i in self._indexes if i.kind and i.path not in apart}
-        for index in self._apart:
-            if not index.kind:
-                continue
-            # Keep all files of another run's component; of a shared one, those in the index's directory.
-            component = _component_of(index.path)
-            above = os.path.dirname(index.path) if component in own else component
-            if index.suite.is_flat:
-                yield from _forms_of(index, paths)
-            else:
-                # The run itself keeps the last versions of names by hash.
-                yield from (p for p in paths if p.startswith(f"{above}/") and "/by-hash/" not in p)
-            yield from self._named(index)
-        stay = {suite.directory for suite in self._suites}
-        for suite in self._other_suites(paths):
-            stay.add(suite.directory)
-            below = _belonging(suite, paths)
-            yield from below
-            for index in _indexes_of(suite, below):
-                yield from self._named(index)
-                for old in self._by_hash(index, below):
-                    with suppress(BadEntry, OSError):  # as above
-                        yield from (each.path for each in named_by(self._destination, old))
-        yield from (path for path in paths if self._leads_to(path) in stay)
-
-    def _leads_to(self, path: str) -> str | None:
-        """
-        Return the suite that a link in the same directory leads to, such as ``stable``; debmirror makes
-        such links.
-        """
-        where = self._destination.where(path)
-        if os.path.dirname(path) != "dists" or not os.path.islink(where):
-            return None
-        return f"dists/{os.path.normpath(os.readlink(where))}"
-
-    def _before(self, index: Index) -> Index | None:
-        """Return the previous version of an index, if it is kept by hash and differs."""
-        suite = index.suite
-        before = suite.before
-        if before is None or not before.by_hash or index.kind not in ("packages", "sources"):
-            return None
-        for form in index.forms:
-            old = before.files.get(suite.within(form.path))
-            name = None if old is None else by_hash(form.path, old.algorithm, old.digest)
-            if old is None or name is None:
-                continue
-            if old.digest == form.digest:
-                return None
-            if self._destination.is_there(old.replaced(path=name, remote=None)):
-                return Index(suite, index.kind, [old.replaced(path=name, remote=None)])
-        return None
-
-    def _by_hash(self, index: Index, paths: Iterable[str]) -> Iterator[Index]:
-        """Yield the previous indexes that exist by hash: one version in all its forms."""
-        above = os.path.join(os.path.dirname(index.path), "by-hash", "")
-        release = index.suite.release
-        now = {digest.hex() for path in release.files for _, digest in release.digests_of(path)}
-        old = [
-            path for path in paths if path.startswith(above) and path.rpartition("/")[2] not in now
-        ]
-        old.sort(key=lambda path: -os.lstat(self._destination.where(path)).st_mtime_ns)
-        # One directory for each algorithm, in which a flat suite has both packages and sources.
-        kinds = len({os.path.dirname(path) for path in old}) or 1
-        for path in old[: kinds * (2 * len(HELD) if index.suite.is_flat else len(HELD))]:
-            yield Index(index.suite, index.kind, [ArchiveFile(path, None, "sha256", b"")])
-
-    def _named(self, index: Index) -> Iterator[str]:
-        path = index.path
-        if not os.path.lexists(self._destination.where(path)):
-            index.forms[0] = index.forms[0].replaced(path=path + debian_index_update.ENDING)
-        count = 0
-        skipped: list[BadEntry] = []
-        try:
-            for each in named_by(
-                self._destination, index, lambda why: skipped.__setitem__(slice(1), [why])
-            ):
-                yield each.path
-                count += 1
-            if skipped and not count:
-                raise skipped[0]
-        except (BadEntry, OSError) as error:
-            raise _unreadable(path, error) from error
-
-    def _other_suites(self, paths: Sequence[str]) -> Iterator[Suite]:
-        """Yield the suites that are not of this run, each once, by their release files."""
-        own = {suite.directory for suite in self._suites}
-        for path in paths:
-            above, _, name = path.rpartition("/")
-            if name not in ("InRelease", "Release") or above in own:
-                continue
-            is_flat = not path.startswith("dists/")
-            data = self._destination.read(path, MAX_RELEASE_BYTES)
-            try:
-                release = read_release(
-                    unsigned_part(data or b""), path, ignore_entry, ignores_dates=True
-                )
-            except BadEntry as error:
-                if os.path.basename(above).startswith(_OF_INDEXES):
-                    continue
-                if is_flat and not any(
-                    names_packages(each) and os.path.dirname(each) == above for each in paths
-                ):
-                    continue  # not a suite, but a file of that name
-                raise _unreadable(path, error) from error
-            own.add(above)
-            yield Suite(above, release, {}, None, is_flat)
-
-
-def _belonging(suite: Suite, paths: Iterable[str]) -> list[str]:
-    """Return the files of another run's suite, except those that its indexes name."""
-    if not suite.is_flat:
-        return [path for path in paths if path.startswith(f"{suite.directory}/")]
-    found = []
-    for path in paths:
-        if path == suite.place(suite.within(path)):
-            name = suite.within(path)
-            base = base_of(name)
-            if (
-                name in OWN
-                or name in suite.release.files
-                or base in ("Packages", "Sources")
-                or name.startswith(("by-hash/", "Packages.diff/", "Sources.diff/"))
-            ):
-                found.append(path)
-    return found
-
-
-def _forms_of(index: Index, paths: Iterable[str]) -> Iterator[str]:
-    """Yield the existing forms of a flat suite's index, also by hash."""
-    base = base_of(index.path)
-    suite, release = index.suite, index.suite.release
-    by_hashes = {
-        name
-        for inner in release.files
-        if _key(suite.place(inner)) == base
-        for name in hashed_names(suite, release, suite.place(inner))
-    }
-    for path in paths:
-        if path in by_hashes or (names_packages(path) and base_of(path) == base):
-            yield path
-
-
-def _component_of(path: str) -> str:
-    return os.path.dirname(os.path.dirname(path))
-
-
-def _indexes_of(suite: Suite, paths: Iterable[str]) -> Iterator[Index]:
-    """Yield the existing indexes of a suite that is not this run's."""
-    best: dict[str, int] = {}
-    for path in paths:
-        if names_packages(path) and "/by-hash/" not in path:
-            base = base_of(path)
-            ending = path[len(base) :]
-            if ending in READ:
-                best[base] = min(best.get(base, len(READ)), READ.index(ending))
-    for base, number in best.items():
-        yield Index(suite, _kind(base), [ArchiveFile(base + READ[number], None, "sha256", b"")])
-
-
-def _unreadable(path: str, error: Exception) -> MirrorError:
-    return MirrorError(
-        f"{path} cannot be read ({error}), so the files that it needs are not known; nothing was removed: "
-        "mirror it, or remove it if it is not needed"
-    )
 
 
 # A mirror of a Debian archive: release files, indexes, packages. A client that reads it meanwhile never
@@ -752,7 +414,7 @@ class DebianArchive:
             if index.kind not in ("packages", "sources"):
                 continue
             key = base_of(index.path)
-            is_here = _held_here(self._destination, key, index.suite.before)[0] is not None
+            is_here = held_here(self._destination, key, index.suite.before)[0] is not None
             wanted = known.get(key, [ALL] if is_here else [])
             if index in apart:
                 index.filters = index.stays = _unless_all(wanted)

@@ -23,21 +23,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pipegrid.disk import file_system_calls as disk
 from pipegrid.mirror import HIDDEN
 from pipegrid.mirror.archive_file import ArchiveFile
-from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, read_release
-from pipegrid.mirror.destination import STAGED, Destination
-from pipegrid.mirror.package_filter import ALL
-from pipegrid.mirror.suites import (
-    OWN,
+from pipegrid.mirror.debian_index_selection import (
     READ,
     Index,
-    OwnNames,
-    Suite,
     base_of,
     below,
     index_of,
     selected_by,
-    unsigned_part,
 )
+from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, read_release
+from pipegrid.mirror.debian_suites import OWN, OwnNames, Suite, unsigned_part
+from pipegrid.mirror.destination import STAGED, Destination
+from pipegrid.mirror.package_filter import ALL
 
 if TYPE_CHECKING:
     from pipegrid.mirror.signature_writer import GpgKey

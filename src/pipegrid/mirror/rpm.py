@@ -21,6 +21,7 @@ from pipegrid.mirror.archive_file import (
 )
 from pipegrid.mirror.debian_index_rebuild import read_record, take_back, write_record
 from pipegrid.mirror.debian_index_update import stage_indexes
+from pipegrid.mirror.debian_suites import remove_in_order
 from pipegrid.mirror.decompression import check_index_bytes, index_blocks
 from pipegrid.mirror.file_scheduler import Report
 from pipegrid.mirror.index_entries import Entries
@@ -52,7 +53,6 @@ from pipegrid.mirror.rpm_metadata import (
 )
 from pipegrid.mirror.rpm_package_signatures import check_packages
 from pipegrid.mirror.signatures import MAX_SIGNATURE_BYTES, Keys, check_signature
-from pipegrid.mirror.suites import remove_in_order
 
 if TYPE_CHECKING:
     from pipegrid.mirror.debian_index_update import ArchiveMirror

@@ -1,10 +1,12 @@
 """
-Settings of the process: a clock that ignores suspended time, the garbage collector, and returning memory.
+Settings of the process: a clock that ignores suspended time, handling of signals, the garbage collector, and
+returning memory.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 import time
@@ -122,6 +124,47 @@ def make_monotonic(reactor: Any) -> None:
         call.time += shift_s
         call.seconds = time.monotonic
     reactor.seconds = time.monotonic
+
+
+# Python runs a signal's handler when the main thread executes its next instruction. If the signal arrives
+# just before the reactor waits for the network, or in another thread, that is only after the next event: a
+# server that got SIGTERM just when it began to listen never stopped.
+
+_SIGNALS_AT_ONCE = 4096
+
+
+def wake_for_signals(reactor: Any) -> None:
+    """Make every handled signal wake the reactor, so that its handler runs. Only in the main thread."""
+    from twisted.internet.interfaces import IReadDescriptor
+    from zope.interface import directlyProvides
+
+    woken, wake = os.pipe()
+    for fd in (woken, wake):
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    reader = _SignalPipe(woken)
+    directlyProvides(reader, IReadDescriptor)
+    reactor.addReader(reader)
+
+
+class _SignalPipe:
+    """The end of a pipe into which Python writes the number of each signal."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def logPrefix(self) -> str:
+        return "signals"
+
+    def doRead(self) -> None:
+        # Reading wakes the reactor, and so runs the handlers; the numbers do not matter.
+        os.read(self._fd, _SIGNALS_AT_ONCE)
+
+    def connectionLost(self, reason: object) -> None:
+        """Do nothing: the reactor has ended, and does not own the pipe."""
 
 
 # How often Python's garbage collector runs, in commands.

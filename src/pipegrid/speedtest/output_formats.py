@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from pipegrid.speedtest.link_proxy import describe
+from pipegrid.speedtest.link_profiles import describe
 from pipegrid.speedtest.run_results import (
     DIRECTIONS,
     DOWN,

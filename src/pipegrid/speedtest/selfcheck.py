@@ -18,7 +18,8 @@ from pipegrid.speedtest.baseline import (
     ping_responders,
 )
 from pipegrid.speedtest.child_processes import at_ports
-from pipegrid.speedtest.link_proxy import shape_of, start_proxy
+from pipegrid.speedtest.link_profiles import shape_of
+from pipegrid.speedtest.link_proxy import start_proxy
 from pipegrid.speedtest.responder import start_responders
 from pipegrid.speedtest.run_results import DOWN, UP, EmulatedLink
 

@@ -34,7 +34,8 @@ from pipegrid.speedtest.child_processes import (
     server_name,
 )
 from pipegrid.speedtest.client_sessions import GatewaySession, GridSession, Session
-from pipegrid.speedtest.link_proxy import RunningProxy, describe, shape_of, start_proxy
+from pipegrid.speedtest.link_profiles import describe, shape_of
+from pipegrid.speedtest.link_proxy import RunningProxy, start_proxy
 from pipegrid.speedtest.responder import RunningResponders, start_responders
 from pipegrid.speedtest.run_results import EmulatedLink, RoundTrip
 from pipegrid.speedtest.timeline import HostPort

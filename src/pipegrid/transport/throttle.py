@@ -20,8 +20,8 @@ from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 from zope.interface import directlyProvides, implementer, providedBy
 
+from pipegrid.reactor.bulk_sockets import Backpressure
 from pipegrid.reactor.deferreds import Timer
-from pipegrid.reactor.sockets import Backpressure
 
 # How many bytes may pass: a rate on average, with bursts.
 #

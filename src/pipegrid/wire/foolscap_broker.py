@@ -26,8 +26,9 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 
+from pipegrid.reactor.bulk_sockets import unsent_bytes
+from pipegrid.reactor.dead_peer_detection import StallWatch
 from pipegrid.reactor.deferreds import Waiters
-from pipegrid.reactor.sockets import StallWatch, unsent_bytes
 from pipegrid.reactor.tls_settings import bound_handshakes, only_forward_secret, self_signed_pem
 from pipegrid.wire.banana_receiver import ANSWER_COST, BoundedReceiver, Bounds, LimitExceeded
 from pipegrid.wire.banana_tokenizer import CLOSE, INT, LONGINT, OPEN, STRING, VOCAB

@@ -17,7 +17,7 @@ from foolscap.referenceable import Referenceable
 from foolscap.remoteinterface import RemoteInterface
 from foolscap.schema import ChoiceOf, DictOf, ListOf, SetOf, TupleOf
 
-from pipegrid.wire import gbs_messages
+from pipegrid.wire import gbs_cbor_bodies
 from pipegrid.wire.banana_receiver import ANSWER_COST, TOKEN_COST, AllocatedAnswers
 from pipegrid.wire.storage_messages import (
     MAX_FOOLSCAP_WRITES,
@@ -37,7 +37,7 @@ share in one message; such shares belong to a file of three times the size at 3-
 MAX_REASON_BYTES = 32 * 1024
 MAX_READ_BYTES = (1 << 31) - 1
 
-PROTOCOL = gbs_messages.PROTOCOL
+PROTOCOL = gbs_cbor_bodies.PROTOCOL
 _REFERENCE_COST = 2048  # seven tokens, a name and a fURL
 _OLD_MAX_SHARE_BYTES = (1 << 32) - 1
 """The limit of servers that are too old to report one."""
@@ -180,13 +180,13 @@ def pack_version(version: ServerVersion) -> dict[bytes, Any]:
     """Return the answer to ``get_version``."""
     return {
         PROTOCOL: {
-            **gbs_messages.sizes(version),
+            **gbs_cbor_bodies.sizes(version),
             b"tolerates-immutable-read-overrun": True,
             b"delete-mutable-shares-with-zero-length-writev": True,
             b"fills-holes-with-zero-bytes": True,
             b"prevents-read-past-end-of-share-data": True,
         },
-        gbs_messages.APPLICATION: version.application.encode("utf-8"),
+        gbs_cbor_bodies.APPLICATION: version.application.encode("utf-8"),
     }
 
 
@@ -200,15 +200,15 @@ def unpack_version(answer: dict[bytes, Any]) -> ServerVersion:
     if type(answer) is dict and PROTOCOL not in answer:
         raise ValueError(UNKNOWN_PROTOCOL)
     inner = answer.get(PROTOCOL)
-    application = answer.get(gbs_messages.APPLICATION, b"unknown")
+    application = answer.get(gbs_cbor_bodies.APPLICATION, b"unknown")
     if type(inner) is not dict or type(application) is not bytes:
         raise ValueError("something that is not a map of the storage protocol")
-    largest = inner.get(gbs_messages.IMMUTABLE_SIZE, _OLD_MAX_SHARE_BYTES)
-    space = inner.get(gbs_messages.SPACE, gbs_messages.UNKNOWN_SPACE)
+    largest = inner.get(gbs_cbor_bodies.IMMUTABLE_SIZE, _OLD_MAX_SHARE_BYTES)
+    space = inner.get(gbs_cbor_bodies.SPACE, gbs_cbor_bodies.UNKNOWN_SPACE)
     if type(largest) is not int or type(space) is not int or largest < 0 or space < 0:
         raise ValueError("a size that is not a number")
     return ServerVersion(
         largest,
-        None if space >= gbs_messages.UNKNOWN_SPACE else space,
+        None if space >= gbs_cbor_bodies.UNKNOWN_SPACE else space,
         application.decode("utf-8", "replace"),
     )

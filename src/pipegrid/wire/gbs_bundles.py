@@ -16,7 +16,7 @@ import attrs
 
 from pipegrid.core.hashes import STORAGE_INDEX_BYTES, Buffer
 from pipegrid.wire import cbor
-from pipegrid.wire.gbs_messages import MAX_ANSWER_BYTES, MAX_SHARE_NUMBERS
+from pipegrid.wire.gbs_cbor_bodies import MAX_ANSWER_BYTES, MAX_SHARE_NUMBERS
 from pipegrid.wire.storage_messages import Allocation, LeaseSecrets, UploadSecrets
 
 OFFER = b"PipeGrid-Bundles"

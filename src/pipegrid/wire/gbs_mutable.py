@@ -13,7 +13,7 @@ import attrs
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.wire import cbor
-from pipegrid.wire.gbs_messages import MAX_SHARE_NUMBERS
+from pipegrid.wire.gbs_cbor_bodies import MAX_SHARE_NUMBERS
 from pipegrid.wire.storage_messages import (
     BLOCK_WRITE_BYTES,
     MAX_BLOCK_WRITES,

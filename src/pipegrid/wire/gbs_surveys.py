@@ -14,7 +14,7 @@ import attrs
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.wire import cbor
-from pipegrid.wire.gbs_messages import MAX_ANSWER_BYTES, MAX_SHARE_NUMBERS
+from pipegrid.wire.gbs_cbor_bodies import MAX_ANSWER_BYTES, MAX_SHARE_NUMBERS
 from pipegrid.wire.storage_messages import LeaseSecrets
 
 MAX_QUESTIONS = 64

@@ -16,12 +16,12 @@ from pipegrid.disk.group_commit import GroupCommit, ThreadRunner
 from pipegrid.server.gbs.http_connection import GbsConnection, GbsSite
 from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.testing.grid import InlineWorkers
-from pipegrid.wire import gbs_messages
+from pipegrid.wire import gbs_cbor_bodies, gbs_paths_headers
 from pipegrid.wire.storage_messages import UploadSecrets
 from tests.storage.support import SECRETS, SI, StoreTestCase
 
 SWISSNUM = "yergyyx6ik6krfzxcgaic6oyibvvo6t2"
-AUTHORIZATION = b"Authorization: " + gbs_messages.authorization(SWISSNUM)
+AUTHORIZATION = b"Authorization: " + gbs_paths_headers.authorization(SWISSNUM)
 
 
 def one_turn(clock: Clock) -> None:
@@ -155,30 +155,30 @@ def head(method: str, path: str, *lines: bytes, body: bytes | None = None) -> by
 
 def secret_headers(secrets: dict[str, bytes]) -> list[bytes]:
     """Return header lines."""
-    return [b"X-Tahoe-Authorization: " + line for line in gbs_messages.secret_lines(secrets)]
+    return [b"X-Tahoe-Authorization: " + line for line in gbs_paths_headers.secret_lines(secrets)]
 
 
 def lease_headers(secrets: UploadSecrets = SECRETS) -> list[bytes]:
     """Return the headers of an add-lease request."""
     lease = {
-        gbs_messages.RENEW_SECRET: secrets.lease.renew,
-        gbs_messages.CANCEL_SECRET: secrets.lease.cancel,
+        gbs_paths_headers.RENEW_SECRET: secrets.lease.renew,
+        gbs_paths_headers.CANCEL_SECRET: secrets.lease.cancel,
     }
     return secret_headers(lease)
 
 
 def upload_header(secrets: UploadSecrets = SECRETS) -> list[bytes]:
     """Return the header with the upload secret."""
-    return secret_headers({gbs_messages.UPLOAD_SECRET: secrets.upload})
+    return secret_headers({gbs_paths_headers.UPLOAD_SECRET: secrets.upload})
 
 
 def allocate(
     numbers: Iterable[int], share_bytes: int, secrets: UploadSecrets = SECRETS, si: bytes = SI
 ) -> bytes:
     """Return a request."""
-    body = gbs_messages.pack_allocate(frozenset(numbers), share_bytes)
+    body = gbs_cbor_bodies.pack_allocate(frozenset(numbers), share_bytes)
     headers = [*lease_headers(secrets), *upload_header(secrets)]
-    return head("POST", gbs_messages.allocate_path(si), *headers, body=body) + body
+    return head("POST", gbs_paths_headers.allocate_path(si), *headers, body=body) + body
 
 
 def write(
@@ -190,25 +190,25 @@ def write(
     end: int | None = None,
 ) -> bytes:
     """Return a request; ``end`` if the range shall not fit the body."""
-    content_range = gbs_messages.format_content_range(
+    content_range = gbs_paths_headers.format_content_range(
         offset, offset + len(data) if end is None else end
     )
     headers = [*upload_header(secrets), b"Content-Range: " + content_range]
-    return head("PATCH", gbs_messages.share_path(si, number), *headers, body=data) + data
+    return head("PATCH", gbs_paths_headers.share_path(si, number), *headers, body=data) + data
 
 
 def read(number: int, begin: int | None = None, end: int = 0, si: bytes = SI) -> bytes:
     """Return a request, for the whole share unless a range is given."""
-    wanted = [] if begin is None else [b"Range: " + gbs_messages.format_range(begin, end)]
-    return head("GET", gbs_messages.share_path(si, number), *wanted)
+    wanted = [] if begin is None else [b"Range: " + gbs_paths_headers.format_range(begin, end)]
+    return head("GET", gbs_paths_headers.share_path(si, number), *wanted)
 
 
 def list_shares(si: bytes = SI) -> bytes:
     """Return a request."""
-    return head("GET", gbs_messages.shares_path(si))
+    return head("GET", gbs_paths_headers.shares_path(si))
 
 
-VERSION = head("GET", gbs_messages.VERSION_PATH)
+VERSION = head("GET", gbs_paths_headers.VERSION_PATH)
 
 
 class ServerTestCase(StoreTestCase):

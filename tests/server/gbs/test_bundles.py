@@ -23,7 +23,7 @@ from pipegrid.storage import share_file
 from pipegrid.storage.uploads import incoming_files as sidecar
 from pipegrid.storage.uploads import incoming_share
 from pipegrid.storage.uploads.incoming_share import IncomingShare
-from pipegrid.wire import gbs_bundles, gbs_messages
+from pipegrid.wire import gbs_bundles, gbs_cbor_bodies, gbs_paths_headers
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
 from pipegrid.wire.storage_messages import Allocation, UploadSecrets
 from tests.descriptors import left_open, open_files
@@ -75,7 +75,7 @@ def bundle(uploads: Sequence[BundledUpload]) -> bytes:
 
 def bundle_of(body: bytes, *lines: bytes) -> bytes:
     """Return a request with any body."""
-    return head("POST", gbs_messages.BUNDLE_PATH, *lines, body=body) + body
+    return head("POST", gbs_paths_headers.BUNDLE_PATH, *lines, body=body) + body
 
 
 def chunked(request: bytes, body: bytes) -> bytes:
@@ -216,7 +216,9 @@ class AsPlainRequestsTests(BundleTestCase):
             reply = next(replies)
             statuses = {number: next(replies).status for number in upload.shares}
             if reply.status == 200:
-                answers.append(BundledAnswer(gbs_messages.unpack_allocation(reply.body), statuses))
+                answers.append(
+                    BundledAnswer(gbs_cbor_bodies.unpack_allocation(reply.body), statuses)
+                )
             else:
                 self.assertNotIn(201, statuses.values())
                 answers.append(BundledAnswer(reply.status, {}))
@@ -761,8 +763,8 @@ class OrderTests(BundleTestCase):
         self.waits(list_shares(index(1)) + list_shares(index(0)) + VERSION)
         replies = self.finish()
         self.assertEqual([reply.status for reply in replies], [200] * 3)
-        self.assertEqual(gbs_messages.unpack_shares(replies[0].body), {0})
-        self.assertEqual(gbs_messages.unpack_shares(replies[1].body), {0})
+        self.assertEqual(gbs_cbor_bodies.unpack_shares(replies[0].body), {0})
+        self.assertEqual(gbs_cbor_bodies.unpack_shares(replies[1].body), {0})
 
     def test_reads(self) -> None:
         """So does a read."""
@@ -774,12 +776,12 @@ class OrderTests(BundleTestCase):
         """So does an allocation, which is then told what is there."""
         self.waits(allocate({0, 1, 2}, 4, OTHERS_SECRETS, index(0)))
         (reply,) = self.finish()
-        allocation = gbs_messages.unpack_allocation(reply.body)
+        allocation = gbs_cbor_bodies.unpack_allocation(reply.body)
         self.assertEqual(allocation, Allocation(frozenset({0}), frozenset({2})))
 
     def test_leases(self) -> None:
         """So does a lease, which would find nothing to be put on."""
-        path = gbs_messages.lease_path(index(1))
+        path = gbs_paths_headers.lease_path(index(1))
         self.waits(head("PUT", path, *lease_headers(OTHERS_SECRETS)))
         (reply,) = self.finish()
         self.assertEqual(reply.status, 204)
@@ -858,16 +860,16 @@ class OfferTests(BundleTestCase):
         for reply in offers:
             self.assertEqual(reply.headers["pipegrid-bundles"], str(gbs_bundles.MAX_BUNDLE_BYTES))
         self.assertEqual(gbs_bundles.HEADER.decode(), "pipegrid-bundles")
-        abort = head("PUT", gbs_messages.abort_path(index(0), 1), *upload_header())
-        corrupt = gbs_messages.pack_corrupt("bad")
+        abort = head("PUT", gbs_paths_headers.abort_path(index(0), 1), *upload_header())
+        corrupt = gbs_cbor_bodies.pack_corrupt("bad")
         others = self.ask(
             bundle([upload]),
             read(0, si=index(0)),
             read(9, si=index(0)),
             write(1, 0, b"ab", si=index(0)),
             abort,
-            head("PUT", gbs_messages.lease_path(index(0)), *lease_headers()),
-            head("POST", gbs_messages.corrupt_path(index(0), 0), body=corrupt) + corrupt,
+            head("PUT", gbs_paths_headers.lease_path(index(0)), *lease_headers()),
+            head("POST", gbs_paths_headers.corrupt_path(index(0), 0), body=corrupt) + corrupt,
             allocate({1}, 4, si=index(0)).replace(AUTHORIZATION, b"A: b"),
             VERSION.replace(AUTHORIZATION, b"A: b"),
             head("GET", "/"),
@@ -924,7 +926,7 @@ class HostileTests(BundleTestCase):
         """Bundles are posted, and whoever does otherwise is told."""
         body = gbs_bundles.pack_bundle([make_upload(0, {0: b"abcd"})])
         for method in ("GET", "PUT", "PATCH", "DELETE"):
-            (reply,) = self.refused(head(method, gbs_messages.BUNDLE_PATH, body=body) + body)
+            (reply,) = self.refused(head(method, gbs_paths_headers.BUNDLE_PATH, body=body) + body)
             self.assertEqual((reply.status, reply.headers["allow"]), (405, "POST"))
 
     def test_wrong_paths(self) -> None:

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.server.fair_scheduler import ACTIVE_S
 from pipegrid.server.gbs.http_connection import GbsConnection
-from pipegrid.wire import gbs_bundles, gbs_messages, gbs_mutable, gbs_surveys
+from pipegrid.wire import gbs_bundles, gbs_cbor_bodies, gbs_mutable, gbs_paths_headers, gbs_surveys
 from pipegrid.wire.gbs_bundles import BundledUpload
 from pipegrid.wire.gbs_surveys import Question, SurveyAnswer
 from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, UploadSecrets
@@ -63,7 +63,7 @@ class HoardingTests(http.ServerTestCase):
     def allocated(self, reply: http.Reply) -> frozenset[int]:
         """Return what was granted."""
         self.assertEqual(reply.status, 200)
-        return gbs_messages.unpack_allocation(reply.body).allocated
+        return gbs_cbor_bodies.unpack_allocation(reply.body).allocated
 
     def hoard(self, host: str, share_bytes: int = 1, count: int = PLACES) -> int:
         """Allocate from an address; returns how many that gave."""
@@ -92,7 +92,7 @@ class HoardingTests(http.ServerTestCase):
         self.free = 10**9
         self.assertEqual(self.hoard("10.0.0.1", 10**9, 1), 1)
         (reply,) = self.ask_from("10.0.0.1", http.VERSION)
-        self.assertEqual(gbs_messages.unpack_version(reply.body).available_bytes, 10**9)
+        self.assertEqual(gbs_cbor_bodies.unpack_version(reply.body).available_bytes, 10**9)
         replies = self.ask_from("10.0.0.1", http.allocate({0}, 4), http.write(0, 0, b"data"))
         self.assertEqual([reply.status for reply in replies], [200, 201])
         self.now += 1
@@ -158,7 +158,7 @@ class TurnTests(http.ServerTestCase):
     def test_others_have_their_turn(self) -> None:
         """Of a hundred requests for leases few are carried out before whoever else has come is served."""
         self.put(0, b"share")
-        lease = http.head("PUT", gbs_messages.lease_path(SI), *http.lease_headers(SECRETS))
+        lease = http.head("PUT", gbs_paths_headers.lease_path(SI), *http.lease_headers(SECRETS))
         self.whoever_comes_is_served()
         connection, transport = self.connect()
         self.made.clear()
@@ -170,7 +170,7 @@ class TurnTests(http.ServerTestCase):
     def test_who_waits_is_not_read(self) -> None:
         """What else it sends stays with the kernel."""
         self.put(0, b"share")
-        lease = http.head("PUT", gbs_messages.lease_path(SI), *http.lease_headers(SECRETS))
+        lease = http.head("PUT", gbs_paths_headers.lease_path(SI), *http.lease_headers(SECRETS))
         self.whoever_comes_is_served()
         connection, transport = self.connect()
         connection.dataReceived(lease * 100)
@@ -180,7 +180,7 @@ class TurnTests(http.ServerTestCase):
     def test_many_clients(self) -> None:
         """However many ask, few calls are made in a turn."""
         self.put(0, b"share")
-        lease = http.head("PUT", gbs_messages.lease_path(SI), *http.lease_headers(SECRETS))
+        lease = http.head("PUT", gbs_paths_headers.lease_path(SI), *http.lease_headers(SECRETS))
         clients = [self.connect() for _ in range(10)]
         for connection, _ in clients:
             connection.spending.spend(1.0, self.clock.seconds())
@@ -199,7 +199,7 @@ class TurnTests(http.ServerTestCase):
         """What one client pipelines is done in one turn, if another has worked, but not lately."""
         self.put(0, b"share")
         self.whoever_comes_is_served()
-        lease = http.head("PUT", gbs_messages.lease_path(SI), *http.lease_headers(SECRETS))
+        lease = http.head("PUT", gbs_paths_headers.lease_path(SI), *http.lease_headers(SECRETS))
         connection, transport = self.connect()
         self.clock.rightNow += ACTIVE_S + 0.001
         timers = len(self.clock.getDelayedCalls())
@@ -216,7 +216,7 @@ class TurnTests(http.ServerTestCase):
         self.assertLessEqual(self.longest_turn(lambda: connection.dataReceived(requests)), 4)
         self.settle()
         first, second = http.parse_replies(transport.written)
-        self.assertEqual(len(gbs_messages.unpack_allocation(first.body).allocated), 256)
+        self.assertEqual(len(gbs_cbor_bodies.unpack_allocation(first.body).allocated), 256)
         self.assertEqual(second.status, 201)
 
     def test_a_bundle_of_allocations(self) -> None:
@@ -228,7 +228,7 @@ class TurnTests(http.ServerTestCase):
             for file in range(128)
         ]
         body = gbs_bundles.pack_bundle(uploads)
-        request = http.head("POST", gbs_messages.BUNDLE_PATH, body=body) + body
+        request = http.head("POST", gbs_paths_headers.BUNDLE_PATH, body=body) + body
         self.made.clear()
         connection.dataReceived(request)
         self.assertEqual(self.service.commits, 128)
@@ -248,7 +248,7 @@ class TurnTests(http.ServerTestCase):
         for bundle, status in ((uploads, 200), ([*uploads[:127], uploads[0]], 400)):
             connection, transport = self.connect()
             body = gbs_bundles.pack_bundle(bundle)
-            request = http.head("POST", gbs_messages.BUNDLE_PATH, body=body) + body
+            request = http.head("POST", gbs_paths_headers.BUNDLE_PATH, body=body) + body
             self.made.clear()
             self.assertLessEqual(self.longest_turn(partial(connection.dataReceived, request)), 20)
             (reply,) = http.parse_replies(transport.written)
@@ -263,7 +263,7 @@ class TurnTests(http.ServerTestCase):
         other = bytes(16)
         questions = [Question(SI if number % 2 else other, SECRETS.lease) for number in range(64)]
         body = gbs_surveys.pack_survey(questions)
-        request = http.head("POST", gbs_messages.SURVEY_PATH, body=body) + body
+        request = http.head("POST", gbs_paths_headers.SURVEY_PATH, body=body) + body
         self.made.clear()
         self.assertLessEqual(self.longest_turn(lambda: connection.dataReceived(request)), 4)
         (reply,) = http.parse_replies(transport.written)
@@ -312,7 +312,7 @@ class TurnTests(http.ServerTestCase):
             BundledUpload(bytes([file]) * 16, SECRETS, 4, {0}, {0: b"abcd"}) for file in range(128)
         ]
         body = gbs_bundles.pack_bundle(uploads)
-        connection.dataReceived(http.head("POST", gbs_messages.BUNDLE_PATH, body=body) + body)
+        connection.dataReceived(http.head("POST", gbs_paths_headers.BUNDLE_PATH, body=body) + body)
         begun = len(self.made)
         self.assertLess(begun, 6)
         transport.lose()

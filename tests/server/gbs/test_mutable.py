@@ -11,16 +11,16 @@ from twisted.internet.defer import Deferred
 from pipegrid.core import base32
 from pipegrid.reactor import process_settings
 from pipegrid.server.gbs import storage_operations as http_service
-from pipegrid.wire import gbs_messages, gbs_mutable
+from pipegrid.wire import gbs_cbor_bodies, gbs_mutable, gbs_paths_headers
 from pipegrid.wire.storage_messages import ShareChange, SlotResult
 from tests.server.gbs import support as http
 from tests.storage.support import SECRETS, SI
 
 PATH = f"/storage/v1/mutable/{base32.encode(SI)}"
 WRITER = {
-    gbs_messages.RENEW_SECRET: SECRETS.lease.renew,
-    gbs_messages.CANCEL_SECRET: SECRETS.lease.cancel,
-    gbs_messages.WRITE_ENABLER: b"w" * 32,
+    gbs_paths_headers.RENEW_SECRET: SECRETS.lease.renew,
+    gbs_paths_headers.CANCEL_SECRET: SECRETS.lease.cancel,
+    gbs_paths_headers.WRITE_ENABLER: b"w" * 32,
 }
 
 
@@ -77,7 +77,7 @@ class MutableTests(http.ServerTestCase):
         self.assertEqual([reply.status for reply in replies], [200] * 5)
         self.assertEqual(replies[1].body, b"one")
         self.assertEqual(self.result(replies[3]), SlotResult(True, {0: (b"two",)}))
-        self.assertEqual(gbs_messages.unpack_shares(replies[4].body), {0})
+        self.assertEqual(gbs_cbor_bodies.unpack_shares(replies[4].body), {0})
 
     def test_other_connections_wait_for_a_write(self) -> None:
         """Who asks about a slot while it is written and synced is answered with what was written."""
@@ -106,8 +106,8 @@ class MutableTests(http.ServerTestCase):
         for secrets in (
             {},
             {name: WRITER[name] for name in sorted(WRITER)[1:]},
-            {**WRITER, gbs_messages.UPLOAD_SECRET: b"u"},
-            {**WRITER, gbs_messages.WRITE_ENABLER: b"short"},
+            {**WRITER, gbs_paths_headers.UPLOAD_SECRET: b"u"},
+            {**WRITER, gbs_paths_headers.WRITE_ENABLER: b"short"},
         ):
             self.assertEqual(self.statuses(change({0: ShareChange()}, (), secrets)), [400])
         self.assertFalse(self.final(0).exists())
@@ -115,7 +115,7 @@ class MutableTests(http.ServerTestCase):
     def test_wrong_write_enablers(self) -> None:
         """They are refused whatever is asked."""
         self.ask(put(0, b"abc"))
-        wrong = {**WRITER, gbs_messages.WRITE_ENABLER: b"W" * 32}
+        wrong = {**WRITER, gbs_paths_headers.WRITE_ENABLER: b"W" * 32}
         for request in (change({}, [(0, 3)], wrong), change({1: ShareChange()}, (), wrong)):
             (reply,) = self.ask(request)
             self.assertEqual((reply.status, reply.body), (401, b""))
@@ -345,8 +345,8 @@ class MutableTests(http.ServerTestCase):
 
     def test_leases_and_complaints(self) -> None:
         """Both work on mutable shares; without shares there is nothing to lease or to complain about."""
-        body = gbs_messages.pack_corrupt("bad")
-        lease = http.head("PUT", gbs_messages.lease_path(SI), *http.lease_headers())
+        body = gbs_cbor_bodies.pack_corrupt("bad")
+        lease = http.head("PUT", gbs_paths_headers.lease_path(SI), *http.lease_headers())
         corrupt = http.head("POST", f"{PATH}/0/corrupt", body=body) + body
         self.assertEqual(self.statuses(lease, corrupt), [404, 404])
         self.assertEqual(self.statuses(put(0, b"abc"), lease, corrupt), [200, 204, 200])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unittest import mock
 
-from pipegrid.wire import gbs_bundles, gbs_messages
+from pipegrid.wire import gbs_bundles, gbs_paths_headers
 from pipegrid.wire.gbs_bundles import MAX_READ_BUNDLE_BYTES, BundledRead
 from tests.server.gbs.support import (
     Reply,
@@ -33,7 +33,7 @@ class ReadBundleTests(ServerTestCase):
 
     def post(self, body: bytes, *lines: bytes) -> Reply:
         """Return the answer to any body."""
-        [reply] = self.ask(head("POST", gbs_messages.READ_BUNDLE_PATH, *lines, body=body) + body)
+        [reply] = self.ask(head("POST", gbs_paths_headers.READ_BUNDLE_PATH, *lines, body=body) + body)
         return reply
 
     def setUp(self) -> None:
@@ -90,15 +90,15 @@ class ReadBundleTests(ServerTestCase):
             self.assertIn(self.post(bomb).status, (400, 413))
         self.assertEqual(self.post(b"\x80", b"Accept: text/html").status, 406)
         self.assertEqual(self.post(b"\x80", *lease_headers()).status, 400)
-        wrong = head("POST", gbs_messages.READ_BUNDLE_PATH, body=b"\x80").replace(
+        wrong = head("POST", gbs_paths_headers.READ_BUNDLE_PATH, body=b"\x80").replace(
             b"Tahoe-LAFS", b"Nobody"
         )
         self.assertEqual(self.statuses(wrong + b"\x80"), [401])
-        self.assertEqual(self.statuses(head("GET", gbs_messages.READ_BUNDLE_PATH)), [405])
+        self.assertEqual(self.statuses(head("GET", gbs_paths_headers.READ_BUNDLE_PATH)), [405])
 
     def test_lists_offer_bundles(self) -> None:
         """A client that only reads learns from the first list what the server takes."""
-        slot = gbs_messages.shares_path(SI).replace("immutable", "mutable")
+        slot = gbs_paths_headers.shares_path(SI).replace("immutable", "mutable")
         for request in (list_shares(), head("GET", slot)):
             [reply] = self.ask(request)
             self.assertEqual(reply.headers["pipegrid-bundles"], "262144")

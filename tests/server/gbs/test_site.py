@@ -33,7 +33,7 @@ from pipegrid.server.gbs.request_parser import (
     RequestParser,
 )
 from pipegrid.testing.grid import abandon_store
-from pipegrid.wire import gbs_messages
+from pipegrid.wire import gbs_cbor_bodies, gbs_paths_headers
 from tests.server.gbs.support import (
     AUTHORIZATION,
     VERSION,
@@ -90,7 +90,7 @@ class OrderTests(ServerTestCase):
         """Allocate, write and list, sent at once: the list holds the share."""
         replies = self.ask(allocate({3}, 10), write(3, 0, b"0123456789"), list_shares(), read(3))
         self.assertEqual([reply.status for reply in replies], [200, 201, 200, 200])
-        self.assertEqual(gbs_messages.unpack_shares(replies[2].body), {3})
+        self.assertEqual(gbs_cbor_bodies.unpack_shares(replies[2].body), {3})
         self.assertEqual(replies[3].body, b"0123456789")
 
     def test_writes_behind_a_refused_allocation_are_harmless(self) -> None:
@@ -173,7 +173,7 @@ class OrderTests(ServerTestCase):
         self.settle()
         replies = parse_replies(transport.written)
         self.assertEqual([r.status for r in replies], [200, 201, 201, 200, 200, 404])
-        self.assertEqual(gbs_messages.unpack_shares(replies[3].body), {0, 1})
+        self.assertEqual(gbs_cbor_bodies.unpack_shares(replies[3].body), {0, 1})
         self.assertFalse(transport.paused)
 
     @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=TWICE)
@@ -188,7 +188,10 @@ class OrderTests(ServerTestCase):
                 write(0, 0, b"a" * 100, si=si),
                 head("GET", "/nowhere"),
                 head(
-                    "POST", gbs_messages.allocate_path(si), b"Content-Type: text/plain", body=b"xx"
+                    "POST",
+                    gbs_paths_headers.allocate_path(si),
+                    b"Content-Type: text/plain",
+                    body=b"xx",
                 ),
                 b"xx",
                 write(0, 100, b"b" * 200, si=si),
@@ -223,10 +226,10 @@ class HttpTests(ServerTestCase):
 
     def test_expect_continue(self) -> None:
         """A client that waits to be told so is told to send its body, in its turn."""
-        body = gbs_messages.pack_allocate({0}, 5)
+        body = gbs_cbor_bodies.pack_allocate({0}, 5)
         lines = [*lease_headers(), *upload_header(), b"Expect: 100-continue"]
         connection, transport = self.connect()
-        request = head("POST", gbs_messages.allocate_path(SI), *lines, body=body)
+        request = head("POST", gbs_paths_headers.allocate_path(SI), *lines, body=body)
         connection.dataReceived(VERSION + request)
         written = bytes(transport.written)
         self.assertTrue(written.endswith(b"HTTP/1.1 100 Continue\r\n\r\n"))
@@ -239,7 +242,7 @@ class HttpTests(ServerTestCase):
         """HEAD gets the head of what GET gets, also of large shares, which are not held open."""
         self.put(0, BIG)
         connection, transport = self.connect()
-        connection.dataReceived(head("HEAD", gbs_messages.share_path(SI, 0)) + VERSION)
+        connection.dataReceived(head("HEAD", gbs_paths_headers.share_path(SI, 0)) + VERSION)
         first, _, rest = bytes(transport.written).partition(b"\r\n\r\n")
         self.assertIn(b"Content-Length: 700000", first)
         self.assertEqual(parse_replies(rest)[0].status, 200)
@@ -249,14 +252,14 @@ class HttpTests(ServerTestCase):
         self.statuses(allocate({0}, 10))
         content_range = b"Content-Range: bytes 0-9/*"
         chunked = b"Transfer-Encoding: chunked"
-        path = gbs_messages.share_path(SI, 0)
+        path = gbs_paths_headers.share_path(SI, 0)
         good = head("PATCH", path, *upload_header(), content_range, chunked)
         short = b"4\r\n0123\r\n0\r\n\r\n"
         self.assertEqual(self.statuses(good + short), [400])
         body = b"4\r\n0123\r\n6;x=y\r\n456789\r\n0\r\nTrailer: x\r\n\r\n"
         self.assertEqual(self.statuses(good + body, VERSION), [201, 200])
         lines = [*lease_headers(), *upload_header(), chunked]
-        big = head("POST", gbs_messages.allocate_path(SI), *lines)
+        big = head("POST", gbs_paths_headers.allocate_path(SI), *lines)
         big += b"2001\r\n" + b"x" * 0x2001 + b"\r\n0\r\n\r\n"
         self.assertEqual(self.statuses(big, VERSION), [413, 200])
 
@@ -266,7 +269,7 @@ class HttpTests(ServerTestCase):
         self.statuses(allocate({0}, size))
         lines = [*upload_header(), b"Content-Range: bytes 0-%d/*" % (size - 1)]
         lines.append(b"Transfer-Encoding: chunked")
-        patch = head("PATCH", gbs_messages.share_path(SI, 0), *lines)
+        patch = head("PATCH", gbs_paths_headers.share_path(SI, 0), *lines)
         (reply,) = self.ask(patch + b"2\r\nxx\r\n" * (FEW_CHUNKS + 1))
         self.assertEqual((reply.status, b"too small" in reply.body), (400, True))
         few = FEW_CHUNKS - 1
@@ -281,7 +284,7 @@ class HttpTests(ServerTestCase):
         lines = [*upload_header(), b"Content-Range: bytes 0-%d/*" % (size - 1)]
         lines.append(b"Transfer-Encoding: chunked")
         connection, transport = self.connect()
-        connection.dataReceived(head("PATCH", gbs_messages.share_path(SI, 0), *lines))
+        connection.dataReceived(head("PATCH", gbs_paths_headers.share_path(SI, 0), *lines))
         chunk = b"%x\r\n%s\r\n" % (least, b"x" * least)
         tracemalloc.start()
         self.addCleanup(tracemalloc.stop)
@@ -313,7 +316,9 @@ class HttpTests(ServerTestCase):
         """What one read brings of a body is one piece, whatever chunks it has."""
         listener = mock.Mock()
         parser = RequestParser(listener)
-        parser.feed(head("POST", gbs_messages.allocate_path(SI), b"Transfer-Encoding: chunked"))
+        parser.feed(
+            head("POST", gbs_paths_headers.allocate_path(SI), b"Transfer-Encoding: chunked")
+        )
         parser.feed(b"1\r\nx\r\n" * 900 + b"2\r\nyz\r\n0\r\n\r\n" + VERSION)
         listener.body_found.assert_called_once_with(b"x" * 900 + b"yz")
         self.assertEqual(len(listener.end_found.mock_calls), 2)
@@ -325,7 +330,7 @@ class HttpTests(ServerTestCase):
     def test_closing(self) -> None:
         """Who wants the connection closed, or speaks HTTP/1.0, finds it closed after the answer."""
         for request in (
-            head("GET", gbs_messages.VERSION_PATH, b"Connection: close"),
+            head("GET", gbs_paths_headers.VERSION_PATH, b"Connection: close"),
             VERSION.replace(b"HTTP/1.1", b"HTTP/1.0"),
         ):
             connection, transport = self.connect()
@@ -343,7 +348,7 @@ class HttpTests(ServerTestCase):
 
     def test_order_of_refusals(self) -> None:
         """404 and 405 come before 401, that before 400, that before the body's faults."""
-        path = gbs_messages.allocate_path(SI)
+        path = gbs_paths_headers.allocate_path(SI)
         nobody = AUTHORIZATION + b"\r\n"
 
         def unauthorised(request: bytes) -> bytes:
@@ -395,7 +400,7 @@ class WriteTests(ServerTestCase):
         self.store = self.make_store()
         self.restart()
         (reply,) = self.ask(write(0, 0, BIG[:10]))
-        ((begin, end),) = gbs_messages.unpack_required(reply.body, False).required
+        ((begin, end),) = gbs_cbor_bodies.unpack_required(reply.body, False).required
         self.assertGreater(begin, 390_000)
         self.assertEqual(end, len(BIG))
         self.assertEqual(self.statuses(write(0, begin, BIG[begin:])), [201])
@@ -403,7 +408,7 @@ class WriteTests(ServerTestCase):
 
     def test_an_upload_that_is_aborted_in_the_middle_of_a_body(self) -> None:
         """The rest of the body comes too late, however short the share is: 404, and nothing is logged."""
-        abort = head("PUT", gbs_messages.abort_path(SI, 0), *upload_header())
+        abort = head("PUT", gbs_paths_headers.abort_path(SI, 0), *upload_header())
         for size in (100, 20_000, len(BIG)):
             data = BIG[:size]
             self.statuses(allocate({0}, size))
@@ -504,7 +509,7 @@ class HostileTests(ServerTestCase):
         """Who sends a packed body means other bytes than would be kept; what follows is not looked at."""
         self.statuses(allocate({0}, 4))
         lines = [*upload_header(), b"Content-Range: bytes 0-3/*"]
-        path = gbs_messages.share_path(SI, 0)
+        path = gbs_paths_headers.share_path(SI, 0)
         for coding in (
             b"gzip, chunked",
             b"chunked, chunked",
@@ -520,7 +525,7 @@ class HostileTests(ServerTestCase):
         """It has none: what passes such a request on sees its end elsewhere, so the connection ends."""
         old = head(
             "GET",
-            gbs_messages.VERSION_PATH,
+            gbs_paths_headers.VERSION_PATH,
             b"Transfer-Encoding: chunked",
             b"Connection: keep-alive",
         )
@@ -529,7 +534,9 @@ class HostileTests(ServerTestCase):
 
     def test_upgrades(self) -> None:
         """Who wants to speak another protocol gets an answer in this one, and the end."""
-        upgrade = head("GET", gbs_messages.VERSION_PATH, b"Connection: upgrade", b"Upgrade: h2c")
+        upgrade = head(
+            "GET", gbs_paths_headers.VERSION_PATH, b"Connection: upgrade", b"Upgrade: h2c"
+        )
         self.assertEqual(self.statuses(upgrade), [200, 400])
 
     def test_answers_before_garbage_are_sent(self) -> None:
@@ -556,7 +563,7 @@ class HostileTests(ServerTestCase):
         secret = self.root / "secret"
         secret.parent.mkdir(exist_ok=True)
         secret.write_bytes(b"x" * 200)
-        share = gbs_messages.share_path(SI, 0)
+        share = gbs_paths_headers.share_path(SI, 0)
         for path in (
             "/../../secret",
             share + "/../../../../secret",
@@ -571,7 +578,7 @@ class HostileTests(ServerTestCase):
 
     def test_the_absolute_form(self) -> None:
         """Where a proxy would be asked leads to the same, whatever the Host header says (RFC 9112, 3.2.2)."""
-        version = gbs_messages.VERSION_PATH
+        version = gbs_paths_headers.VERSION_PATH
         for origin in (
             "http://host",
             "HTTPS://other.example:8098",
@@ -580,7 +587,7 @@ class HostileTests(ServerTestCase):
         ):
             replies = self.ask(head("GET", origin + version), head("GET", f"{origin}{version}?x"))
             self.assertEqual([reply.status for reply in replies], [200, 200], origin)
-        share = "http://x" + gbs_messages.share_path(SI, 0)
+        share = "http://x" + gbs_paths_headers.share_path(SI, 0)
         self.assertEqual(self.statuses(allocate({0}, 3), write(0, 0, b"abc")), [200, 201])
         (reply,) = self.ask(head("GET", share, b"Range: bytes=1-2"))
         self.assertEqual((reply.status, reply.body), (206, b"bc"))
@@ -591,7 +598,9 @@ class HostileTests(ServerTestCase):
 
     def test_hosts(self) -> None:
         """A request of HTTP/1.1 names its host, once (RFC 9112, 3.2); one of HTTP/1.0 need not."""
-        first = f"GET {gbs_messages.VERSION_PATH} HTTP/1.1\r\n".encode() + AUTHORIZATION + b"\r\n"
+        first = (
+            f"GET {gbs_paths_headers.VERSION_PATH} HTTP/1.1\r\n".encode() + AUTHORIZATION + b"\r\n"
+        )
 
         def asked(*hosts: bytes) -> bytes:
             return first + b"".join(b"Host: %s\r\n" % each for each in hosts) + b"\r\n"
@@ -640,7 +649,7 @@ class HostileTests(ServerTestCase):
 
     def test_absolute_forms_that_lead_nowhere(self) -> None:
         """Neither do schemes and hosts that are none, users' names, or a path behind a fragment."""
-        version = gbs_messages.VERSION_PATH
+        version = gbs_paths_headers.VERSION_PATH
         for url in (
             f"ftp://host{version}",
             f"http://{version}",
@@ -676,7 +685,7 @@ class HostileTests(ServerTestCase):
             b"\xd9\x01\x02" * 2700,
             b"\xbf" * 99,
         ):
-            request = head("POST", gbs_messages.allocate_path(SI), *secrets, body=bomb) + bomb
+            request = head("POST", gbs_paths_headers.allocate_path(SI), *secrets, body=bomb) + bomb
             self.assertEqual(self.statuses(request, VERSION), [400, 200])
 
     def test_a_client_that_never_reads(self) -> None:
@@ -737,7 +746,9 @@ class HostileTests(ServerTestCase):
         """So is a message's body; share data may take its time while it comes."""
         secrets = [*lease_headers(), *upload_header()]
         slow, slow_transport = self.connect()
-        slow.dataReceived(head("POST", gbs_messages.allocate_path(SI), *secrets, body=b"x" * 1000))
+        slow.dataReceived(
+            head("POST", gbs_paths_headers.allocate_path(SI), *secrets, body=b"x" * 1000)
+        )
         self.statuses(allocate({0}, 1000))
         data, data_transport = self.connect()
         request = write(0, 0, b"x" * 1000)

@@ -7,7 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 from pipegrid.errors import NoSpace
-from pipegrid.wire import gbs_messages, gbs_surveys
+from pipegrid.wire import gbs_cbor_bodies, gbs_paths_headers, gbs_surveys
 from pipegrid.wire.gbs_surveys import MAX_SURVEY_BYTES, Question, Sample, SurveyAnswer
 from tests.server.gbs.support import (
     Reply,
@@ -38,7 +38,7 @@ class SurveyTests(ServerTestCase):
 
     def post(self, body: bytes, *lines: bytes) -> Reply:
         """Return the answer to any body."""
-        [reply] = self.ask(head("POST", gbs_messages.SURVEY_PATH, *lines, body=body) + body)
+        [reply] = self.ask(head("POST", gbs_paths_headers.SURVEY_PATH, *lines, body=body) + body)
         return reply
 
     def store_two(self) -> None:
@@ -78,14 +78,14 @@ class SurveyTests(ServerTestCase):
             Path(path).write_bytes(data)
         listed, renewed, sampled = self.ask(
             list_shares(),
-            head("PUT", gbs_messages.lease_path(SI), *lease_headers(OTHERS_SECRETS), body=b""),
+            head("PUT", gbs_paths_headers.lease_path(SI), *lease_headers(OTHERS_SECRETS), body=b""),
             read(0, 10, 30),
         )
         self.assertEqual(renewed.status, 204)
         self.assertEqual(self.share_files(), surveyed)
         [answer] = self.survey(Question(SI, LEASE, (Sample(0, 10, 20),)))
         assert isinstance(answer, SurveyAnswer)
-        self.assertEqual(answer.numbers, gbs_messages.unpack_shares(listed.body))
+        self.assertEqual(answer.numbers, gbs_cbor_bodies.unpack_shares(listed.body))
         self.assertEqual(answer.samples, (sampled.body,))
 
     def test_a_refusal_is_its_own(self) -> None:
@@ -108,7 +108,7 @@ class SurveyTests(ServerTestCase):
         busy[SI] = waiting  # type: ignore[assignment]
         connection, transport = self.connect()
         body = gbs_surveys.pack_survey([Question(SI, LEASE), Question(NOBODY)])
-        connection.dataReceived(head("POST", gbs_messages.SURVEY_PATH, body=body) + body)
+        connection.dataReceived(head("POST", gbs_paths_headers.SURVEY_PATH, body=body) + body)
         self.settle()
         self.assertEqual(transport.written, b"")
         self.assertEqual(len(waiting), 1)
@@ -125,13 +125,15 @@ class SurveyTests(ServerTestCase):
         busy[SI] = deque()
         body = gbs_surveys.pack_survey([Question(SI, LEASE, (Sample(0, 0, 200),) * 4)] * 64)
         connection, transport = self.connect()
-        connection.dataReceived(head("POST", gbs_messages.SURVEY_PATH, body=body) + body)
+        connection.dataReceived(head("POST", gbs_paths_headers.SURVEY_PATH, body=body) + body)
         self.settle()
         one = self.service._held_bytes
         self.assertGreater(one, 64 * 4 * 200)
         with mock.patch("pipegrid.server.gbs.storage_operations.MAX_HELD_BYTES", 5 * one // 2):
             for _ in range(2):
-                connection.dataReceived(head("POST", gbs_messages.SURVEY_PATH, body=body) + body)
+                connection.dataReceived(
+                    head("POST", gbs_paths_headers.SURVEY_PATH, body=body) + body
+                )
                 self.settle()
         self.assertEqual(self.service._held_bytes, 2 * one)
         self.service.slots._run(SI)
@@ -148,8 +150,8 @@ class SurveyTests(ServerTestCase):
             self.assertEqual(self.post(bomb).status, 400)
         self.assertEqual(self.post(b"\x80", b"Accept: text/html").status, 406)
         self.assertEqual(self.post(b"\x80", *lease_headers()).status, 400)
-        wrong = head("POST", gbs_messages.SURVEY_PATH, body=b"\x80").replace(
+        wrong = head("POST", gbs_paths_headers.SURVEY_PATH, body=b"\x80").replace(
             b"Tahoe-LAFS", b"Nobody"
         )
         self.assertEqual(self.statuses(wrong + b"\x80"), [401])
-        self.assertEqual(self.statuses(head("GET", gbs_messages.SURVEY_PATH)), [405])
+        self.assertEqual(self.statuses(head("GET", gbs_paths_headers.SURVEY_PATH)), [405])

@@ -25,7 +25,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, Interrupted, sentence
 from pipegrid.cli.startup.fast_args import plain_job
 from pipegrid.cli.startup.lazy_modules import install_lazy_modules, tls_put_off
-from pipegrid.disk.private_files import end_waiting
+from pipegrid.disk.interruptible_pipe_writes import end_waiting
 from pipegrid.errors import SinkError
 from pipegrid.reactor.process_settings import (
     SHORTAGE,
@@ -33,6 +33,7 @@ from pipegrid.reactor.process_settings import (
     make_monotonic,
     need_no_threads,
     tune_gc,
+    wake_for_signals,
 )
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
@@ -206,8 +207,6 @@ def _run_reactor(start: Callable[[Any], Deferred[int]], invocation: Invocation) 
     """Run the reactor until ``start``'s Deferred has fired; signals cancel it."""
     with tls_put_off():
         from twisted.internet import reactor as global_reactor
-
-        from pipegrid.reactor.sockets import wake_for_signals
 
     reactor: Any = global_reactor
     make_monotonic(reactor)

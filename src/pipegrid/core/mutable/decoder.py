@@ -11,12 +11,14 @@ import attrs
 from pipegrid.core import hash_tree
 from pipegrid.core.hash_tree import VerifiedTree, group_end, nodes_to_read
 from pipegrid.core.hashes import HASH_BYTES, Buffer
-from pipegrid.core.mutable.encoder import MutableSegmentJob
+from pipegrid.core.isal import uninitialised
+from pipegrid.core.mutable.keys import data_key
 from pipegrid.core.mutable.share import MutableShare, Part, damaged
-from pipegrid.core.mutable.versions import Version
+from pipegrid.core.mutable.versions import MutableGeometry, Version
 from pipegrid.core.received_share import BadPart, ShareTree, prove_leaf
-from pipegrid.core.segment_decoding import Block, SegmentResult
+from pipegrid.core.segment_decoding import Block, SegmentResult, cut, joined
 from pipegrid.core.spans import Range, Spans
+from pipegrid.core.stream_cipher import StreamCipher
 from pipegrid.errors import CorruptionError
 
 _SECTION = "block_hashes"  # the name that ShareTree uses
@@ -284,3 +286,55 @@ def share_leaf(share: MutableShare, version: Version) -> bytes:
         return prove_leaf(chain, share.number, version.total_shares, version.root_hash, at)
     except BadPart as bad:
         raise damaged(share.number, bad.what, bad.offset) from None
+
+
+@attrs.frozen(eq=False)
+class MutableSegmentJob:
+    """
+    The input to turn k stored blocks into plaintext.
+
+    Attributes:
+        readkey: None to return the ciphertext.
+        salt: the version's, for SDMF; b"" for MDMF, where each stored block begins with it.
+        blocks: exactly k, of different shares, each with its salt for MDMF, and its verified hash.
+        start, end: which plaintext bytes of the segment to return.
+    """
+
+    segment: int
+    geometry: MutableGeometry
+    readkey: bytes | None = attrs.field(repr=False)
+    salt: bytes
+    blocks: tuple[Block, ...]
+    start: int
+    end: int
+
+    def run(self) -> SegmentResult:
+        """Run the job, in any thread; the same job may run more than once."""
+        bad = tuple(block.share_number for block in self.blocks if not block.is_good())
+        if bad:
+            return SegmentResult(self.segment, bad_shares=bad)
+        skip = self.geometry.salt_bytes
+        salts = {self.salt}
+        if skip:
+            salts = {b"".join(cut(block.pieces, 0, skip)) for block in self.blocks}
+        if len(salts) > 1:
+            return SegmentResult(self.segment, consistent=False)
+        ciphertext = cut(self._decode(skip), self.start, self.end)
+        if self.readkey is None:
+            return SegmentResult(self.segment, plaintext=ciphertext)
+        cipher = StreamCipher(data_key(salts.pop(), self.readkey), self.start)
+        plaintext: list[Buffer] = []
+        for piece in ciphertext:
+            output = uninitialised(len(piece))
+            cipher.apply(piece, output)
+            plaintext.append(output)
+        return SegmentResult(self.segment, plaintext=plaintext)
+
+    def _decode(self, skip: int) -> list[Buffer]:
+        geometry = self.geometry
+        k, length = geometry.required_shares, geometry.segment_length(self.segment)
+        stored_bytes = skip + geometry.block_length(self.segment)
+        pieces = {
+            block.share_number: cut(block.pieces, skip, stored_bytes) for block in self.blocks
+        }
+        return joined(pieces, k, geometry.total_shares, length)

@@ -17,7 +17,7 @@ from pipegrid.core.isal import uninitialised
 from pipegrid.core.mutable.keys import SigningKey, data_key
 from pipegrid.core.mutable.layout import Header, new_sections
 from pipegrid.core.mutable.versions import SALT_BYTES, Format, MutableGeometry, Version
-from pipegrid.core.segment_decoding import Block, SegmentResult, cut, joined
+from pipegrid.core.segment_decoding import cut
 from pipegrid.core.stream_cipher import StreamCipher
 
 # The segment as a whole has no hash, unlike in immutable files: if its writer signed shares that do not
@@ -88,58 +88,6 @@ def code_segment(
             if shares is None or number in shares
         },
     )
-
-
-@attrs.frozen(eq=False)
-class MutableSegmentJob:
-    """
-    The input to turn k stored blocks into plaintext.
-
-    Attributes:
-        readkey: None to return the ciphertext.
-        salt: the version's, for SDMF; b"" for MDMF, where each stored block begins with it.
-        blocks: exactly k, of different shares, each with its salt for MDMF, and its verified hash.
-        start, end: which plaintext bytes of the segment to return.
-    """
-
-    segment: int
-    geometry: MutableGeometry
-    readkey: bytes | None = attrs.field(repr=False)
-    salt: bytes
-    blocks: tuple[Block, ...]
-    start: int
-    end: int
-
-    def run(self) -> SegmentResult:
-        """Run the job, in any thread; the same job may run more than once."""
-        bad = tuple(block.share_number for block in self.blocks if not block.is_good())
-        if bad:
-            return SegmentResult(self.segment, bad_shares=bad)
-        skip = self.geometry.salt_bytes
-        salts = {self.salt}
-        if skip:
-            salts = {b"".join(cut(block.pieces, 0, skip)) for block in self.blocks}
-        if len(salts) > 1:
-            return SegmentResult(self.segment, consistent=False)
-        ciphertext = cut(self._decode(skip), self.start, self.end)
-        if self.readkey is None:
-            return SegmentResult(self.segment, plaintext=ciphertext)
-        cipher = StreamCipher(data_key(salts.pop(), self.readkey), self.start)
-        plaintext: list[Buffer] = []
-        for piece in ciphertext:
-            output = uninitialised(len(piece))
-            cipher.apply(piece, output)
-            plaintext.append(output)
-        return SegmentResult(self.segment, plaintext=plaintext)
-
-    def _decode(self, skip: int) -> list[Buffer]:
-        geometry = self.geometry
-        k, length = geometry.required_shares, geometry.segment_length(self.segment)
-        stored_bytes = skip + geometry.block_length(self.segment)
-        pieces = {
-            block.share_number: cut(block.pieces, skip, stored_bytes) for block in self.blocks
-        }
-        return joined(pieces, k, geometry.total_shares, length)
 
 
 # ``encode`` does all of it in one call, for a worker thread. For many segments, call ``code_segment`` in

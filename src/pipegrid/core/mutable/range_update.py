@@ -14,11 +14,10 @@ from pipegrid.core import hash_tree
 from pipegrid.core.encoder import Plaintext
 from pipegrid.core.hash_tree import BadNode, VerifiedTree, is_small
 from pipegrid.core.hashes import HASH_BYTES, MERKLE_NODE, Buffer
-from pipegrid.core.mutable.decoder import VersionReader, share_leaf
+from pipegrid.core.mutable.decoder import MutableSegmentJob, VersionReader, share_leaf
 from pipegrid.core.mutable.encoder import (
     EncodedVersion,
     MutableSegment,
-    MutableSegmentJob,
     code_segment,
     joined_writes,
     sign_version,

@@ -11,7 +11,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import PipegridError
-from pipegrid.reactor.sockets import gather
+from pipegrid.reactor.bulk_sockets import gather
 from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.request_check import Admitted, Operation, Rule
 from pipegrid.server.gbs.responses import STREAM_PIECE_BYTES, Answer
@@ -19,8 +19,8 @@ from pipegrid.storage.share_reader import ShareReader
 from pipegrid.storage.share_store import ShareStore
 from pipegrid.storage.storage_paths import ShareKey, possible_numbers
 from pipegrid.storage.uploads.incoming_share import IncomingShare
-from pipegrid.wire import gbs_messages
-from pipegrid.wire.gbs_messages import UPLOAD_SECRET
+from pipegrid.wire import gbs_cbor_bodies
+from pipegrid.wire.gbs_paths_headers import UPLOAD_SECRET
 from pipegrid.wire.storage_messages import Allocation, UploadSecrets
 
 # Share data is written to the incoming file as it arrives, collected only until a write is long enough for
@@ -269,7 +269,7 @@ class Write:
             return service.commit(upload).addCallbacks(self._stored, self._failed)
         try:
             upload.checkpoint()
-            answer = responses.cbor(gbs_messages.pack_required(upload.required()))
+            answer = responses.cbor(gbs_cbor_bodies.pack_required(upload.required()))
         except Exception as error:
             answer = service.answer_error(Operation.WRITE, error)
         return service.count("write", answer)
@@ -349,7 +349,7 @@ class AllocateCall(InSteps):
 
     def _allocate(self, body: Buffer) -> Iterator[None]:
         try:
-            wanted = gbs_messages.unpack_allocate(body)
+            wanted = gbs_cbor_bodies.unpack_allocate(body)
         except ValueError as error:
             self.refuse(responses.text(400, str(error)))
             return
@@ -362,4 +362,6 @@ class AllocateCall(InSteps):
         )
 
     def _say(self, _: Buffer) -> Answer:
-        return responses.cbor(gbs_messages.pack_allocation(self._allocation), headers=self._headers)
+        return responses.cbor(
+            gbs_cbor_bodies.pack_allocation(self._allocation), headers=self._headers
+        )

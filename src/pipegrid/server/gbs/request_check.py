@@ -16,8 +16,8 @@ import attrs
 from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.storage.uploads.eviction import NOBODY, Client
-from pipegrid.wire import gbs_bundles, gbs_messages, gbs_mutable, gbs_surveys
-from pipegrid.wire.gbs_messages import GbsTarget, Resource
+from pipegrid.wire import gbs_bundles, gbs_cbor_bodies, gbs_mutable, gbs_paths_headers, gbs_surveys
+from pipegrid.wire.gbs_paths_headers import GbsTarget, Resource
 from pipegrid.wire.storage_messages import LeaseSecrets
 
 WANTED_HEADERS = frozenset(
@@ -91,7 +91,7 @@ class Request:
             url = url[origin.end() :] if origin else b""
         path = url.partition(b"?")[0]
         try:
-            self.target = gbs_messages.parse_path(path.decode("ascii"))
+            self.target = gbs_paths_headers.parse_path(path.decode("ascii"))
         except UnicodeDecodeError:
             self.target = None
 
@@ -143,7 +143,7 @@ class Rule:
     """
 
     operation: Operation
-    secrets: frozenset[str] = gbs_messages.NO_SECRETS
+    secrets: frozenset[str] = gbs_paths_headers.NO_SECRETS
     body_limit_bytes: int | None = 0
     answers_cbor: bool = False
 
@@ -158,8 +158,8 @@ _RULES: dict[Resource, dict[bytes, Rule]] = {
     Resource.ALLOCATE: {
         b"POST": Rule(
             Operation.ALLOCATE,
-            gbs_messages.ALLOCATE_SECRETS,
-            gbs_messages.MAX_ALLOCATE_BYTES,
+            gbs_paths_headers.ALLOCATE_SECRETS,
+            gbs_cbor_bodies.MAX_ALLOCATE_BYTES,
             answers_cbor=True,
         )
     },
@@ -184,17 +184,17 @@ _RULES: dict[Resource, dict[bytes, Rule]] = {
     Resource.SHARE: {
         b"GET": _READ,
         b"HEAD": _READ,
-        b"PATCH": Rule(Operation.WRITE, gbs_messages.UPLOAD_SECRETS, None, answers_cbor=True),
+        b"PATCH": Rule(Operation.WRITE, gbs_paths_headers.UPLOAD_SECRETS, None, answers_cbor=True),
     },
-    Resource.ABORT: {b"PUT": Rule(Operation.ABORT, gbs_messages.UPLOAD_SECRETS)},
+    Resource.ABORT: {b"PUT": Rule(Operation.ABORT, gbs_paths_headers.UPLOAD_SECRETS)},
     Resource.CORRUPT: {
-        b"POST": Rule(Operation.CORRUPT, body_limit_bytes=gbs_messages.MAX_CORRUPT_BYTES)
+        b"POST": Rule(Operation.CORRUPT, body_limit_bytes=gbs_cbor_bodies.MAX_CORRUPT_BYTES)
     },
-    Resource.LEASE: {b"PUT": Rule(Operation.LEASE, gbs_messages.LEASE_SECRETS)},
+    Resource.LEASE: {b"PUT": Rule(Operation.LEASE, gbs_paths_headers.LEASE_SECRETS)},
     Resource.MUTABLE_READ_TEST_WRITE: {
         b"POST": Rule(
             Operation.READ_TEST_WRITE,
-            gbs_messages.MUTABLE_SECRETS,
+            gbs_paths_headers.MUTABLE_SECRETS,
             gbs_mutable.MAX_REQUEST_BYTES,
             answers_cbor=True,
         )
@@ -202,7 +202,7 @@ _RULES: dict[Resource, dict[bytes, Rule]] = {
     Resource.MUTABLE_SHARES: {b"GET": _SLOT_LIST, b"HEAD": _SLOT_LIST},
     Resource.MUTABLE_SHARE: {b"GET": _SLOT_READ, b"HEAD": _SLOT_READ},
     Resource.MUTABLE_CORRUPT: {
-        b"POST": Rule(Operation.SLOT_CORRUPT, body_limit_bytes=gbs_messages.MAX_CORRUPT_BYTES)
+        b"POST": Rule(Operation.SLOT_CORRUPT, body_limit_bytes=gbs_cbor_bodies.MAX_CORRUPT_BYTES)
     },
 }
 _BAD_HOST = responses.text(400, "a request of HTTP/1.1 needs one Host header with a valid host")
@@ -225,7 +225,8 @@ class Admitted:
     def lease(self) -> LeaseSecrets:
         """The secrets of the lease, for a request that has them."""
         return LeaseSecrets(
-            self.secrets[gbs_messages.RENEW_SECRET], self.secrets[gbs_messages.CANCEL_SECRET]
+            self.secrets[gbs_paths_headers.RENEW_SECRET],
+            self.secrets[gbs_paths_headers.CANCEL_SECRET],
         )
 
 
@@ -252,7 +253,7 @@ def admit(request: Request, authorization: bytes) -> Admitted | Answer:
     if not is_authorized(request, authorization):
         return responses.UNAUTHORIZED
     try:
-        secrets = gbs_messages.parse_secrets(request.secrets, rule.secrets)
+        secrets = gbs_paths_headers.parse_secrets(request.secrets, rule.secrets)
     except ValueError as error:
         return responses.text(400, str(error))
     if rule.answers_cbor and not accepts_cbor(headers.get(b"accept")):
@@ -287,10 +288,10 @@ def accepts_cbor(accept: bytes | None) -> bool:
                     quality = 0.0
         if quality > best_quality:
             best, best_quality = kind, quality
-    return best.lower() == gbs_messages.CONTENT_TYPE.encode("ascii")
+    return best.lower() == gbs_paths_headers.CONTENT_TYPE.encode("ascii")
 
 
 def _is_cbor(content_type: bytes) -> bool:
-    return content_type.partition(b";")[0].strip().lower() == gbs_messages.CONTENT_TYPE.encode(
+    return content_type.partition(b";")[0].strip().lower() == gbs_paths_headers.CONTENT_TYPE.encode(
         "ascii"
     )

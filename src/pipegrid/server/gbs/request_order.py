@@ -24,7 +24,7 @@ from pipegrid.state_table import Named, Table
 from pipegrid.storage.storage_paths import ShareKey
 from pipegrid.storage.uploads.eviction import NOBODY
 from pipegrid.wire.gbs_bundles import MAX_SHARES
-from pipegrid.wire.gbs_messages import Resource
+from pipegrid.wire.gbs_paths_headers import Resource
 
 if TYPE_CHECKING:
     from pipegrid.server.gbs.receivers import Receiver

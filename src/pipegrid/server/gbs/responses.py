@@ -13,7 +13,7 @@ from typing import Protocol
 import attrs
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.wire import gbs_messages
+from pipegrid.wire import gbs_cbor_bodies, gbs_paths_headers
 
 STREAM_PIECE_BYTES = 128 * 1024
 
@@ -119,7 +119,7 @@ def page(status: int, headers: bytes = b"") -> Answer:
 
 def cbor(body: bytes, status: int = 200, headers: bytes = b"") -> Answer:
     """Return an answer whose body is CBOR; ``headers`` are whole lines, as in ``make``."""
-    return make(status, body, gbs_messages.CONTENT_TYPE, headers)
+    return make(status, body, gbs_paths_headers.CONTENT_TYPE, headers)
 
 
 class ResponsePieces:
@@ -172,7 +172,7 @@ HEAD_TOO_LARGE = make(431)
 FAILED = page(500)
 BUSY = make(503)
 NO_SPACE = make(507)
-SHARE_COMPLETE = cbor(gbs_messages.pack_required(()), 201)
-SHARE_MISSING = make(404, content_type=gbs_messages.SHARE_CONTENT_TYPE)
-BAD_RANGE = make(416, content_type=gbs_messages.SHARE_CONTENT_TYPE)
-EMPTY_RANGE = make(204, content_type=gbs_messages.SHARE_CONTENT_TYPE)
+SHARE_COMPLETE = cbor(gbs_cbor_bodies.pack_required(()), 201)
+SHARE_MISSING = make(404, content_type=gbs_paths_headers.SHARE_CONTENT_TYPE)
+BAD_RANGE = make(416, content_type=gbs_paths_headers.SHARE_CONTENT_TYPE)
+EMPTY_RANGE = make(204, content_type=gbs_paths_headers.SHARE_CONTENT_TYPE)

@@ -21,15 +21,15 @@ from pipegrid.disk.atomic_write import open_spool
 from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.disk.private_files import make_private
 from pipegrid.errors import NoSpace, Overloaded, PipegridError, UsageError
-from pipegrid.reactor.sockets import gather
+from pipegrid.reactor.bulk_sockets import gather
 from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.receivers import InSteps, Service
 from pipegrid.server.gbs.request_check import Admitted, Operation
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.storage.mutable.slots import Slots
-from pipegrid.wire import gbs_messages, gbs_mutable
-from pipegrid.wire.gbs_messages import WRITE_ENABLER
+from pipegrid.wire import gbs_cbor_bodies, gbs_mutable, gbs_paths_headers
 from pipegrid.wire.gbs_mutable import ReadTestWrite
+from pipegrid.wire.gbs_paths_headers import WRITE_ENABLER
 from pipegrid.wire.storage_messages import SlotResult, SlotSecrets
 
 # Calls that sync wait for the disk, so they run in a worker thread. Calls that only read take less time than
@@ -298,7 +298,7 @@ class SlotChangeCall(InSteps):
         if not self._read_bytes:
             return responses.cbor(gbs_mutable.pack_answer(result))
         stream = responses.ResponsePieces(gbs_mutable.pack_answer_in_pieces(result), self._sent)
-        return responses.make(200, content_type=gbs_messages.CONTENT_TYPE, stream=stream)
+        return responses.make(200, content_type=gbs_paths_headers.CONTENT_TYPE, stream=stream)
 
     def _not_read(self, failure: Failure) -> Failure | Answer:
         self._sent()
@@ -329,4 +329,4 @@ class SlotHandlers:
         return numbers.addCallback(self._answer_numbers)
 
     def _answer_numbers(self, numbers: frozenset[int]) -> Answer:
-        return responses.cbor(gbs_messages.pack_shares(numbers), headers=self._headers)
+        return responses.cbor(gbs_cbor_bodies.pack_shares(numbers), headers=self._headers)

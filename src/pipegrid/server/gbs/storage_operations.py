@@ -36,8 +36,8 @@ from pipegrid.storage.share_reader import ShareReader
 from pipegrid.storage.share_store import ShareStore
 from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER
 from pipegrid.storage.uploads.incoming_share import IncomingShare
-from pipegrid.wire import gbs_bundles, gbs_messages
-from pipegrid.wire.gbs_messages import UPLOAD_SECRET, GbsTarget
+from pipegrid.wire import gbs_bundles, gbs_cbor_bodies, gbs_paths_headers
+from pipegrid.wire.gbs_paths_headers import UPLOAD_SECRET, GbsTarget
 
 INLINE_READ_BYTES = 64 * 1024
 """Longer reads are streamed."""
@@ -89,7 +89,7 @@ class GbsService:
         self.sent_bytes = 0
         self.commits = 0
         self._durability = durability
-        self._authorization = gbs_messages.authorization(swissnum)
+        self._authorization = gbs_paths_headers.authorization(swissnum)
         self._waiting_for_room: list[Callable[[], None]] = []
         self.slots = SlotQueue(durability)
         slot_handlers = SlotHandlers(store.slots, self.slots, self.offer)
@@ -240,11 +240,13 @@ class GbsService:
         return lambda answer: self.count(name, answer)
 
     def _version(self, _: Admitted, body: Buffer) -> Answer:
-        return responses.cbor(gbs_messages.pack_version(self.store.version()), headers=self.offer)
+        return responses.cbor(
+            gbs_cbor_bodies.pack_version(self.store.version()), headers=self.offer
+        )
 
     def _begin_write(self, request: Request, admitted: Admitted) -> Answer | Write:
         try:
-            begin, end = gbs_messages.parse_content_range(
+            begin, end = gbs_paths_headers.parse_content_range(
                 request.headers.get(b"content-range", b"")
             )
         except ValueError:
@@ -273,7 +275,7 @@ class GbsService:
 
     def _list(self, admitted: Admitted, body: Buffer) -> Answer:
         return responses.cbor(
-            gbs_messages.pack_shares(self.store.list_shares(admitted.target.storage_index)),
+            gbs_cbor_bodies.pack_shares(self.store.list_shares(admitted.target.storage_index)),
             headers=self.offer,
         )
 
@@ -303,26 +305,29 @@ class GbsService:
         status, headers = 200, b""
         if wanted is not None:
             try:
-                begin, end = gbs_messages.parse_range(wanted)
+                begin, end = gbs_paths_headers.parse_range(wanted)
             except ValueError:
                 return responses.BAD_RANGE
             end = min(end, reader.share_bytes)
             if begin >= end:
                 return responses.EMPTY_RANGE
             status = 206
-            headers = b"Content-Range: %s\r\n" % gbs_messages.format_content_range(begin, end)
+            headers = b"Content-Range: %s\r\n" % gbs_paths_headers.format_content_range(begin, end)
         self.sent_bytes += end - begin
         if end - begin > INLINE_READ_BYTES:
             stream = ShareStream(reader, begin, end)
             return responses.make(
-                status, content_type=gbs_messages.SHARE_CONTENT_TYPE, headers=headers, stream=stream
+                status,
+                content_type=gbs_paths_headers.SHARE_CONTENT_TYPE,
+                headers=headers,
+                stream=stream,
             )
         data = reader.read_exactly(begin, end - begin)
-        return responses.make(status, data, gbs_messages.SHARE_CONTENT_TYPE, headers)
+        return responses.make(status, data, gbs_paths_headers.SHARE_CONTENT_TYPE, headers)
 
     def _corrupt(self, admitted: Admitted, body: Buffer) -> Answer:
         try:
-            reason = gbs_messages.unpack_corrupt(body)
+            reason = gbs_cbor_bodies.unpack_corrupt(body)
         except ValueError as error:
             return responses.text(400, str(error))
         target = admitted.target

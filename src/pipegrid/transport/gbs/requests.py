@@ -12,7 +12,7 @@ import attrs
 from pipegrid.core import base32
 from pipegrid.http11.exchange import ConsumerChoice, RawRequest
 from pipegrid.http11.limits import Limits
-from pipegrid.wire import gbs_bundles, gbs_messages
+from pipegrid.wire import gbs_bundles, gbs_cbor_bodies, gbs_paths_headers
 from pipegrid.wire.gbs_bundles import BundledRead, BundledUpload
 from pipegrid.wire.server_address import Nurl
 from pipegrid.wire.storage_messages import (
@@ -59,21 +59,21 @@ MAX_SLOT_ANSWER_BYTES = 64 << 20
 """Limit of a response to read-test-write: the most that servers read at once."""
 ANSWER_QUESTION_BYTES = 12
 """Size of a survey's response for each file with a few shares, without samples."""
-MAX_MESSAGE_BYTES = gbs_messages.MAX_ANSWER_BYTES
+MAX_MESSAGE_BYTES = gbs_cbor_bodies.MAX_ANSWER_BYTES
 MAX_REFUSAL_BYTES = 16 * 1024
 """Limit of a refusal's text; its beginning is shown to the user."""
 
-_SECRET = gbs_messages.SECRET.encode("ascii") + b": "
-_UPLOAD = _SECRET + gbs_messages.UPLOAD_SECRET.encode("ascii") + b" "
-_RENEW = _SECRET + gbs_messages.RENEW_SECRET.encode("ascii") + b" "
-_ENABLER = _SECRET + gbs_messages.WRITE_ENABLER.encode("ascii") + b" "
-_CANCEL = _SECRET + gbs_messages.CANCEL_SECRET.encode("ascii") + b" "
+_SECRET = gbs_paths_headers.SECRET.encode("ascii") + b": "
+_UPLOAD = _SECRET + gbs_paths_headers.UPLOAD_SECRET.encode("ascii") + b" "
+_RENEW = _SECRET + gbs_paths_headers.RENEW_SECRET.encode("ascii") + b" "
+_ENABLER = _SECRET + gbs_paths_headers.WRITE_ENABLER.encode("ascii") + b" "
+_CANCEL = _SECRET + gbs_paths_headers.CANCEL_SECRET.encode("ascii") + b" "
 _IMMUTABLE = b"/storage/v1/immutable/"
 _MUTABLE = b"/storage/v1/mutable/"
 _LEASE = b"/storage/v1/lease/"
-_BUNDLE = b"POST " + gbs_messages.BUNDLE_PATH.encode("ascii")
-_READ_BUNDLE = b"POST " + gbs_messages.READ_BUNDLE_PATH.encode("ascii")
-_SURVEY = b"POST " + gbs_messages.SURVEY_PATH.encode("ascii")
+_BUNDLE = b"POST " + gbs_paths_headers.BUNDLE_PATH.encode("ascii")
+_READ_BUNDLE = b"POST " + gbs_paths_headers.READ_BUNDLE_PATH.encode("ascii")
+_SURVEY = b"POST " + gbs_paths_headers.SURVEY_PATH.encode("ascii")
 
 
 @lru_cache(maxsize=4096)
@@ -109,11 +109,11 @@ class GbsRequests:
         self._common = b" HTTP/1.1\r\nHost: %s:%d\r\n" % (
             host.encode("ascii"),
             nurl.port,
-        ) + b"Authorization: %s\r\n" % gbs_messages.authorization(nurl.swissnum)
+        ) + b"Authorization: %s\r\n" % gbs_paths_headers.authorization(nurl.swissnum)
 
     def version(self) -> RawRequest:
         """Ask the server for its version and limits."""
-        return self._message(b"GET " + gbs_messages.VERSION_PATH.encode("ascii"))
+        return self._message(b"GET " + gbs_paths_headers.VERSION_PATH.encode("ascii"))
 
     def allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
@@ -121,7 +121,7 @@ class GbsRequests:
         return self._message(
             b"POST " + _IMMUTABLE + _index_text(storage_index),
             _lease_lines(secrets.lease) + _upload_line(secrets.upload),
-            gbs_messages.pack_allocate(share_numbers, share_bytes),
+            gbs_cbor_bodies.pack_allocate(share_numbers, share_bytes),
         )
 
     def write(
@@ -214,7 +214,9 @@ class GbsRequests:
     def slot_answer_bytes(reads: Reads) -> int:
         """Return the largest permitted response to a read-test-write."""
         each = sum(length + 16 for _, length in reads) + 16
-        return min(MAX_MESSAGE_BYTES + gbs_messages.MAX_SHARE_NUMBERS * each, MAX_SLOT_ANSWER_BYTES)
+        return min(
+            MAX_MESSAGE_BYTES + gbs_cbor_bodies.MAX_SHARE_NUMBERS * each, MAX_SLOT_ANSWER_BYTES
+        )
 
     def read(
         self,
@@ -265,7 +267,7 @@ class GbsRequests:
         return self._message(
             b"POST %s%s/%d/corrupt" % (_kind(mutable), _index_text(storage_index), share_number),
             b"",
-            gbs_messages.pack_corrupt(reason),
+            gbs_cbor_bodies.pack_corrupt(reason),
         )
 
     def _message(self, start: bytes, lines: bytes = b"", body: bytes | None = None) -> RawRequest:

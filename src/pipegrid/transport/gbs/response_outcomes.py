@@ -23,7 +23,7 @@ from pipegrid.transport.interface import (
     nothing_to_lease,
     wrong_swissnum,
 )
-from pipegrid.wire import gbs_bundles, gbs_messages
+from pipegrid.wire import gbs_bundles, gbs_cbor_bodies, gbs_paths_headers
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledRead, BundledUpload
 from pipegrid.wire.storage_messages import Allocation, Reads, ServerVersion, SlotResult, WriteAnswer
 
@@ -64,13 +64,13 @@ class GbsAnswers:
         """Return the server's version and limits."""
         if answer.status != 200:
             raise self._refusal(answer.status, answer.body, "a question for its version")
-        return self._unpack(gbs_messages.unpack_version, answer, "a question for its version")
+        return self._unpack(gbs_cbor_bodies.unpack_version, answer, "a question for its version")
 
     def allocation(self, answer: RawResponse) -> Allocation:
         """Return which shares the server has, and for which it has allocated space."""
         if answer.status != 200:
             raise self.refused_allocation(answer.status, answer.body)
-        return self._unpack(gbs_messages.unpack_allocation, answer, "an allocation")
+        return self._unpack(gbs_cbor_bodies.unpack_allocation, answer, "an allocation")
 
     def refused_allocation(self, status: int, body: bytes = b"") -> ServerError:
         """Return the error for the status of a refused allocation."""
@@ -82,7 +82,7 @@ class GbsAnswers:
         """Return the result of a write up to byte ``upto`` of the share."""
         status = answer.status
         if status == 201 or status == 200:
-            return self._unpack(gbs_messages.unpack_required, answer, "a write", status == 201)
+            return self._unpack(gbs_cbor_bodies.unpack_required, answer, "a write", status == 201)
         raise self.refused_write(status, share_number, upto, answer.body)
 
     def refused_write(
@@ -169,7 +169,7 @@ class GbsAnswers:
         """Return the numbers of the shares that the server has."""
         if answer.status != 200:
             raise self._refusal(answer.status, answer.body, "a question for shares")
-        return self._unpack(gbs_messages.unpack_shares, answer, "a question for shares")
+        return self._unpack(gbs_cbor_bodies.unpack_shares, answer, "a question for shares")
 
     def data(self, answer: RawResponse, share_number: int, offset: int, length: int) -> bytes:
         """Return the bytes of a read whose response was received as a whole."""
@@ -189,7 +189,7 @@ class GbsAnswers:
             if value == b"bytes %d-%d/*" % (offset, offset + length - 1):
                 return offset + length
             try:
-                begin, end = gbs_messages.parse_content_range(value)
+                begin, end = gbs_paths_headers.parse_content_range(value)
             except ValueError as error:
                 raise nonsense(self._server, "a read", str(error)) from error
             if begin != offset or not offset < end <= offset + length:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror.archive_file import MirrorError
+from pipegrid.mirror.debian_index_selection import Selection, indexes_of
 from pipegrid.mirror.debian_metadata import read_release
-from pipegrid.mirror.suites import Selection, Suite, indexes_of
+from pipegrid.mirror.debian_suites import Suite
 
 FORMS = ("", ".xz", ".gz")
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
-from pipegrid.wire import gbs_messages as http
-from pipegrid.wire.gbs_messages import GbsTarget, Resource
+from pipegrid.wire import gbs_paths_headers
+from pipegrid.wire.gbs_paths_headers import GbsTarget, Resource
 
 SI = bytes(range(16))
 SI_TEXT = "aaaqeayeaudaocajbifqydiob4"
@@ -22,13 +22,13 @@ class PathTests(SynchronousTestCase):
     def test_paths_lead_where_they_were_made_for(self) -> None:
         """Every path that a client makes is understood by a server."""
         for path, target in (
-            (http.VERSION_PATH, GbsTarget(Resource.VERSION)),
-            (http.allocate_path(SI), GbsTarget(Resource.ALLOCATE, SI)),
-            (http.shares_path(SI), GbsTarget(Resource.SHARES, SI)),
-            (http.share_path(SI, 255), GbsTarget(Resource.SHARE, SI, 255)),
-            (http.abort_path(SI, 0), GbsTarget(Resource.ABORT, SI, 0)),
-            (http.corrupt_path(SI, 7), GbsTarget(Resource.CORRUPT, SI, 7)),
-            (http.lease_path(SI), GbsTarget(Resource.LEASE, SI)),
+            (gbs_paths_headers.VERSION_PATH, GbsTarget(Resource.VERSION)),
+            (gbs_paths_headers.allocate_path(SI), GbsTarget(Resource.ALLOCATE, SI)),
+            (gbs_paths_headers.shares_path(SI), GbsTarget(Resource.SHARES, SI)),
+            (gbs_paths_headers.share_path(SI, 255), GbsTarget(Resource.SHARE, SI, 255)),
+            (gbs_paths_headers.abort_path(SI, 0), GbsTarget(Resource.ABORT, SI, 0)),
+            (gbs_paths_headers.corrupt_path(SI, 7), GbsTarget(Resource.CORRUPT, SI, 7)),
+            (gbs_paths_headers.lease_path(SI), GbsTarget(Resource.LEASE, SI)),
             (f"/storage/v1/mutable/{SI_TEXT}/shares", GbsTarget(Resource.MUTABLE_SHARES, SI)),
             (f"/storage/v1/mutable/{SI_TEXT}/7", GbsTarget(Resource.MUTABLE_SHARE, SI, 7)),
             (
@@ -36,11 +36,11 @@ class PathTests(SynchronousTestCase):
                 GbsTarget(Resource.MUTABLE_READ_TEST_WRITE, SI),
             ),
         ):
-            self.assertEqual(http.parse_path(path), target)
+            self.assertEqual(gbs_paths_headers.parse_path(path), target)
 
     def test_other_paths_lead_nowhere(self) -> None:
         """Dots, escapes, NULs, odd slashes, absurd numbers and sloppy indexes are no addresses."""
-        share = http.share_path(SI, 1)
+        share = gbs_paths_headers.share_path(SI, 1)
         for path in (
             "",
             "/",
@@ -63,15 +63,15 @@ class PathTests(SynchronousTestCase):
             share + "?x",
             share + "/shares",
             share + "/read-test-write",
-            http.allocate_path(SI) + "/-1",
-            http.allocate_path(SI) + "/+1",
-            http.allocate_path(SI) + "/1.0",
-            http.allocate_path(SI) + "/0x1",
-            http.allocate_path(SI) + "/１",
-            http.allocate_path(SI) + "/" + "9" * 10,
-            http.allocate_path(SI) + "/" + "9" * 5000,
-            http.allocate_path(SI) + "/abort",
-            http.allocate_path(SI) + "//1",
+            gbs_paths_headers.allocate_path(SI) + "/-1",
+            gbs_paths_headers.allocate_path(SI) + "/+1",
+            gbs_paths_headers.allocate_path(SI) + "/1.0",
+            gbs_paths_headers.allocate_path(SI) + "/0x1",
+            gbs_paths_headers.allocate_path(SI) + "/１",
+            gbs_paths_headers.allocate_path(SI) + "/" + "9" * 10,
+            gbs_paths_headers.allocate_path(SI) + "/" + "9" * 5000,
+            gbs_paths_headers.allocate_path(SI) + "/abort",
+            gbs_paths_headers.allocate_path(SI) + "//1",
             f"/storage/v1/immutable/{SI_TEXT[:-1]}",
             f"/storage/v1/immutable/{SI_TEXT}a",
             f"/storage/v1/immutable/{SI_TEXT.upper()}",
@@ -82,15 +82,15 @@ class PathTests(SynchronousTestCase):
             f"/storage/v1/mutable/{SI_TEXT}",
             f"/storage/v1/mutable/{SI_TEXT}/1/abort",
         ):
-            self.assertIsNone(http.parse_path(path), path[:100])
+            self.assertIsNone(gbs_paths_headers.parse_path(path), path[:100])
 
     @settings(max_examples=100, deadline=None, derandomize=True)
     @given(st.binary(min_size=16, max_size=16))
     def test_storage_indexes_come_back(self, storage_index: bytes) -> None:
         """Every storage index has one spelling."""
         text = base32.encode(storage_index)
-        self.assertEqual(http.decode_storage_index(text), storage_index)
-        self.assertIsNone(http.decode_storage_index(text[:-1] + "b"))
+        self.assertEqual(gbs_paths_headers.decode_storage_index(text), storage_index)
+        self.assertIsNone(gbs_paths_headers.decode_storage_index(text[:-1] + "b"))
 
 
 class SecretTests(SynchronousTestCase):
@@ -98,29 +98,31 @@ class SecretTests(SynchronousTestCase):
 
     def test_authorization(self) -> None:
         """The value is that of the recorded requests."""
-        value = http.authorization("yergyyx6ik6krfzxcgaic6oyibvvo6t2")
+        value = gbs_paths_headers.authorization("yergyyx6ik6krfzxcgaic6oyibvvo6t2")
         self.assertEqual(value, b"Tahoe-LAFS eWVyZ3l5eDZpazZrcmZ6eGNnYWljNm95aWJ2dm82dDI=")
 
     def test_secrets_come_back(self) -> None:
         """What a client sends is what a server gets."""
         secrets = {
-            http.RENEW_SECRET: b"r" * 32,
-            http.CANCEL_SECRET: b"c" * 32,
-            http.UPLOAD_SECRET: b"u",
+            gbs_paths_headers.RENEW_SECRET: b"r" * 32,
+            gbs_paths_headers.CANCEL_SECRET: b"c" * 32,
+            gbs_paths_headers.UPLOAD_SECRET: b"u",
         }
-        lines = http.secret_lines(secrets)
-        self.assertEqual(http.parse_secrets(lines, http.ALLOCATE_SECRETS), secrets)
-        self.assertEqual(http.parse_secrets([], http.NO_SECRETS), {})
+        lines = gbs_paths_headers.secret_lines(secrets)
+        self.assertEqual(
+            gbs_paths_headers.parse_secrets(lines, gbs_paths_headers.ALLOCATE_SECRETS), secrets
+        )
+        self.assertEqual(gbs_paths_headers.parse_secrets([], gbs_paths_headers.NO_SECRETS), {})
 
     def test_exactly_the_right_secrets(self) -> None:
         """Missing, extra, unknown, doubled, empty, misspelt or short secrets are refused, unrepeated."""
-        good = http.secret_lines({http.UPLOAD_SECRET: b"geheim"})
-        http.parse_secrets(good, http.UPLOAD_SECRETS)
+        good = gbs_paths_headers.secret_lines({gbs_paths_headers.UPLOAD_SECRET: b"geheim"})
+        gbs_paths_headers.parse_secrets(good, gbs_paths_headers.UPLOAD_SECRETS)
         encoded = base64.b64encode(b"geheim")
         for lines in (
             [],
             [*good, *good],
-            good + http.secret_lines({http.RENEW_SECRET: b"r" * 32}),
+            good + gbs_paths_headers.secret_lines({gbs_paths_headers.RENEW_SECRET: b"r" * 32}),
             [b"upload-secret"],
             [b"upload-secret "],
             [b"upload-secret !" + encoded],
@@ -133,12 +135,18 @@ class SecretTests(SynchronousTestCase):
             [b""],
             [b"\xff\xfe " + encoded],
         ):
-            error = self.assertRaises(ValueError, http.parse_secrets, lines, http.UPLOAD_SECRETS)
+            error = self.assertRaises(
+                ValueError, gbs_paths_headers.parse_secrets, lines, gbs_paths_headers.UPLOAD_SECRETS
+            )
             self.assertNotIn("Z2Vo", str(error))
         for length in (0, 31, 33):
-            short = http.secret_lines({http.RENEW_SECRET: b"r" * length})
-            both = short + http.secret_lines({http.CANCEL_SECRET: b"c" * 32})
-            self.assertRaises(ValueError, http.parse_secrets, both, http.LEASE_SECRETS)
+            short = gbs_paths_headers.secret_lines({gbs_paths_headers.RENEW_SECRET: b"r" * length})
+            both = short + gbs_paths_headers.secret_lines(
+                {gbs_paths_headers.CANCEL_SECRET: b"c" * 32}
+            )
+            self.assertRaises(
+                ValueError, gbs_paths_headers.parse_secrets, both, gbs_paths_headers.LEASE_SECRETS
+            )
 
 
 class RangeTests(SynchronousTestCase):
@@ -149,8 +157,11 @@ class RangeTests(SynchronousTestCase):
     def test_formatting_and_parsing_agree(self, begin: int, length: int) -> None:
         """Every range comes back from its text."""
         pair = begin, begin + length
-        self.assertEqual(http.parse_range(http.format_range(*pair)), pair)
-        self.assertEqual(http.parse_content_range(http.format_content_range(*pair)), pair)
+        self.assertEqual(gbs_paths_headers.parse_range(gbs_paths_headers.format_range(*pair)), pair)
+        self.assertEqual(
+            gbs_paths_headers.parse_content_range(gbs_paths_headers.format_content_range(*pair)),
+            pair,
+        )
 
     def test_strange_ranges(self) -> None:
         """Open, suffix, several, backward and foreign ranges are refused."""
@@ -166,11 +177,11 @@ class RangeTests(SynchronousTestCase):
             b"bytes=0-" + b"9" * 40,
             b"bytes=1_0-2_0",
         ):
-            self.assertRaises(ValueError, http.parse_range, value)
+            self.assertRaises(ValueError, gbs_paths_headers.parse_range, value)
 
     def test_strange_content_ranges(self) -> None:
         """A range must be there, forward, and within the whole if that is given."""
-        self.assertEqual(http.parse_content_range(b"bytes 20-29/55"), (20, 30))
+        self.assertEqual(gbs_paths_headers.parse_content_range(b"bytes 20-29/55"), (20, 30))
         for value in (
             b"bytes */100",
             b"bytes 0-9",
@@ -182,4 +193,4 @@ class RangeTests(SynchronousTestCase):
             b"bytes 0-9/*, 20-29/*",
             b"",
         ):
-            self.assertRaises(ValueError, http.parse_content_range, value)
+            self.assertRaises(ValueError, gbs_paths_headers.parse_content_range, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.speedtest.link_proxy import (
+from pipegrid.speedtest.link_profiles import (
     PROFILES,
     describe,
     make_link,
