@@ -17,7 +17,7 @@ from pipegrid.core.mutable import decoder, directory_content
 from pipegrid.core.mutable.directory_content import LazyEntry, pack_entries
 from pipegrid.core.mutable.keys import VerifyingKey
 from pipegrid.core.segment_decoding import Block
-from pipegrid.core.verifier import ShareVerifier
+from pipegrid.core.share_verifier import ShareVerifier
 from pipegrid.http11.response_parser import ResponseParser
 from pipegrid.server.gbs.http_connection import ReadBuffer
 

@@ -24,7 +24,7 @@ COMMANDS = {
     "server",
     "speedtest",
     "tree/backup",
-    "tree/tree_copy.py",
+    "tree/copy_to_grid.py",
 }
 """What only commands run; all else is called by programs, too."""
 

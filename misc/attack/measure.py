@@ -283,7 +283,7 @@ def reset_peak(pid: int) -> None:
 
 def serve_command(directory: Path, options: tuple[str, ...] = ()) -> list[str]:
     """Return the command line of the server, which ends with its standard input."""
-    program = [sys.executable, "-m", "pipegrid.speedtest.lifeline", "pipegrid.cli"]
+    program = [sys.executable, "-m", "pipegrid.speedtest.end_with_parent", "pipegrid.cli"]
     listen = ("--port", "tcp:0:interface=127.0.0.1")
     return [*program, "-q", "-d", str(directory), "serve", *listen, *options]
 

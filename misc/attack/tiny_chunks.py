@@ -9,7 +9,7 @@ from misc.attack.target import Crowd, Target, again_and_again, from_command_line
 
 CONNECTIONS = 1000
 HELD_BYTES = 120 * 1024
-"""A little less than what is written at once (``server.gbs.receivers``)."""
+"""A little less than what is written at once (``server.gbs.body_receivers``)."""
 
 
 def attack(target: Target) -> None:

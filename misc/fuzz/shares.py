@@ -21,7 +21,7 @@ from pipegrid.core.decoder import Decoder
 from pipegrid.core.encoder import Encoder
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import netstring
-from pipegrid.core.verifier import MAX_PROBLEMS, ShareVerifier
+from pipegrid.core.share_verifier import MAX_PROBLEMS, ShareVerifier
 from pipegrid.errors import CapMismatch, CorruptionError
 
 # (required, total, size, maximum segment size, layout version)

@@ -74,7 +74,7 @@ class Server:
         place = f"tcp:{self._port}:interface={LOOPBACK}"
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "pipegrid.speedtest.lifeline", "pipegrid.cli"),
+                *(sys.executable, "-m", "pipegrid.speedtest.end_with_parent", "pipegrid.cli"),
                 *("-q", "-d", str(self.directory), "serve", "--port", place),
             ],
             stdin=subprocess.PIPE,

@@ -44,7 +44,7 @@ from pipegrid.core.placement import servers_of_happiness
 from pipegrid.grid.client_config import GridConfig
 from pipegrid.grid.client_creation import create_local
 from pipegrid.storage import share_file
-from pipegrid.transfer.offline import encode_file
+from pipegrid.transfer.offline_encoding import encode_file
 
 SIZES = (200, 100_000, 3_000_000)
 MOMENTS = ("any", "incoming", "visible", "printed")

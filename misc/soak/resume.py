@@ -84,7 +84,7 @@ class PipegridNode(StorageNode):
         with open(self.directory.with_suffix(".log"), "ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "pipegrid.speedtest.lifeline", "pipegrid.cli"),
+                    *(sys.executable, "-m", "pipegrid.speedtest.end_with_parent", "pipegrid.cli"),
                     *("-d", str(self.directory), "serve"),
                     *("--port", f"tcp:{self.port}:interface={LOOPBACK}"),
                 ],

@@ -40,7 +40,7 @@ def one_server(
         *("-q", "-d", str(directory / "node"), "serve", "--storage", str(storage)),
         *("--port", f"tcp:0:interface={processes.LOOPBACK}", "--durability", durability),
     ]
-    program = ["-m", "pipegrid.speedtest.lifeline", "pipegrid.cli"]
+    program = ["-m", "pipegrid.speedtest.end_with_parent", "pipegrid.cli"]
     command = [*prefix, sys.executable, *program, *arguments]
     with processes.running(command) as process:
         address = processes.first_line(process)

@@ -17,14 +17,14 @@ from pipegrid.cli import cmd_join
 from pipegrid.cli.console import Console
 from pipegrid.core.caps import DirectoryCap, parse_cap
 from pipegrid.errors import UsageError
-from pipegrid.grid import client_config, membership, user_grids
+from pipegrid.grid import client_config, invite_and_join, user_grids
 from pipegrid.grid.client_creation import create_local
 from pipegrid.grid.invitation import Invitation
 from pipegrid.tree.aliases import read_aliases
 from tests.cli.processes import ProcessTestCase
 from tests.cli.support import Run
 from tests.grid.test_invitation import LITERAL
-from tests.grid.test_membership import invited, names_in
+from tests.grid.test_invite_and_join import invited, names_in
 
 LINE_S = 60.0
 
@@ -208,7 +208,7 @@ class PlaceTests(SynchronousTestCase):
 
     def test_a_second_grid(self) -> None:
         """The name is that of an option, or of the answer; without one the code must be for the same grid."""
-        membership.create_member(self.own, invited(1))
+        invite_and_join.create_member(self.own, invited(1))
         place = self.own / "grids/friends"
         self.assertEqual(cmd_join.place_to_join(self.own, "friends", self.fail).directory, place)
         found = cmd_join.place_to_join(self.own, None, lambda own: "friends")
@@ -247,7 +247,7 @@ class LyingInviterTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.own = Path(self.mktemp())
-        membership.create_member(self.own, invited(1), aliases=f"mine: {LITERAL}\n")
+        invite_and_join.create_member(self.own, invited(1), aliases=f"mine: {LITERAL}\n")
 
     def join(self, taken: Invitation) -> list[str]:
         """Join in the configured directory; returns new aliases."""

@@ -16,7 +16,7 @@ from pipegrid.errors import SourceError
 from pipegrid.grid.client_creation import create_local
 from pipegrid.transfer import local_share_finder
 from pipegrid.transfer.local_share_finder import open_share
-from pipegrid.transfer.offline import encode_file
+from pipegrid.transfer.offline_encoding import encode_file
 from tests.cli.support import Run
 from tests.vectors import load, plaintext
 

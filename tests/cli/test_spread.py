@@ -34,7 +34,7 @@ class SpreadTests(ProcessTestCase):
 
     def serve(self, number: int) -> str:
         """Start a server; returns its NURL."""
-        lifeline = ["-m", "pipegrid.speedtest.lifeline", "pipegrid.cli"]
+        lifeline = ["-m", "pipegrid.speedtest.end_with_parent", "pipegrid.cli"]
         where = ["--port", f"tcp:{self.ports[number]}:interface=127.0.0.1"]
         process = subprocess.Popen(
             [sys.executable, *lifeline, "-d", str(self.directory(number)), "serve", *where],

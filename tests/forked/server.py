@@ -70,7 +70,7 @@ NOT = (
         "grid.introducer_client",
     ),
     *(
-        "grid.membership",
+        "grid.invite_and_join",
         "grid.storage_server_settings",
         "grid.wormhole_exchange",
         "transfer.put.async_source",

@@ -12,8 +12,8 @@ from pipegrid.disk.file_system_calls import open_locked
 from pipegrid.mirror import quick_check
 from pipegrid.mirror import quick_check as glance_module
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.list_format import list_line
 from pipegrid.mirror.local_check import VerifyPolicy
+from pipegrid.mirror.mirror_list_format import list_line
 from pipegrid.mirror.quick_check import QuickCheck, Rows, glimpse
 from pipegrid.mirror.verify import verify, verify_rest
 from tests.descriptors import left_open, open_files

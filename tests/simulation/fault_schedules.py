@@ -39,7 +39,7 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.errors import NotEnoughSharesError, UnhappyError
 from pipegrid.http11 import request_writer
-from pipegrid.server.gbs import receivers as http_bodies
+from pipegrid.server.gbs import body_receivers as http_bodies
 from pipegrid.server.gbs import storage_operations as http_service
 from pipegrid.testing.faults import Crash, Cut, FaultPlan, Partition, Refuse, Slow, Stall
 from pipegrid.testing.network import Hung, timeline

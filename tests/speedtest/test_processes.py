@@ -170,7 +170,7 @@ class EndTests(SynchronousTestCase):
 
 
 class LifelineTests(SynchronousTestCase):
-    """``pipegrid.speedtest.lifeline``."""
+    """``pipegrid.speedtest.end_with_parent``."""
 
     def test_ends_with_standard_input(self) -> None:
         """A server ends, in good order, when nobody holds the other end any more."""
@@ -185,7 +185,7 @@ class LifelineTests(SynchronousTestCase):
             "tcp:0:interface=127.0.0.1",
         ]
         with subprocess.Popen(
-            [sys.executable, "-m", "pipegrid.speedtest.lifeline", *serve],
+            [sys.executable, "-m", "pipegrid.speedtest.end_with_parent", *serve],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -13,9 +13,9 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.speedtest.baseline import ping_responders
 from pipegrid.speedtest.child_processes import ChildError, start_child
 from pipegrid.speedtest.link_proxy import Forwarding, parse_pair, proxy_main, start_proxy
+from pipegrid.speedtest.raw_tcp_baseline import ping_responders
 from pipegrid.speedtest.responder import start_responders
 from pipegrid.speedtest.responder_client import ResponderError
 from pipegrid.testing.link_relay import LinkShape

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.error_report import ExitStatus, sentence, status_of
 from pipegrid.core.encoding_parameters import Params
-from pipegrid.core.verifier import ShareVerifier
+from pipegrid.core.share_verifier import ShareVerifier
 from pipegrid.errors import SegmentTooLarge
 from pipegrid.transfer.settings import DownloadSettings
 from tests.transfer.world import World, content

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import SinkError
-from pipegrid.transfer.offline import encode_file
+from pipegrid.transfer.offline_encoding import encode_file
 
 DATA = bytes(range(256)) * 3
 

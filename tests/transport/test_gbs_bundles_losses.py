@@ -23,8 +23,8 @@ from pipegrid.errors import (
     ServerUnreachable,
 )
 from pipegrid.http11.exchange import RawRequest
+from pipegrid.server.gbs.body_receivers import Receiver
 from pipegrid.server.gbs.http_connection import GbsSite
-from pipegrid.server.gbs.receivers import Receiver
 from pipegrid.server.gbs.request_check import Request
 from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.testing.faults import FaultPlan

@@ -63,7 +63,7 @@ from pipegrid.tree.directory import Directory
 from pipegrid.tree.directory_reading import unpack
 from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.grid_paths import resolve
-from pipegrid.tree.retry import RetryQueue
+from pipegrid.tree.retry_queue import RetryQueue
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports
 from pipegrid.tree.upload_target import GridFiles, Health
 from tests.locks import failing_locks

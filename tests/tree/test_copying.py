@@ -13,9 +13,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, UnknownCap
 from pipegrid.errors import ChildExists, UsageError
-from pipegrid.tree import tree_copy
+from pipegrid.tree import copy_to_grid
+from pipegrid.tree.copy_to_grid import Copier, CopyReports, Item, decide, local_items
 from pipegrid.tree.directory import Child, Directory, create_directory
-from pipegrid.tree.tree_copy import Copier, CopyReports, Item, decide, local_items
 from tests.grid.test_mutables import GridTestCase
 from tests.scratch import scratch_directory
 from tests.tree.support import changing_cap
@@ -221,7 +221,7 @@ class CopierTests(GridTestCase):
 
     def test_too_much(self) -> None:
         """A local directory has a bound."""
-        self.patch(tree_copy, "MAX_ITEMS", 2)
+        self.patch(copy_to_grid, "MAX_ITEMS", 2)
         for name in "abc":
             (self.local / name).touch()
         with self.assertRaises(UsageError):

@@ -20,7 +20,7 @@ from pipegrid.transfer.upkeep import Upkeep, UpkeepOutcome, UpkeepRequest
 from pipegrid.tree.backup.catalogue import ARCHIVES, LATEST, Archives, BackupRun
 from pipegrid.tree.backup.catalogue_store import CatalogueChange, GridCatalogues
 from pipegrid.tree.directory import Directory, create_directory
-from pipegrid.tree.retry import FIRST_WAIT_S, WAIT_S
+from pipegrid.tree.retry_queue import FIRST_WAIT_S, WAIT_S
 from pipegrid.tree.tree_check import CheckReports, FirstMet, TreeSummary, check_trees
 from pipegrid.tree.tree_download import GetTreeLimits
 from pipegrid.tree.tree_upload import GIVE_UP, TreeReports, TreeResult, tree_upload

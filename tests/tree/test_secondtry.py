@@ -7,7 +7,7 @@ from random import Random
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NotEnoughSharesError, SourceError, UnhappyError
-from pipegrid.tree.retry import (
+from pipegrid.tree.retry_queue import (
     FIRST_WAIT_S,
     PAUSES_S,
     STRAGGLERS_S,

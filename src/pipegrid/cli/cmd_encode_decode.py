@@ -28,12 +28,12 @@ from pipegrid.core import encoding_parameters
 from pipegrid.core.text import counted
 from pipegrid.errors import CapError, UsageError
 from pipegrid.grid import client_config, client_paths
-from pipegrid.transfer import local_share_finder, offline
+from pipegrid.transfer import local_share_finder, offline_encoding
 
 if TYPE_CHECKING:
     from pipegrid.disk.part_file import PartFile
     from pipegrid.grid.client_config import GridConfig
-    from pipegrid.transfer.offline import DecodeResult
+    from pipegrid.transfer.offline_encoding import DecodeResult
 
 
 # ``pipegrid encode``: a file becomes share files, without a grid.
@@ -76,7 +76,7 @@ def encode_command(
         if secret is None and config and not key["random_key"]:
             secret = config.convergence
         with progress_bar.ProgressBar(console, "encode") as progress:
-            result = offline.encode_file(
+            result = offline_encoding.encode_file(
                 file,
                 share_directory,
                 params,
@@ -201,7 +201,7 @@ def decode(
         progress = None
         if output != "-" or not console.results.isatty():
             progress = stack.enter_context(progress_bar.ProgressBar(console, "decode")).transfer()
-        result = offline.decode_file(
+        result = offline_encoding.decode_file(
             cap,
             paths,
             sink,

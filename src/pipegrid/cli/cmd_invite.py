@@ -24,7 +24,13 @@ from pipegrid.cli.options import (
 from pipegrid.core import caps
 from pipegrid.core.text import as_pasted, counted, printable
 from pipegrid.errors import CapError, InvitationError, PipegridError, UsageError
-from pipegrid.grid import client_config, client_paths, invitation, membership, wormhole_exchange
+from pipegrid.grid import (
+    client_config,
+    client_paths,
+    invitation,
+    invite_and_join,
+    wormhole_exchange,
+)
 from pipegrid.tree import aliases, grid_paths
 
 if TYPE_CHECKING:
@@ -113,12 +119,12 @@ class InviteJob(GridJob):
         cmd_join.load_library()
         console, options = invocation.console, self._options
         directory = Path(invocation.directory or client_paths.default_directory())
-        if (changed := membership.include_own_server(directory)) is not None:
+        if (changed := invite_and_join.include_own_server(directory)) is not None:
             console.say(f"pipegrid: {changed}")
         shared = await self._shared(directory, reactor, open_grid)
-        offered = membership.invitation_of(directory, shared)
+        offered = invite_and_join.invitation_of(directory, shared)
         offered.as_message()  # too large a one is refused before there is a code
-        if near := membership.unreachable_servers(offered.servers):
+        if near := invite_and_join.unreachable_servers(offered.servers):
             console.say(
                 f"pipegrid: only this machine reaches {printable(', '.join(near))}; for others start such a "
                 "server with --location HOST:PORT"
@@ -197,12 +203,12 @@ class InviteJob(GridJob):
     def _add(self, directory: Path, server: KnownServer) -> AddReply:
         """Add a joiner's server to the list of a directory."""
         try:
-            self._added += membership.add_servers(directory, [server])
+            self._added += invite_and_join.add_servers(directory, [server])
             added = True
         except PipegridError as error:
             self._problem: PipegridError | None = error
             added = False
-        return invitation.AddReply(added, membership.numbers_of(client_config.load(directory)))
+        return invitation.AddReply(added, invite_and_join.numbers_of(client_config.load(directory)))
 
     _problem: PipegridError | None = None
 

@@ -23,7 +23,7 @@ from pipegrid.grid import (
     client_creation,
     client_paths,
     invitation,
-    membership,
+    invite_and_join,
     user_grids,
     wormhole_exchange,
 )
@@ -125,7 +125,7 @@ def place_to_join(own: Path, name: str | None, ask: Any) -> JoinPlace:
     Raises:
         UsageError: nothing can be configured there.
     """
-    membership.check_can_join(own)
+    invite_and_join.check_can_join(own)
     is_free = not client_paths.is_configured(own) or client_creation.is_automatic(own)
     if name is not None:
         name = user_grids.checked_grid_name(name)
@@ -137,7 +137,7 @@ def place_to_join(own: Path, name: str | None, ask: Any) -> JoinPlace:
         return JoinPlace(own, own, None)
     known = user_grids.grids_of(own).get(name)
     place = user_grids.place_for_grid(own, name) if known is None else known
-    membership.check_can_join(place)
+    invite_and_join.check_can_join(place)
     return JoinPlace(own, place, name)
 
 
@@ -170,7 +170,7 @@ def join(console: Console, place: JoinPlace, taken: Invitation) -> tuple[GridCon
     ):
         return add_to(console, place.directory, taken)
     named = free_aliases(taken, {})
-    config = membership.create_member(
+    config = invite_and_join.create_member(
         place.directory,
         taken,
         aliases=alias_lines(named),
@@ -191,12 +191,12 @@ def add_to(console: Console, directory: Path, taken: Invitation) -> tuple[GridCo
         InvitationError: the directory uses another grid.
     """
     config = client_config.load(directory)
-    if not membership.is_same_grid(config, taken):
+    if not invite_and_join.is_same_grid(config, taken):
         raise InvitationError(
             f"{directory} uses another grid already, and was not changed; ask for a new code, and add the "
             "grid with 'pipegrid --grid NAME join CODE', NAME being your choice"
         )
-    new = membership.add_servers(directory, taken.servers)
+    new = invite_and_join.add_servers(directory, taken.servers)
     console.say(
         f"pipegrid: {directory} uses this grid already; {counted(len(new), 'server')} added"
     )
@@ -273,7 +273,7 @@ class ServerJoin:
         self._taken: Invitation | None = None
         self._answers = False
         self.joined = False
-        membership.check_can_join(directory)
+        invite_and_join.check_can_join(directory)
         if client_creation.is_automatic(directory):
             raise UsageError(
                 f"{directory} has a grid on this machine, which the first command made; give the server "
@@ -292,7 +292,7 @@ class ServerJoin:
         self._taken, self._answers = await wormhole_exchange.take(self._exchange, self._code)
         for sentence in self._taken.skipped:
             console.say(f"pipegrid: {sentence}")
-        membership.refuse_other_grid(self._directory, self._taken)
+        invite_and_join.refuse_other_grid(self._directory, self._taken)
         if not self._taken.introducers and not self._answers:
             raise InvitationError(
                 "this invitation has no introducer, and its sender cannot add a server; ask for another"
@@ -309,7 +309,7 @@ class ServerJoin:
         assert self._exchange is not None
         assert self._taken is not None
         taken = self._taken
-        own = membership.server_at(node.nurls, node.furl, self._options.get("nickname", ""))
+        own = invite_and_join.server_at(node.nurls, node.furl, self._options.get("nickname", ""))
         if not taken.introducers:
             reply = await wormhole_exchange.offer_server(self._exchange, own)
             if not reply.added:
@@ -325,11 +325,11 @@ class ServerJoin:
         announce = bool(taken.introducers)
         if client_paths.is_configured(self._directory):
             add_to(console, self._directory, taken)
-            membership.set_announced(self._directory, node, announce)
+            invite_and_join.set_announced(self._directory, node, announce)
             return
         named = free_aliases(taken, {})
         nickname = node.pop("nickname", taken.nickname)
-        config = membership.create_member(
+        config = invite_and_join.create_member(
             self._directory,
             taken.with_nickname(nickname),
             aliases=alias_lines(named),

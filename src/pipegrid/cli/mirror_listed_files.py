@@ -12,9 +12,9 @@ from pipegrid.cli.mirror_options import Display, MirrorOptions, RunOutcome, stor
 from pipegrid.errors import SourceError, UsageError
 from pipegrid.mirror import (
     destination,
-    list_format,
     local_check,
     manifest,
+    mirror_list_format,
     mirror_run,
     preconnect_mirrors,
 )
@@ -203,7 +203,7 @@ class ListRun:
         """Yield the files in the list, from its beginning."""
 
         source.seek(0)
-        yield from list_format.read_list(list_format.lines_of(source), self._file)
+        yield from mirror_list_format.read_list(mirror_list_format.lines_of(source), self._file)
 
 
 def _look_of(source: BinaryIO) -> tuple[int, int]:

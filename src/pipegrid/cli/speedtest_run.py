@@ -16,11 +16,11 @@ from pipegrid.cli.options import byte_size, common_options
 from pipegrid.core import encoding_parameters
 from pipegrid.errors import SinkError, UsageError
 from pipegrid.speedtest import (
-    baseline,
     child_processes,
     html_report,
     link_profiles,
     output_formats,
+    raw_tcp_baseline,
     responder_client,
     run_results,
     runner,
@@ -152,7 +152,7 @@ async def _measure(reactor: Any, invocation: Invocation, given: dict[str, Any]) 
     seed = random.randrange(1 << 32) if given["seed"] is None else given["seed"]
     settings = runner.Settings(rounds, seed, given["window"])
     if given["quick"]:
-        effort = baseline.Effort(rounds=1, sample_s=0.1, pings=5)
+        effort = raw_tcp_baseline.Effort(rounds=1, sample_s=0.1, pings=5)
         settings = attrs.evolve(settings, effort=effort)
     form = given["form"] or (output_formats.JSON if console.json else output_formats.TEXT)
     output = None if given["output"] is None else prepare_output(Path(given["output"]))

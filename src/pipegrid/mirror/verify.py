@@ -20,9 +20,9 @@ from pipegrid.mirror import MANIFEST
 from pipegrid.mirror.archive_file import ArchiveFile, BadEntry, MirrorError
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, Report
-from pipegrid.mirror.list_format import lines_in, read_list
 from pipegrid.mirror.local_check import VerifyPolicy
 from pipegrid.mirror.manifest import ManifestPart, parts_of_manifest, read_pieces
+from pipegrid.mirror.mirror_list_format import lines_in, read_list
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:

@@ -126,7 +126,7 @@ class FairTurns(Generic[M]):
     A slice is half a millisecond, ten times the cost of a turn of the reactor. While no other connection has
     been active recently, it is twenty milliseconds, so that requests pipelined by one client become durable
     together. The time of work is measured. Work that cannot be interrupted may exceed a slice; if it takes
-    much longer, it is divided into steps (``gbs.receivers.InSteps``).
+    much longer, it is divided into steps (``gbs.body_receivers.InSteps``).
 
     Args:
         clock: for measuring, and for turns.

@@ -307,7 +307,7 @@ class Servers:
             python += ["-m", "cProfile", "-o", str(self._profile / directory.name)]
         arguments = ["--port", f"tcp:0:interface={LOOPBACK}", "--durability", self._durability]
         # The servers end with this process, even if it is killed.
-        program = ["-m", "pipegrid.speedtest.lifeline", "pipegrid.cli"]
+        program = ["-m", "pipegrid.speedtest.end_with_parent", "pipegrid.cli"]
         return [*python, *program, "-q", "-d", str(directory), "serve", *arguments]
 
 

@@ -9,7 +9,10 @@ from typing import Any
 import attrs
 
 from pipegrid.reactor.deferreds import as_deferred
-from pipegrid.speedtest.baseline import (
+from pipegrid.speedtest.child_processes import at_ports
+from pipegrid.speedtest.link_profiles import shape_of
+from pipegrid.speedtest.link_proxy import start_proxy
+from pipegrid.speedtest.raw_tcp_baseline import (
     Effort,
     Responder,
     join,
@@ -17,9 +20,6 @@ from pipegrid.speedtest.baseline import (
     perfect_pipe,
     ping_responders,
 )
-from pipegrid.speedtest.child_processes import at_ports
-from pipegrid.speedtest.link_profiles import shape_of
-from pipegrid.speedtest.link_proxy import start_proxy
 from pipegrid.speedtest.responder import start_responders
 from pipegrid.speedtest.run_results import DOWN, UP, EmulatedLink
 

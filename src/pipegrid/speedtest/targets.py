@@ -23,7 +23,6 @@ from pipegrid.grid import client_config
 from pipegrid.grid.client_paths import default_directory, is_configured
 from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.trace import Tracing
-from pipegrid.speedtest.baseline import Responder, ping_responders
 from pipegrid.speedtest.child_processes import (
     LOOPBACK,
     FileEncoding,
@@ -36,9 +35,10 @@ from pipegrid.speedtest.child_processes import (
 from pipegrid.speedtest.client_sessions import GatewaySession, GridSession, Session
 from pipegrid.speedtest.link_profiles import describe, shape_of
 from pipegrid.speedtest.link_proxy import RunningProxy, start_proxy
+from pipegrid.speedtest.raw_tcp_baseline import Responder, ping_responders
 from pipegrid.speedtest.responder import RunningResponders, start_responders
 from pipegrid.speedtest.run_results import EmulatedLink, RoundTrip
-from pipegrid.speedtest.timeline import HostPort
+from pipegrid.speedtest.upload_timeline import HostPort
 
 # What every target of the speed test has, and the checks before it is measured.
 

@@ -13,8 +13,8 @@ from pipegrid.core import layout, ueb
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.placement import possible_happiness, servers_of_happiness
+from pipegrid.core.share_verifier import ShareVerifier
 from pipegrid.core.ueb import CapCheck
-from pipegrid.core.verifier import ShareVerifier
 from pipegrid.errors import (
     CorruptionError,
     NoSuchShare,
@@ -24,7 +24,6 @@ from pipegrid.errors import (
 )
 from pipegrid.reactor.deferreds import RequestSet, few_at_a_time
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.capacity import Capacity
 from pipegrid.transfer.get.share_search import MORE_QUESTIONS, QueryBatches
 from pipegrid.transfer.peers import (
     CallTimeout,
@@ -36,6 +35,7 @@ from pipegrid.transfer.peers import (
     server_ids,
 )
 from pipegrid.transfer.results import CheckResult, Progress, ProgressReport
+from pipegrid.transfer.server_capacity import Capacity
 from pipegrid.transport.interface import StreamConsumer
 
 # What is known of a file's shares, and what follows from it.

@@ -17,7 +17,6 @@ from pipegrid.core.encoder import CodedSegment, Reencoder, ShareWrite
 from pipegrid.core.encoding_parameters import Geometry, check_segment_bytes
 from pipegrid.errors import ServerError
 from pipegrid.reactor.deferreds import Wakeup, few_at_a_time
-from pipegrid.transfer.capacity import Capacity
 from pipegrid.transfer.check import Check, FoundShares
 from pipegrid.transfer.failure_messages import SearchOutcome, each_once, too_few_shares
 from pipegrid.transfer.get.download import Download
@@ -31,6 +30,7 @@ from pipegrid.transfer.put.share_tracker import ActiveShares
 from pipegrid.transfer.put.share_upload import ShareState, ShareUpload
 from pipegrid.transfer.put.straggler_policy import until_silence
 from pipegrid.transfer.results import CheckResult, Progress, ProgressReport, RepairResult
+from pipegrid.transfer.server_capacity import Capacity
 from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transport.interface import StreamConsumer
 

@@ -18,7 +18,7 @@ from pipegrid.reactor.deferreds import Waiters, start_cancellable
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.settings import UpkeepSettings
 from pipegrid.transfer.upkeep import OnOutcome, Upkeep, UpkeepOutcome, UpkeepRequest, UpkeepSummary
-from pipegrid.tree.retry import MOST, RetryQueue, wants_servers
+from pipegrid.tree.retry_queue import MOST, RetryQueue, wants_servers
 from pipegrid.tree.walk import Met, TreePath, Unreadable, identity_of, walk
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from pipegrid.tree.directory_descriptor import DirectoryFd, failed
 from pipegrid.tree.directory_reading import ListingLimits
 from pipegrid.tree.file_metadata import Modes, RestoredMetadata, restored
 from pipegrid.tree.local_files import NameCollisions, local_name
-from pipegrid.tree.retry import MOST, RetryQueue, wants_servers
+from pipegrid.tree.retry_queue import MOST, RetryQueue, wants_servers
 from pipegrid.tree.walk import Found, TreePath, Unreadable, WalkLimits, walk
 
 if TYPE_CHECKING:

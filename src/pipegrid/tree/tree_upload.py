@@ -30,7 +30,7 @@ from pipegrid.tree.local_walk import (
     Skipped,
     own_directories,
 )
-from pipegrid.tree.retry import RetryQueue
+from pipegrid.tree.retry_queue import RetryQueue
 from pipegrid.tree.upload_queue import MAX_BYTES, UploadQueue
 from pipegrid.tree.upload_target import (
     Content,

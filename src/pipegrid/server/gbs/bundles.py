@@ -15,7 +15,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.disk.group_commit import Ending
 from pipegrid.errors import NoSuchShare
 from pipegrid.server.gbs import responses
-from pipegrid.server.gbs.receivers import InSteps, Service, Turn, reason_of
+from pipegrid.server.gbs.body_receivers import InSteps, Service, Turn, reason_of
 from pipegrid.server.gbs.request_check import Operation, Rule
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.storage.share_store import ShareStore

@@ -16,8 +16,8 @@ from twisted.logger import Logger
 from pipegrid.errors import PipegridError
 from pipegrid.server.fair_scheduler import FairTurns, M
 from pipegrid.server.gbs import responses
+from pipegrid.server.gbs.body_receivers import InSteps
 from pipegrid.server.gbs.bundles import Bundle
-from pipegrid.server.gbs.receivers import InSteps
 from pipegrid.server.gbs.request_check import Request
 from pipegrid.server.gbs.responses import Answer, ResponseBody
 from pipegrid.state_table import Named, Table
@@ -27,7 +27,7 @@ from pipegrid.wire.gbs_bundles import MAX_SHARES
 from pipegrid.wire.gbs_paths_headers import Resource
 
 if TYPE_CHECKING:
-    from pipegrid.server.gbs.receivers import Receiver
+    from pipegrid.server.gbs.body_receivers import Receiver
     from pipegrid.server.gbs.storage_operations import GbsService
 
 

@@ -23,7 +23,7 @@ from pipegrid.disk.private_files import make_private
 from pipegrid.errors import NoSpace, Overloaded, PipegridError, UsageError
 from pipegrid.reactor.bulk_sockets import gather
 from pipegrid.server.gbs import responses
-from pipegrid.server.gbs.receivers import InSteps, Service
+from pipegrid.server.gbs.body_receivers import InSteps, Service
 from pipegrid.server.gbs.request_check import Admitted, Operation
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.storage.mutable.slots import Slots

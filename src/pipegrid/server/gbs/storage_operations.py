@@ -26,8 +26,15 @@ from pipegrid.errors import (
 )
 from pipegrid.reactor import process_settings
 from pipegrid.server.gbs import responses
+from pipegrid.server.gbs.body_receivers import (
+    AllocateCall,
+    Call,
+    Receiver,
+    Refusal,
+    ShareStream,
+    Write,
+)
 from pipegrid.server.gbs.bundles import Bundle, ReadBundle
-from pipegrid.server.gbs.receivers import AllocateCall, Call, Receiver, Refusal, ShareStream, Write
 from pipegrid.server.gbs.request_check import Admitted, Operation, Request, admit, is_authorized
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.server.gbs.slot_requests import SlotChangeCall, SlotHandlers, SlotQueue

@@ -14,7 +14,7 @@ from twisted.python.failure import Failure
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import NoSuchShare
 from pipegrid.server.gbs import responses
-from pipegrid.server.gbs.receivers import InSteps, Service, reason_of
+from pipegrid.server.gbs.body_receivers import InSteps, Service, reason_of
 from pipegrid.server.gbs.request_check import Operation, Rule
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.server.gbs.slot_requests import SlotQueue

@@ -16,7 +16,6 @@ from pipegrid.core.mutable.versions import Choice, Version
 from pipegrid.core.placement import possible_happiness, servers_of_happiness
 from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, UncoordinatedWriteError
 from pipegrid.reactor.deferreds import few_at_a_time
-from pipegrid.transfer.capacity import Capacity
 from pipegrid.transfer.mutable.mutable_failure_messages import rollback
 from pipegrid.transfer.mutable.publish import WriteResult
 from pipegrid.transfer.mutable.servermap import Copy, ServerMap, ServermapUpdate
@@ -24,6 +23,7 @@ from pipegrid.transfer.mutable.slot_client import Slot
 from pipegrid.transfer.mutable.version_cache import CachedVersion
 from pipegrid.transfer.peers import Peer, server_ids
 from pipegrid.transfer.results import CheckResult, RepairResult
+from pipegrid.transfer.server_capacity import Capacity
 
 SHARES_AT_ONCE = 8
 SEGMENTS_AT_ONCE = 64

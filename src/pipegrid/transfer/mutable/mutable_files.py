@@ -35,8 +35,8 @@ from pipegrid.errors import (
 )
 from pipegrid.reactor.deferreds import Timer
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.capacity import Capacity
 from pipegrid.transfer.mutable.base_version_search import ModifyOptions, Redo
+from pipegrid.transfer.mutable.mdmf_update import Update, splice
 from pipegrid.transfer.mutable.modify import ContentEdit, Modification
 from pipegrid.transfer.mutable.mutable_check import (
     MutableCheck,
@@ -56,11 +56,11 @@ from pipegrid.transfer.mutable.publish import (
 from pipegrid.transfer.mutable.retrieve import Retrieve
 from pipegrid.transfer.mutable.servermap import Hints, ServerMap, ServermapUpdate, Spoilt, place
 from pipegrid.transfer.mutable.slot_client import Slot, open_slot
-from pipegrid.transfer.mutable.update import Update, splice
 from pipegrid.transfer.mutable.version_cache import VersionCache, remember, remember_read
 from pipegrid.transfer.mutable.write_queue import Merge, WriteQueues
 from pipegrid.transfer.peers import TransferContext
 from pipegrid.transfer.results import RenewResult, RepairResult
+from pipegrid.transfer.server_capacity import Capacity
 from pipegrid.transfer.settings import MutableSettings
 
 # Key pairs of new files, generated in worker threads, and in advance if several are needed.

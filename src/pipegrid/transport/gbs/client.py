@@ -37,7 +37,7 @@ from pipegrid.reactor.deferreds import gather
 from pipegrid.reactor.tls_settings import http_context
 from pipegrid.transport.gbs.bundles import MAX_SHARE_BYTES
 from pipegrid.transport.gbs.foolscap_offload import FoolscapOffload, OffloadServer
-from pipegrid.transport.gbs.ordered_requests import GbsOrder
+from pipegrid.transport.gbs.order_across_connections import GbsOrder
 from pipegrid.transport.gbs.read_bundles import MAX_SMALL_READ_BYTES, GbsReadBundles
 from pipegrid.transport.gbs.read_streams import GbsStreams
 from pipegrid.transport.gbs.requests import GbsRequests, GbsSettings
@@ -227,9 +227,9 @@ class GbsSurveys:
 #
 # So the first requests of a get, for a list and for the expected share, are sent on one connection.
 #
-# ``ordered_requests`` keeps the contract's order between connections. ``requests`` and ``response_outcomes``
-# know the protocol, ``uploads`` the changes of shares, ``http11`` HTTP. Connections are established when
-# first needed, and close when idle.
+# ``order_across_connections`` keeps the contract's order between connections. ``requests`` and
+# ``response_outcomes`` know the protocol, ``uploads`` the changes of shares, ``http11`` HTTP. Connections are
+# established when first needed, and close when idle.
 
 
 BEHIND_BYTES = 64 * 1024

@@ -20,7 +20,7 @@ from pipegrid.reactor.deferreds import gather
 from pipegrid.tree.directory import Directory, check_writable, make_directories
 from pipegrid.tree.directory_reading import Entry, ListingLimits, metadata_of, unpack
 from pipegrid.tree.file_metadata import KEY
-from pipegrid.tree.retry import with_retries
+from pipegrid.tree.retry_queue import with_retries
 
 # The list of all runs of a client's backups, stored on the grid as a directory, so that one cap restores all;
 # pure.

@@ -26,7 +26,7 @@ from pipegrid.tree.backup.catalogue import (
 )
 from pipegrid.tree.backup.retention import Retention, kept
 from pipegrid.tree.directory import Directory, create_directory
-from pipegrid.tree.retry import with_retries
+from pipegrid.tree.retry_queue import with_retries
 
 
 @attrs.frozen

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
-from pipegrid.core.verifier import MAX_PROBLEMS, ShareVerifier
+from pipegrid.core.share_verifier import MAX_PROBLEMS, ShareVerifier
 from pipegrid.errors import CorruptionError
 from tests.core.simple_encoder import Encoded, encode
 from tests.core.test_decoder import content, flip

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid.errors import UsageError
 from pipegrid.speedtest import responder as module
-from pipegrid.speedtest.baseline import (
+from pipegrid.speedtest.raw_tcp_baseline import (
     MIN_STREAM_BYTES,
     WARM_UP_BYTES,
     Bench,

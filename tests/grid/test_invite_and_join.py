@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.disk.atomic_write import create_file
 from pipegrid.errors import InvitationError, PipegridError, SinkError, UsageError
-from pipegrid.grid import client_creation, membership, user_grids
+from pipegrid.grid import client_creation, invite_and_join, user_grids
 from pipegrid.grid.client_config import load
 from pipegrid.grid.client_creation import ClientPreferences, create_client, create_local
 from pipegrid.grid.invitation import GridNumbers, Invitation, entries_of
@@ -52,8 +52,8 @@ class MemberTests(SynchronousTestCase):
     def test_an_invitation_makes_a_directory(self) -> None:
         """It invites to the same grid in turn."""
         offered = invited(1, 2, introducers=(IntroducerAddress("mine", FURL),))
-        membership.create_member(self.directory, offered, aliases=f"photos: {LITERAL}\n")
-        self.assertEqual(membership.invitation_of(self.directory), offered)
+        invite_and_join.create_member(self.directory, offered, aliases=f"photos: {LITERAL}\n")
+        self.assertEqual(invite_and_join.invitation_of(self.directory), offered)
         text = (self.directory / "private/aliases").read_text()
         self.assertEqual(text, f"photos: {LITERAL}\n")
         self.assertEqual([each.name for each in self.root.iterdir()], ["client"])
@@ -69,7 +69,7 @@ class MemberTests(SynchronousTestCase):
                 ),
                 self.assertRaisesRegex(SinkError, "free some space"),
             ):
-                membership.create_member(self.directory, invited(1), aliases=f"a: {LITERAL}\n")
+                invite_and_join.create_member(self.directory, invited(1), aliases=f"a: {LITERAL}\n")
             self.assertEqual(list(self.root.iterdir()), [])
 
     def test_in_a_servers_directory(self) -> None:
@@ -80,10 +80,10 @@ class MemberTests(SynchronousTestCase):
             mock.patch.object(client_creation, "SECRET_BYTES", "none"),
             self.assertRaises(Exception),  # noqa: B017  whatever it is
         ):
-            membership.create_member(self.directory, invited(1))
+            invite_and_join.create_member(self.directory, invited(1))
         self.assertEqual(content_of(self.directory).keys(), before.keys())
         node = ClientPreferences(node={"tub.port": "tcp:1"}, announce=True)
-        membership.create_member(self.directory, invited(1), preferences=node)
+        invite_and_join.create_member(self.directory, invited(1), preferences=node)
         text = (self.directory / "pipegrid.cfg").read_text()
         self.assertIn("[node]\ntub.port = tcp:1\n\n[storage]\nannounce = true\n", text)
         self.assertEqual(load(self.directory).happy, 1)
@@ -92,7 +92,7 @@ class MemberTests(SynchronousTestCase):
         """It is moved once the new one is complete."""
         create_local(self.directory, servers=1, automatic=True)
         moved: list[Path] = []
-        membership.create_member(self.directory, invited(1), moved=moved.append)
+        invite_and_join.create_member(self.directory, invited(1), moved=moved.append)
         self.assertEqual(moved, [(self.root / "client-local").absolute()])
         self.assertIsNone(load(self.directory).local)
         self.assertIsNotNone(load(moved[0]).local)
@@ -105,36 +105,36 @@ class MemberTests(SynchronousTestCase):
             mock.patch.object(client_creation, "create_file", side_effect=full),
             self.assertRaises(SinkError),
         ):
-            membership.create_member(self.directory, invited(1), moved=self.fail)
+            invite_and_join.create_member(self.directory, invited(1), moved=self.fail)
         self.assertIsNotNone(load(self.directory).local)
 
     def test_a_grid_of_this_machine_invites_no_one(self) -> None:
         """The sentence says what to do."""
         create_local(self.directory, servers=1)
         with self.assertRaisesRegex(UsageError, "which no other client reaches; start a server"):
-            membership.invitation_of(self.directory)
+            invite_and_join.invitation_of(self.directory)
 
     def test_what_cannot_be_joined(self) -> None:
         """It is known before a code is used: a node's directory, and one with another grid's files."""
         make_node(self.directory)
         before = content_of(self.directory)
         with self.assertRaisesRegex(UsageError, "is a Tahoe-LAFS node's directory"):
-            membership.check_can_join(self.directory)
+            invite_and_join.check_can_join(self.directory)
         self.assertEqual(content_of(self.directory), before)
         other = self.root / "other"
         (other / "private").mkdir(parents=True)
-        membership.check_can_join(other)
+        invite_and_join.check_can_join(other)
         (other / "private/aliases").write_text("")
         with self.assertRaisesRegex(UsageError, "exists already, and may be another grid's"):
-            membership.check_can_join(other)
+            invite_and_join.check_can_join(other)
 
     def test_another_grid(self) -> None:
         """One server in common makes it the same grid; without any it is refused."""
-        membership.create_member(self.directory, invited(1, 2))
-        membership.refuse_other_grid(self.directory, invited(2, 3))
+        invite_and_join.create_member(self.directory, invited(1, 2))
+        invite_and_join.refuse_other_grid(self.directory, invited(2, 3))
         with self.assertRaisesRegex(InvitationError, "uses another grid already"):
-            membership.refuse_other_grid(self.directory, invited(3))
-        membership.refuse_other_grid(self.root / "nothing", invited(3))
+            invite_and_join.refuse_other_grid(self.directory, invited(3))
+        invite_and_join.refuse_other_grid(self.root / "nothing", invited(3))
 
 
 class OwnServerTests(SynchronousTestCase):
@@ -151,12 +151,12 @@ class OwnServerTests(SynchronousTestCase):
     def test_it_becomes_a_client_of_its_own_server(self) -> None:
         """So its owner can invite others at once; a second time changes nothing."""
         self.serve()
-        sentence = membership.include_own_server(self.directory)
+        sentence = invite_and_join.include_own_server(self.directory)
         self.assertIn("a client of a new grid with its own server", sentence or "")
-        self.assertIsNone(membership.include_own_server(self.directory))
-        offered = membership.invitation_of(self.directory)
+        self.assertIsNone(invite_and_join.include_own_server(self.directory))
+        offered = invite_and_join.invitation_of(self.directory)
         self.assertEqual(offered.numbers, ONE)
-        self.assertEqual(membership.unreachable_servers(offered.servers), ["127.0.0.1:8098"])
+        self.assertEqual(invite_and_join.unreachable_servers(offered.servers), ["127.0.0.1:8098"])
 
     def test_it_is_added_to_a_list(self) -> None:
         """Where the directory was a client's before."""
@@ -167,13 +167,13 @@ class OwnServerTests(SynchronousTestCase):
             files={"private/servers.yaml": json.dumps({"storage": entries_of([server(1)])})},
         )
         self.serve()
-        self.assertIn("added", membership.include_own_server(self.directory) or "")
+        self.assertIn("added", invite_and_join.include_own_server(self.directory) or "")
         self.assertEqual(len(names_in(self.directory)), 2)
 
     def test_nothing_is_configured(self) -> None:
         """The sentence says what to do."""
         with self.assertRaisesRegex(UsageError, "no grid is configured in .*'pipegrid serve'"):
-            membership.include_own_server(self.directory)
+            invite_and_join.include_own_server(self.directory)
 
 
 class AddServersTests(SynchronousTestCase):
@@ -181,19 +181,21 @@ class AddServersTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.directory = Path(self.mktemp())
-        membership.create_member(self.directory, invited(1))
+        invite_and_join.create_member(self.directory, invited(1))
 
     def test_numbers_follow(self) -> None:
         """As long as they are the suggested ones."""
-        self.assertEqual(len(membership.add_servers(self.directory, [server(2), server(3)])), 2)
+        self.assertEqual(
+            len(invite_and_join.add_servers(self.directory, [server(2), server(3)])), 2
+        )
         config = load(self.directory)
         self.assertEqual((config.params, config.happy), client_creation.suggested(3))
 
     def test_chosen_numbers_stay(self) -> None:
         """Nothing that the user chose is changed."""
-        membership.add_servers(self.directory, [server(2)])
+        invite_and_join.add_servers(self.directory, [server(2)])
         client_creation.change(self.directory, {"required_shares": 2}, 2)
-        membership.add_servers(self.directory, [server(3)])
+        invite_and_join.add_servers(self.directory, [server(3)])
         config = load(self.directory)
         self.assertEqual((config.params, config.happy), (Params(2, 2), 2))
 
@@ -204,7 +206,7 @@ class AddServersTests(SynchronousTestCase):
         other = attrs.evolve(other, nurl=attrs.evolve(other.nurl, host="evil.example.org"))
         path = self.directory / "private/servers.yaml"
         before = path.read_text()
-        self.assertEqual(membership.add_servers(self.directory, [other]), [])
+        self.assertEqual(invite_and_join.add_servers(self.directory, [other]), [])
         self.assertEqual(path.read_text(), before)
 
     def test_a_list_that_was_written_by_hand(self) -> None:
@@ -212,7 +214,7 @@ class AddServersTests(SynchronousTestCase):
         path = self.directory / "private/servers.yaml"
         entry = json.dumps(entries_of([server(1)])["spki-1"])
         path.write_text(f"# mine\nstorage:\n    # the first\n    spki-1: {entry}\n    # the end")
-        membership.add_servers(self.directory, [server(2)])
+        invite_and_join.add_servers(self.directory, [server(2)])
         self.assertIn("# mine", path.read_text())
         self.assertIn("# the end", path.read_text())
         self.assertEqual(names_in(self.directory), ["spki-1", "spki-2"])
@@ -251,7 +253,7 @@ class AddServersTests(SynchronousTestCase):
         make_node(node, a="pb://nothing")
         before = content_of(node)
         with self.assertRaisesRegex(UsageError, "never written; add the server .* by hand"):
-            membership.add_servers(node, [server(2)])
+            invite_and_join.add_servers(node, [server(2)])
         self.assertEqual(content_of(node), before)
 
 
@@ -260,12 +262,12 @@ class UserGridsTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.own = Path(self.mktemp())
-        membership.create_member(self.own, invited(1))
+        invite_and_join.create_member(self.own, invited(1))
 
     def test_a_second_grid(self) -> None:
         """It is found by its name, in any case."""
         place = user_grids.place_for_grid(self.own, "Friends")
-        membership.create_member(place, invited(2))
+        invite_and_join.create_member(place, invited(2))
         user_grids.name_grid(self.own, "friends", place)
         self.assertEqual(user_grids.grids_of(self.own), {"friends": self.own / "grids/friends"})
         self.assertEqual(names_in(user_grids.grid_directory(self.own, "FRIENDS")), ["spki-2"])
@@ -286,8 +288,8 @@ class UserGridsTests(SynchronousTestCase):
     def test_settings_can_still_be_changed(self) -> None:
         """A new section leaves the others where they are."""
         user_grids.name_grid(self.own, "work", self.own / "grids/work")
-        membership.set_announced(self.own, {"tub.port": "tcp:1"}, True)
-        membership.set_announced(self.own, {"tub.port": "tcp:2"}, True)
+        invite_and_join.set_announced(self.own, {"tub.port": "tcp:1"}, True)
+        invite_and_join.set_announced(self.own, {"tub.port": "tcp:2"}, True)
         text = (self.own / "pipegrid.cfg").read_text()
         self.assertEqual((text.count("tcp:1"), text.count("tcp:2")), (1, 0))
         try:

@@ -22,16 +22,16 @@ from pipegrid.errors import (
     SourceError,
     UsageError,
 )
-from pipegrid.tree import directory, file_metadata, tree_copy
+from pipegrid.tree import copy_to_grid, directory, file_metadata
 
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
     from pipegrid.cli.console import Console
+    from pipegrid.tree.copy_to_grid import Copier, Item
     from pipegrid.tree.directory import Child
     from pipegrid.tree.directory_descriptor import DirectoryFd
     from pipegrid.tree.grid_api import Grid
-    from pipegrid.tree.tree_copy import Copier, Item
 
 
 class CopyPrinter:
@@ -89,8 +89,8 @@ async def store_copies(
         def calls(files: Sequence[Any]) -> dict[str, Any]:
             return put_files.BarsOfFiles(progress, files).calls if progress.is_wanted else {}
 
-        reports = tree_copy.CopyReports(told.done, told.failed)
-        copier = tree_copy.Copier(grid, put_tree, reports, force, calls)
+        reports = copy_to_grid.CopyReports(told.done, told.failed)
+        copier = copy_to_grid.Copier(grid, put_tree, reports, force, calls)
         root, names = root_of(grid, target)
         if not names and isinstance(cap := parse_cap(root), MutableCap):
             await copier.over(await _only_file(grid, sources), cap)
@@ -182,9 +182,9 @@ async def _only_file(grid: Grid, sources: Sequence[tuple[str, bool]]) -> Item:
     raise UsageError("the target is a mutable file, which takes one file; give a directory")
 
 
-async def _grid_item(grid: Grid, text: str) -> tree_copy.Item:
+async def _grid_item(grid: Grid, text: str) -> copy_to_grid.Item:
     child, name = await _found(grid, text)
-    return tree_copy.Item(name, name or "the source", None, child)
+    return copy_to_grid.Item(name, name or "the source", None, child)
 
 
 async def _found(grid: Grid, text: str) -> tuple[Child, str]:
@@ -199,11 +199,11 @@ async def _found(grid: Grid, text: str) -> tuple[Child, str]:
     return way[-1], names[-1] if names else ""
 
 
-def _local_item(path: str) -> tree_copy.Item:
+def _local_item(path: str) -> copy_to_grid.Item:
     if not os.path.exists(path):
         raise SourceError(f"there is no local file {printable(path)}; check the path")
     raw = os.fsencode(os.path.basename(os.path.abspath(path)))
-    return tree_copy.Item(file_metadata.entry_name(raw)[0], path, path)
+    return copy_to_grid.Item(file_metadata.entry_name(raw)[0], path, path)
 
 
 def _check_named(items: Sequence[Item], target: str) -> None:

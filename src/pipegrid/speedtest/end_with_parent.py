@@ -1,7 +1,7 @@
 """
 Runs a module as a process that ends with the process that started it, even if that was killed.
 
-    python -m pipegrid.speedtest.lifeline MODULE ARGUMENT...
+    python -m pipegrid.speedtest.end_with_parent MODULE ARGUMENT...
 
 runs ``python -m MODULE ARGUMENT...``, which gets SIGTERM when its standard input ends, and is killed
 ``STOP_S`` seconds later. So nothing may write to that input, and its other end must stay open.
