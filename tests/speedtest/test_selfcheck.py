@@ -1,4 +1,4 @@
-"""The self-check's judgement; what it measures is measured by ``test_raw_tcp_baseline`` and ``test_proxy``."""
+"""The self-check's judgement; what it measures is in ``test_raw_tcp_baseline`` and ``test_proxy``."""
 
 from __future__ import annotations
 
