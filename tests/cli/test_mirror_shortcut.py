@@ -124,7 +124,7 @@ class ShortcutTests(SynchronousTestCase):
             return False
 
         with self.assertRaisesRegex(SourceError, "was changed while it was read"):
-            run.sprint(Console(BytesIO(), BytesIO(), StringIO()), changing)
+            run.run_on_epoll(Console(BytesIO(), BytesIO(), StringIO()), changing)
         self.assertEqual(self.found(), self.files)
 
     def test_stopped_while_looking(self) -> None:
@@ -144,7 +144,7 @@ class ShortcutTests(SynchronousTestCase):
             run = ListRun(str(self.list), str(self.dest), fetching, jobs)
             console = Console(None, None, StringIO())
             with self.assertRaises(Interrupted):
-                run.sprint(console, lambda looks=looks: next(looks))  # type: ignore[misc]
+                run.run_on_epoll(console, lambda looks=looks: next(looks))  # type: ignore[misc]
             self.assertEqual(manifest.read_bytes(), before)
 
     def test_the_rest(self) -> None:

@@ -38,5 +38,5 @@ class ToldTests(SynchronousTestCase):
             tally.refused, tally.broken = refused, broken
             told = io.StringIO()
             outcome = RunOutcome("there", Report([tally]), [], 0)
-            outcome.tell(Console(None, io.BytesIO(), told), MirrorOptions())
+            outcome.print_outcome(Console(None, io.BytesIO(), told), MirrorOptions())
             self.assertEqual(told.getvalue(), words)

@@ -258,7 +258,7 @@ class SprintTests(SprintCase):
         """Fetch all; what is no HTTP any more is left to the other driver, and nothing wrong is stored."""
         self.dest = self.dest.with_name(f"{case[0]}{case[1]}{server.redirects_to[-6:-1]}")
         began_s = time.monotonic()
-        work, done = self.sprint(server, connections=2)
+        work, done = self.run_on_epoll(server, connections=2)
         self.assertLess(time.monotonic() - began_s, 5.0, case)
         self.assertEqual(work.report.failed, [], case)
         if done:
@@ -307,7 +307,7 @@ class SprintTests(SprintCase):
         length = GATHERED_BYTES + 1
         self.files = {f"f{number}": bytes([number]) * length for number in range(3 * BATCH)}
         server = self.mixing(lambda answers: [answers[1], answers[0], *answers[2:]])
-        work, done = self.sprint(server, connections=1)
+        work, done = self.run_on_epoll(server, connections=1)
         self.assertEqual((done, self.found(), work.report.failed), (True, self.files, []))
         self.assertTrue(work.plan.is_serial(0))
         self.assertGreater(work.report.retries, 0)

@@ -191,7 +191,7 @@ class SprintRedirectTests(SprintCase):
         return first, second
 
     def assert_all(self, *servers: Server, done: bool = True) -> Any:
-        work, is_done = self.sprint(*servers)
+        work, is_done = self.run_on_epoll(*servers)
         self.assertEqual((is_done, work.report.failed), (done, []))
         self.assertEqual(self.found(), self.files)
         return work
@@ -205,7 +205,7 @@ class SprintRedirectTests(SprintCase):
             self.assertEqual(tally.files, len(self.files))
             self.assertEqual(tally.received_bytes, sum(map(len, self.files.values())))
             self.assertEqual(work.report.retries, 0)
-            again, _ = self.sprint(first)
+            again, _ = self.run_on_epoll(first)
             self.assertEqual(again.report.present_files, len(self.files))
             self.tearDown()
             self.setUp()
@@ -269,7 +269,7 @@ class SprintRedirectTests(SprintCase):
                 return ok(self.files[name]) if number == times else moved(f"?{number + 1}")
 
             server.answer = answer
-            work, _ = self.sprint(server)
+            work, _ = self.run_on_epoll(server)
             self.assertEqual(len(work.report.failed), failed)
         self.assertEqual(self.found(), self.files)
 
@@ -285,7 +285,7 @@ class SprintRedirectTests(SprintCase):
         ):
             server = self.server()
             server.answer = lambda *_, location=location: moved(location)
-            work, done = self.sprint(server)
+            work, done = self.run_on_epoll(server)
             self.assertEqual(self.found(), {})
             if why is None:
                 self.assertFalse(done)
@@ -327,7 +327,7 @@ class SprintRedirectTests(SprintCase):
         first, second = self.pair(lambda a, b, p, n: moved(f"{b.url}x?{p}"))
         second.answer = lambda *_: b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"
         self.files = dict(list(self.files.items())[:9])
-        work, _ = self.sprint(first)
+        work, _ = self.run_on_epoll(first)
         self.assertEqual(len(work.report.failed), 9)
         self.assertIn(
             f"{first.url}: redirected to {second.url[:-1]}, it answers 404",
@@ -338,7 +338,7 @@ class SprintRedirectTests(SprintCase):
         """The hash holds whoever is asked."""
         first, second = self.pair(lambda a, b, p, n: moved(b.url + p))
         second.answer = lambda path, _: ok(bytes(len(self.files[path])))
-        self.sprint(first)
+        self.run_on_epoll(first)
         self.assertEqual(self.found(), {p: d for p, d in self.files.items() if not any(d)})
 
     def test_several_mirrors(self) -> None:
@@ -359,7 +359,7 @@ class SprintRedirectTests(SprintCase):
             lambda a, b, p, n: moved(f"{b.url}x?{p if n == 1 else swapped[p]}")
         )
         second.answer = lambda path, _: ok(self.files[path.partition("?")[2]])
-        self.sprint(first)
+        self.run_on_epoll(first)
         for path, data in self.found().items():
             self.assertEqual(data, self.files[path])
 

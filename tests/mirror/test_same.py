@@ -171,10 +171,10 @@ class SameTests(SeenCase):
         """One that died, or could not be begun, has not found anything to be right."""
         ours, look = os.getpid(), QuickCheck.look
 
-        def die(glance: QuickCheck, text: bytes) -> tuple[int, int, list[bytes]]:
+        def die(new_quick_check: QuickCheck, text: bytes) -> tuple[int, int, list[bytes]]:
             if os.getpid() != ours:
                 os._exit(3)
-            return look(glance, text)
+            return look(new_quick_check, text)
 
         patched = self.patch(QuickCheck, "look", die)
         self.assertIsNone(all_same(str(self.dest), True))

@@ -67,7 +67,7 @@ class SharedTests(SprintCase):
                 (path, len(data), {"sha256": sha256(data).digest()})
                 for path, data in self.files.items()
             ]
-            done = work.sprint(entries, "batch", 4, jobs=jobs)
+            done = work.run_on_epoll(entries, "batch", 4, jobs=jobs)
             if done:
                 work.finish()
         finally:
@@ -144,12 +144,12 @@ class SharedTests(SprintCase):
     def test_full_disk(self) -> None:
         """What ends one process ends all of it, with its sentence; and the others are gone."""
 
-        def sprint(*_: object) -> None:
+        def run_on_epoll(*_: object) -> None:
             raise MirrorError("the disk is full")
 
         destination = Destination(str(self.dest))
         self.addCleanup(destination.close)
-        helpers = WorkerProcesses(destination, Report([Tally("x")]), sprint, lambda: False)
+        helpers = WorkerProcesses(destination, Report([Tally("x")]), run_on_epoll, lambda: False)
         helpers.start(some([1, 2]))
         helpers.start(some([3]))
         error = self.assertRaises(MirrorError, helpers.join, Scheduler(1))

@@ -165,7 +165,7 @@ class SprintCase(SynchronousTestCase):
         self.addCleanup(server.close)
         return server
 
-    def sprint(
+    def run_on_epoll(
         self,
         *servers: Server,
         policy: Policy = "batch",
@@ -180,7 +180,7 @@ class SprintCase(SynchronousTestCase):
                 (path, len(data), {"sha256": sha256(data).digest()})
                 for path, data in self.files.items()
             ]
-            done = work.sprint(entries, policy, connections, stopped)
+            done = work.run_on_epoll(entries, policy, connections, stopped)
         finally:
             destination.close()
         work.sum_up()
@@ -206,7 +206,7 @@ class SprintTests(SprintCase):
         for policy in policies:
             self.dest = Path(self.mktemp())
             server = self.server()
-            work, done = self.sprint(server, policy=policy)
+            work, done = self.run_on_epoll(server, policy=policy)
             self.assertTrue(done)
             self.assertEqual(self.found(), self.files)
             report = work.report
@@ -217,7 +217,7 @@ class SprintTests(SprintCase):
             self.assertEqual(report.tallies[0].received_bytes, sum(map(len, self.files.values())))
             self.assertEqual(sorted(server.asked), sorted(self.files))
             server.asked.clear()
-            again, done = self.sprint(server, policy=policy)
+            again, done = self.run_on_epoll(server, policy=policy)
             self.assertEqual((done, server.asked), (True, []))
             self.assertEqual(again.report.present_files, len(self.files))
 
@@ -225,7 +225,7 @@ class SprintTests(SprintCase):
         """A server that reads all requests before it answers one gets them, the largest file first."""
         server = self.server()
         server.reads_first = len(self.files)
-        _, done = self.sprint(server, connections=1)
+        _, done = self.run_on_epoll(server, connections=1)
         self.assertTrue(done)
         self.assertEqual(server.connections, 1)
         sizes = [len(self.files[path]) for path in server.asked]
@@ -239,7 +239,7 @@ class SprintTests(SprintCase):
         for connections, names in ((1, [*files]), (3, [*files]), (1, ["pool/2/file002.deb"])):
             self.files = {name: files[name] for name in names}
             self.dest = Path(self.mktemp())
-            _, done = self.sprint(self.server(), connections=connections)
+            _, done = self.run_on_epoll(self.server(), connections=connections)
             self.assertTrue(done)
         self.assertLess(time.monotonic() - began_s, PATIENCE_S / 2)
 
@@ -260,7 +260,7 @@ class SprintTests(SprintCase):
         server = self.server()
         server.piece = random.Random()
         self.patch(server.piece, "choice", max)
-        _, done = self.sprint(server, connections=1)
+        _, done = self.run_on_epoll(server, connections=1)
         self.assertTrue(done)
         self.assertLess(time.monotonic() - began_s, PATIENCE_S / 2)
 
@@ -269,7 +269,7 @@ class SprintTests(SprintCase):
         self.patch(epoll_file_store, "MAX_PAGES", 3)
         rng = random.Random(3)
         self.files = {f"long{number}": rng.randbytes(900_000) for number in range(6)}
-        _, done = self.sprint(self.server(), self.server())
+        _, done = self.run_on_epoll(self.server(), self.server())
         self.assertEqual((done, self.found()), (True, self.files))
 
     def test_begun_ahead(self) -> None:
@@ -301,7 +301,7 @@ class SprintTests(SprintCase):
             for path, data in list(self.files.items())[:3]:
                 work = MirrorRun(destination, [address], VerifyPolicy())
                 entry = (path, len(data), {"sha256": sha256(data).digest()})
-                self.assertTrue(work.sprint([entry], "batch", 1, ahead=ahead))
+                self.assertTrue(work.run_on_epoll([entry], "batch", 1, preconnected=ahead))
             self.assertEqual((server.connections, len(server.asked)), (1, 3))
             begun = ahead.take(address)
             assert begun is not None
@@ -346,7 +346,7 @@ class SprintTests(SprintCase):
             return ok(self.files[path], b"Connection: close\r\n" if count == 10 else b"")
 
         server.answer = answer
-        work, done = self.sprint(server)
+        work, done = self.run_on_epoll(server)
         self.assertTrue(done)
         self.assertEqual(self.found(), self.files)
         self.assertEqual((work.report.retries, work.report.tallies[0].broken), (0, 0))
@@ -369,7 +369,7 @@ class SprintTests(SprintCase):
                 return ok(data[:-1] + bytes([data[-1] ^ 1]) if kind == "garbled" else data[:-1])
 
             bad_one.answer = answer
-            work, done = self.sprint(bad_one, good_one)
+            work, done = self.run_on_epoll(bad_one, good_one)
             self.assertTrue(done, kind)
             self.assertEqual(self.found(), self.files)
             asked = len(bad & set(bad_one.asked))
@@ -402,7 +402,7 @@ class SprintTests(SprintCase):
             return b"\r\n".join([*lines, b"", body])
 
         server.answer = answer
-        work, done = self.sprint(server)
+        work, done = self.run_on_epoll(server)
         self.assertTrue(done)
         self.assertEqual((self.found(), work.report.retries), (self.files, 0))
 
@@ -416,7 +416,7 @@ class SprintTests(SprintCase):
                 if path != lacking
                 else b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
             )
-        work, done = self.sprint(*servers)
+        work, done = self.run_on_epoll(*servers)
         self.assertTrue(done)
         ((path, why),) = work.report.failed
         self.assertEqual((path, why.count("it answers 404")), (lacking, 2))
@@ -448,7 +448,7 @@ class SprintTests(SprintCase):
             self.dest = Path(self.mktemp())
             server = self.server()
             server.answer = answer
-            work, done = self.sprint(server)
+            work, done = self.run_on_epoll(server)
             self.assertFalse(done, number)
             found = self.found()
             self.assertLess(len(found), len(self.files))
@@ -467,7 +467,7 @@ class SprintTests(SprintCase):
         gone, breaking, good = self.server(), self.server(), self.server()
         gone.close()
         breaking.answer = lambda path, _: None
-        work, done = self.sprint(gone, breaking, good)
+        work, done = self.run_on_epoll(gone, breaking, good)
         self.assertTrue(done)
         self.assertEqual(self.found(), self.files)
         self.assertEqual(work.report.tallies[2].files, len(self.files))
@@ -477,7 +477,7 @@ class SprintTests(SprintCase):
         self.patch(epoll_driver, "ALONE_STALL_S", 0.05)
         server = self.server()
         server.reads_first = 1 << 30
-        work, done = self.sprint(server)
+        work, done = self.run_on_epoll(server)
         self.assertEqual((done, self.found()), (False, {}))
         self.assertGreaterEqual(work.report.tallies[0].broken, 1)
 
@@ -496,7 +496,7 @@ class SprintTests(SprintCase):
             return ok(self.files[path])
 
         server.answer = answer
-        work, done = self.sprint(server)
+        work, done = self.run_on_epoll(server)
         self.assertTrue(done)
         ((path, why),) = work.report.failed
         self.assertEqual(path, "late/x")
@@ -516,7 +516,7 @@ class SprintTests(SprintCase):
             return destination_open(destination, wanted)
 
         self.patch(Destination, "open_incoming", full)
-        error = self.assertRaises(MirrorError, self.sprint, self.server())
+        error = self.assertRaises(MirrorError, self.run_on_epoll, self.server())
         self.assertIn("the disk is full; free some space", str(error))
         self.assertEqual(os.listdir(self.dest / ".pipegrid-mirror/incoming"), [])
 
@@ -534,29 +534,29 @@ class SprintTests(SprintCase):
         self.patch(epoll_file_store, "write_all_pieces", full)
         self.files = {f"long{number}": bytes([number]) * 3_000_000 for number in range(6)}
         server = self.server()
-        error = self.assertRaises(MirrorError, self.sprint, server)
+        error = self.assertRaises(MirrorError, self.run_on_epoll, server)
         self.assertIn("the disk is full; free some space", str(error))
         self.assertEqual(os.listdir(self.dest / ".pipegrid-mirror/incoming"), [])
         opened = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
         self.assertEqual([path for path in opened if str(self.dest.absolute()) in path], [])
         self.patch(epoll_file_store, "write_all_pieces", write)
-        _, done = self.sprint(server)
+        _, done = self.run_on_epoll(server)
         self.assertEqual((done, self.found()), (True, self.files))
 
     def test_answers_that_nobody_asked_for(self) -> None:
         """They are taken for others' at most, which the hash does not let pass."""
         server = self.server()
         server.answer = lambda path, _: ok(self.files[path]) + ok(b"what nobody asked for") * 3
-        self.sprint(server)
+        self.run_on_epoll(server)
         for path, data in self.found().items():
             self.assertEqual(data, self.files[path])
 
     def test_stopped(self) -> None:
         """Nothing begun is left; the next run goes on."""
         server = self.server()
-        _, done = self.sprint(server, stopped=lambda: len(server.asked) > 9)
+        _, done = self.run_on_epoll(server, stopped=lambda: len(server.asked) > 9)
         self.assertFalse(done)
-        _, done = self.sprint(server)
+        _, done = self.run_on_epoll(server)
         self.assertTrue(done)
         self.assertEqual(self.found(), self.files)
 

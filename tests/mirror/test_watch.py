@@ -34,14 +34,14 @@ class PaceTests(SynchronousTestCase):
         pace = ReceiveRate()
         received = 0
         for tick in range(20):
-            pace.note(tick / 4, received, owes=True)
+            pace.note(tick / 4, received, is_outstanding=True)
             received += MB // 4
         self.assertAlmostEqual(pace.bytes_per_s, MB, delta=MB / 10)
         for tick in range(20, 60):
-            pace.note(tick / 4, received, owes=False)
+            pace.note(tick / 4, received, is_outstanding=False)
         self.assertAlmostEqual(pace.bytes_per_s, MB, delta=MB / 2)
         for tick in range(60, 90):
-            pace.note(tick / 4, received, owes=True)
+            pace.note(tick / 4, received, is_outstanding=True)
         self.assertLess(pace.bytes_per_s, MB / 20)
 
 

@@ -63,7 +63,7 @@ LIMIT_S = 4000.0
 
 SMALL: tuple[tuple[Any, str, int], ...] = (
     (write_batches, "BATCH_BYTES", 4096),
-    (write_batches, "LET_GO_BYTES", 1000),
+    (write_batches, "UNKEPT_BATCH_BYTES", 1000),
     (ask_first_policy, "SMALL_BYTES", 500),
     (request_writer, "PIECE_BYTES", 900),
     (request_writer, "LARGEST_PIECE_BYTES", 1000),

@@ -19,9 +19,9 @@ from pipegrid.errors import UsageError
 from pipegrid.speedtest import responder as module
 from pipegrid.speedtest.responder import (
     ACCEPT_AGAIN_S,
+    BUSY_RESPONSES,
     IDLE_S,
     PROVE_S,
-    TOLD_BUSY,
     ResponderService,
     ResponderSettings,
     responder_main,
@@ -268,13 +268,13 @@ class StrangersTests(ResponderTestCase):
     async def test_a_crowd_is_bounded(self) -> None:
         """Beyond the limit and those who are told so, connections are just closed."""
         service = self.serve(max_connections=1)
-        crowd = [socket.create_connection(service.address) for _ in range(TOLD_BUSY + 5)]
+        crowd = [socket.create_connection(service.address) for _ in range(BUSY_RESPONSES + 5)]
         try:
             for each in crowd:
                 each.setblocking(False)
             for _turn in range(100):
                 await self.turn()
-            self.assertLessEqual(len(service.visitors), TOLD_BUSY + 1)
+            self.assertLessEqual(len(service.visitors), BUSY_RESPONSES + 1)
         finally:
             for each in crowd:
                 each.close()

@@ -5,7 +5,12 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.encoder import ShareWrite
-from pipegrid.transfer.put.write_batches import BATCH_BYTES, LET_GO_BYTES, MIN_BATCH_BYTES, Batch
+from pipegrid.transfer.put.write_batches import (
+    BATCH_BYTES,
+    MIN_BATCH_BYTES,
+    UNKEPT_BATCH_BYTES,
+    Batch,
+)
 
 
 class BatchTests(SynchronousTestCase):
@@ -34,8 +39,8 @@ class BatchTests(SynchronousTestCase):
 
     def test_large_ones_are_let_go(self) -> None:
         """What is smaller is kept, so that it need not be coded again."""
-        self.assertFalse(Batch(0, length=LET_GO_BYTES - 1).may_be_released)
-        self.assertTrue(Batch(0, length=LET_GO_BYTES).may_be_released)
+        self.assertFalse(Batch(0, length=UNKEPT_BATCH_BYTES - 1).may_be_released)
+        self.assertTrue(Batch(0, length=UNKEPT_BATCH_BYTES).may_be_released)
 
     def test_its_last_byte(self) -> None:
         """Goes in a batch of its own, which completes the share."""

@@ -271,7 +271,7 @@ class StoredElsewhereTests(SynchronousTestCase):
 
     def test_what_is_lost_while_the_last_byte_waits(self) -> None:
         """A connection breaks: what went with it is coded again, and the last byte still waits its turn."""
-        self.patch(write_batches, "LET_GO_BYTES", 1000)
+        self.patch(write_batches, "UNKEPT_BATCH_BYTES", 1000)
         self.patch(ask_first_policy, "SMALL_BYTES", 1000)
         for at_s in (0.5, 0.75, 1.0, 1.25, 2.0):
             world = self.make(window_bytes=1 << 20, bytes_per_s=float(1 << 17))

@@ -23,7 +23,7 @@ class LostWritesTestCase(UploadTestCase):
 
     def setUp(self) -> None:
         self.small_batches()
-        self.patch(write_batches, "LET_GO_BYTES", 100)
+        self.patch(write_batches, "UNKEPT_BATCH_BYTES", 100)
 
     def make(
         self, size: int = SIZE, world: World | None = None, *, servers: int = 10, happy: int = 7
@@ -205,7 +205,7 @@ class LossTests(LostWritesTestCase):
 
     def test_small_files_are_kept(self) -> None:
         """What is sent again from memory faster than it is coded again is not let go of."""
-        self.patch(write_batches, "LET_GO_BYTES", 256 << 10)
+        self.patch(write_batches, "UNKEPT_BATCH_BYTES", 256 << 10)
         self.make(10_000)
         started = self.start()
         self.until(RTT / 4)

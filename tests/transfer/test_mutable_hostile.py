@@ -447,8 +447,10 @@ class KnownTests(SynchronousTestCase):
         one = next(line for line in world.lines if cap.storage_index in line.storage.slots)
         old = dict(one.storage.slots[cap.storage_index])
         world.run(world.client().overwrite(cap, b"second"))
-        spare = next(line for line in world.lines if cap.storage_index not in line.storage.slots)
-        spare.storage.slots[cap.storage_index] = old
+        server_for_share = next(
+            line for line in world.lines if cap.storage_index not in line.storage.slots
+        )
+        server_for_share.storage.slots[cap.storage_index] = old
         found = world.run(world.client().check(cap))
         self.assertEqual((found.healthy, len(found.good_shares)), (False, 10))
         self.assertIn("shares of older versions", found.remarks[0])

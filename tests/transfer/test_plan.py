@@ -93,9 +93,9 @@ class PlanTests(SynchronousTestCase):
         """Shares that others have already, as many as happiness can spare."""
         plan = self.make(happy=3)
         plan.found("E", [0, 1, 2, 3, 4])
-        spare = plan.superfluous()
-        self.assertEqual(spare, [0, 1])
-        self.assertGreaterEqual(plan.hoped_happiness(spare), 3)
+        server_for_share = plan.superfluous()
+        self.assertEqual(server_for_share, [0, 1])
+        self.assertGreaterEqual(plan.hoped_happiness(server_for_share), 3)
 
     def test_a_share_on_its_way_stays_alone_while_all_are_happy(self) -> None:
         """Two go to one server, and another has none: nothing more is sent, since it is not needed."""
@@ -168,10 +168,10 @@ class PlanProperties(SynchronousTestCase):
                 plan.found(other, there)
                 for found in there:
                     truth.setdefault(found, set()).add(other)
-            for spare in plan.superfluous():
-                self.assertIn(spare, truth)
-                for home in list(plan.underway[spare]):
-                    plan.dropped(spare, home)
+            for server_for_share in plan.superfluous():
+                self.assertIn(server_for_share, truth)
+                for home in list(plan.underway[server_for_share]):
+                    plan.dropped(server_for_share, home)
             send(plan.assignments())
             self.assertEqual(plan.happiness(), servers_of_happiness(truth))
             hoped = {n: set(homes) for n, homes in truth.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.failure_messages import each_once, said_once, servers_full
+from pipegrid.transfer.failure_messages import each_once, joined_once, servers_full
 
 
 class ReasonsTests(SynchronousTestCase):
@@ -12,7 +12,7 @@ class ReasonsTests(SynchronousTestCase):
 
     def test_none(self) -> None:
         """There may be no reason at all."""
-        self.assertEqual(said_once({}), "")
+        self.assertEqual(joined_once({}), "")
 
     def test_one_reason_is_said_once(self) -> None:
         """With all servers whose it is, whichever share it was, and without advice of its own."""
@@ -20,12 +20,12 @@ class ReasonsTests(SynchronousTestCase):
             name: f"{name} has share {number} under another secret; another client is uploading it"
             for number, name in enumerate(("t", "a", "b"))
         }
-        self.assertEqual(said_once(reasons), "a has a share under another secret (b, t too)")
+        self.assertEqual(joined_once(reasons), "a has a share under another secret (b, t too)")
 
     def test_a_name_is_no_part_of_a_word(self) -> None:
         """A server called t does not make a riddle of the text."""
         self.assertEqual(
-            said_once({"t": "No connection to t could be used (timeout)."}),
+            joined_once({"t": "No connection to t could be used (timeout)."}),
             "No connection to t could be used (timeout)",
         )
 
@@ -44,21 +44,21 @@ class ReasonsTests(SynchronousTestCase):
 
     def test_a_reason_without_a_name_gets_it(self) -> None:
         """What a disk failed with is told with the server."""
-        self.assertEqual(said_once({"s1": "the disk failed"}), "s1: the disk failed")
-        self.assertEqual(said_once({"a": "no", "b": "no"}), "a: no (b too)")
+        self.assertEqual(joined_once({"s1": "the disk failed"}), "s1: the disk failed")
+        self.assertEqual(joined_once({"a": "no", "b": "no"}), "a: no (b too)")
 
     def test_strange_names(self) -> None:
         """Names that are no words, or mean something in a pattern, are names all the same."""
         for name in ("a+b", "(x", ".*", "", "ünï"):
             reasons = {name: f"{name} is down; wait"}
-            self.assertIn(f"{name} is down", said_once(reasons))
+            self.assertIn(f"{name} is down", joined_once(reasons))
 
     def test_it_is_bounded(self) -> None:
         """Of many servers a few are named, and of many reasons the most frequent ones told."""
         reasons = {f"s{n:03}": f"s{n:03} is down" for n in range(100)}
-        self.assertEqual(said_once(reasons), "s000 is down (s001, s002, s003 and 96 more too)")
+        self.assertEqual(joined_once(reasons), "s000 is down (s001, s002, s003 and 96 more too)")
         reasons |= {f"t{n}": f"trouble {'x' * n}" for n in range(10)}
-        said = said_once(reasons)
+        said = joined_once(reasons)
         self.assertTrue(said.startswith("s000"))
         self.assertTrue(said.endswith("; and 8 more"), said)
 

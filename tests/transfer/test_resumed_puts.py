@@ -27,7 +27,7 @@ class ResumedTestCase(UploadTestCase):
 
     def setUp(self) -> None:
         self.patch(write_batches, "BATCH_BYTES", 8192)
-        self.patch(write_batches, "LET_GO_BYTES", 100)
+        self.patch(write_batches, "UNKEPT_BATCH_BYTES", 100)
 
     def make_world(self, servers: int = 10, happy: int = 7, grace_s: float = 2.0) -> None:
         world = World(

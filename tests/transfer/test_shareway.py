@@ -69,7 +69,7 @@ class WayTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.patch(write_batches, "BATCH_BYTES", MESSAGE)
         self.patch(write_batches, "MIN_BATCH_BYTES", BLOCK)
-        self.patch(write_batches, "LET_GO_BYTES", BLOCK)
+        self.patch(write_batches, "UNKEPT_BATCH_BYTES", BLOCK)
         self.server = Server()
 
     def make_way(self, **options: Any) -> ShareUpload:

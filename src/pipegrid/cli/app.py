@@ -40,7 +40,7 @@ class CommandGroup(click.Group):
     sections: Mapping[str, Sequence[str]] = {}
     """The commands by the heading under which the help lists them; others are under "Commands"."""
 
-    elsewhere: Mapping[str, str] = {}
+    names_in_other_programs: Mapping[str, str] = {}
     """Names of commands in other programs, and the names here."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -61,7 +61,7 @@ class CommandGroup(click.Group):
             return super().resolve_command(ctx, args)
         from difflib import get_close_matches  # only mistakes need it
 
-        near = self.elsewhere.get(name) or next(
+        near = self.names_in_other_programs.get(name) or next(
             iter(get_close_matches(name, self.list_commands(ctx), 1)), None
         )
         hint = "" if near is None else f"; did you mean '{ctx.command_path} {near}'?"
@@ -165,7 +165,7 @@ class LazyGroup(CommandGroup):
         name: (module, f"{name.replace('-', '_')}_command") for name, module in COMMANDS.items()
     }
 
-    elsewhere = {
+    names_in_other_programs = {
         "add": "put",
         "add-alias": "alias add",
         "create-alias": "alias create",

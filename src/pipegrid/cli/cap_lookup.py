@@ -158,8 +158,8 @@ def _understood(line: CapLine, understand: Callable[[str], C]) -> NamedFile[C]:
     try:
         return _named_file(text, name, understand)
     except UsageError as error:
-        told = type(error)(f"{where}: {error}" if where else str(error))
-        problem = naming(told, *error.parameters)
+        located = type(error)(f"{where}: {error}" if where else str(error))
+        problem = naming(located, *error.parameters)
         return NamedFile(text, cast(C, LitCap(b"")), name, where=where or text, problem=problem)
 
 

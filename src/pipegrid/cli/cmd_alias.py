@@ -58,7 +58,7 @@ def add(name: str, cap: str) -> OfflineJob:
                 "prints the cap, if the directory can be changed"
             )
         aliases.add_alias(directory, name, text)
-        _warn_if_elsewhere(console, directory, text)
+        _warn_of_missing_servers(console, directory, text)
         console.json_result({"alias": aliases.checked_name(name), "cap": str(caps.parse_cap(text))})
         return ExitStatus.DONE
 
@@ -140,7 +140,7 @@ def remove(name: str) -> OfflineJob:
     return OfflineJob(work)
 
 
-def _warn_if_elsewhere(console: Console, directory: Path, cap: str) -> None:
+def _warn_of_missing_servers(console: Console, directory: Path, cap: str) -> None:
     """Warn that the servers of a directory are missing, if all known servers are on this machine."""
     known = caps.parse_cap(cap)
     storage_index = None if isinstance(known, caps.UnknownCap) else known.storage_index

@@ -72,7 +72,7 @@ def cp_command(arguments: tuple[str, ...], recursive: bool, force: bool) -> Grid
     on_grid = [destination_child.is_on_grid(source) for source in sources]
     to_grid = destination_child.is_on_grid(target)
     if not (to_grid or all(on_grid)):
-        meant = next(filter(None, map(destination_child.alias_meant, arguments)), "")
+        meant = next(filter(None, map(destination_child.alias_in, arguments)), "")
         if meant:
             raise usage_error(f"there is no file '{meant[:-1]}'; did you mean '{meant}'?")
         raise usage_error(
@@ -212,7 +212,7 @@ def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
             and cap_lookup.root_of(grid, path)[1]
         ):
             new = await destination_child.spot_at(grid, path)  # it was moved already
-        if old.there.cap is not None and old.there.cap in new.way:
+        if old.there.cap is not None and old.there.cap in new.path_caps:
             raise UsageError(
                 "a directory cannot be moved into itself, since no path would lead to it"
             )

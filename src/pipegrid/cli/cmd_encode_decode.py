@@ -210,11 +210,11 @@ def decode(
             if max_segment is None
             else max_segment,
         )
-    _tell(console, result, output)
+    _print_result(console, result, output)
     return one_status(statuses)
 
 
-def _tell(console: Console, result: DecodeResult, path: str) -> None:
+def _print_result(console: Console, result: DecodeResult, path: str) -> None:
     """Report the outcome of a decoding."""
     health_output.warn_of_corruption(console, result.problems)
     used = ", ".join(map(str, sorted(result.shares_used)))

@@ -324,7 +324,7 @@ async def fetch(
         result = await grid.get(cap, sink, start=part[0], length=part[1], progress=progress)
         sink.flush()
         if place is not None:
-            file.tell(result)
+            file.report_misfit(result)
     return result
 
 

@@ -122,15 +122,15 @@ def _make(
     elif wanted.node is not None:
         params = choose_params(client_config.load(wanted.node).params, encoding) if said else None
         config = client_creation.create_like_tahoe(
-            directory, wanted.node, params=params, happy=happy, moved=partial(tell_moved, console)
+            directory, wanted.node, params=params, happy=happy, moved=partial(print_moved, console)
         )
     else:
         config = _create(console, directory, wanted, count, servers_file, encoding, happy)
-    tell_made(console, config)
+    print_created(console, config)
     return 0
 
 
-def tell_moved(console: Console, place: Path) -> None:
+def print_moved(console: Console, place: Path) -> None:
     """Report where the previous grid was moved."""
     is_own = place == client_paths.aside_of(client_paths.default_directory())
     how = "pipegrid --local" if is_own else f"pipegrid -d {place}"
@@ -174,11 +174,11 @@ def _create(
         params=params,
         happy=enough,
         files=files,
-        moved=partial(tell_moved, console) if files else None,
+        moved=partial(print_moved, console) if files else None,
     )
 
 
-def tell_made(console: Console, config: GridConfig, **more: Any) -> None:
+def print_created(console: Console, config: GridConfig, **more: Any) -> None:
     """
     Report the new directory and its numbers.
 

@@ -134,7 +134,7 @@ class InviteJob(GridJob):
             exchange = wormhole_exchange.WormholeExchange(reactor, relay_url, ADVICE)
             try:
                 code = await exchange.new_code()
-                self._tell_code(console, code, told_url, offered)
+                self._print_code(console, code, told_url, offered)
                 ours, reply = await wormhole_exchange.invite(
                     exchange,
                     offered,
@@ -146,7 +146,7 @@ class InviteJob(GridJob):
         finally:
             if relay is not None:
                 await relay.stop()
-        return self._tell_outcome(console, directory, offered, ours, reply)
+        return self._print_outcome(console, directory, offered, ours, reply)
 
     async def _shared(
         self, directory: Path, reactor: Any, open_grid: OpenGrid
@@ -183,7 +183,7 @@ class InviteJob(GridJob):
             )
         return cap.readonly() if self._options.read_only else cap
 
-    def _tell_code(
+    def _print_code(
         self, console: Console, code: str, relay_url: str | None, offered: Invitation
     ) -> None:
         how = "join" if relay_url is None else f"join --relay-url {relay_url}"
@@ -212,7 +212,7 @@ class InviteJob(GridJob):
 
     _problem: PipegridError | None = None
 
-    def _tell_outcome(
+    def _print_outcome(
         self,
         console: Console,
         directory: Path,

@@ -91,7 +91,7 @@ def join_command(invocation: Invocation, code: str, relay_url: str) -> ReactorJo
         fields = (
             {"aliases": names} if place.name is None else {"aliases": names, "grid": place.name}
         )
-        cmd_init.tell_made(console, config, **fields)
+        cmd_init.print_created(console, config, **fields)
         return ExitStatus.DONE
 
     return ReactorJob(work)
@@ -174,12 +174,12 @@ def join(console: Console, place: JoinPlace, taken: Invitation) -> tuple[GridCon
         place.directory,
         taken,
         aliases=alias_lines(named),
-        moved=partial(cmd_init.tell_moved, console),
+        moved=partial(cmd_init.print_moved, console),
     )
     if place.name is not None:
         user_grids.name_grid(place.own, place.name, place.directory)
         console.say(f"pipegrid: 'pipegrid --grid {place.name}' uses this grid")
-    tell_aliases(console, named)
+    print_aliases(console, named)
     return config, list(named)
 
 
@@ -211,7 +211,7 @@ def add_to(console: Console, directory: Path, taken: Invitation) -> tuple[GridCo
     named = free_aliases(taken, existing)
     for name, cap in named.items():
         aliases.add_alias(directory, name, str(cap))
-    tell_aliases(console, named)
+    print_aliases(console, named)
     return client_config.load(directory), list(named)
 
 
@@ -239,7 +239,7 @@ def alias_lines(named: dict[str, DirectoryCap]) -> str:
     return "".join(f"{name}: {cap}\n" for name, cap in named.items())
 
 
-def tell_aliases(console: Console, named: dict[str, DirectoryCap]) -> None:
+def print_aliases(console: Console, named: dict[str, DirectoryCap]) -> None:
     """Say which directories came with the invitation."""
     for name, cap in named.items():
         grants = "can be read" if cap.readonly() == cap else "can be read and changed"
@@ -339,7 +339,7 @@ class ServerJoin:
         console.say(
             f"pipegrid: the server has joined, and was {how}; {cmd_init.numbers_of(config)}"
         )
-        tell_aliases(console, named)
+        print_aliases(console, named)
 
     async def close(self) -> None:
         """Say whether it has joined, and leave."""

@@ -388,7 +388,7 @@ def bring_back(cap: str, dest: str, fetching: MirrorOptions) -> GridJob:
             fetch = archive_from_grid.GridFetch(mirror, grid, cap, debian.names_by_hash)
             removed = await fetch.fetch(fetching.delete, fetching.dry_run, display.show)
         outcome = RunOutcome(dest, fetch.report, removed, mirror.destination.changes)
-        return outcome.tell(console, fetching)
+        return outcome.print_outcome(console, fetching)
 
     return ReactorGridJob(work, cap)
 

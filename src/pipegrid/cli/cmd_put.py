@@ -165,7 +165,7 @@ def _split(files: tuple[str, ...], recursive: bool) -> tuple[tuple[str, ...], st
             "put -r has no PATH; 'pipegrid cp -r' copies a directory to a place on the grid"
         )
     if len(files) > 1 and destination is None and not recursive:
-        meant = destination_child.alias_meant(files[-1])
+        meant = destination_child.alias_in(files[-1])
         if meant:  # before the others are stored
             raise usage_error(f"there is no file '{meant[:-1]}'; did you mean '{meant}'?")
     return (files if destination is None else files[:-1]), destination

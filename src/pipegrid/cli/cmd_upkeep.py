@@ -202,11 +202,11 @@ async def maintain(
     named = len(files)
     files, report.statuses = await located_files(grid, console, files, recursive)
     with progress_bar.ProgressBar(console, verb, "object") as progress:
-        told = progress.transfer()
+        report_bytes = progress.transfer()
 
         def count(done: int, total: int) -> None:
-            if told is not None:
-                told(done, total)
+            if report_bytes is not None:
+                report_bytes(done, total)
 
         if recursive:
             waiting = progress_bar.waiting_of(console, progress)
@@ -364,7 +364,7 @@ def check_command(
     ) -> ExitStatus:
         if isinstance(result, results.RepairResult):
             return report_repair(console, file, result, lead)
-        tell(console, file, result, lead, add_lease)
+        print_check(console, file, result, lead, add_lease)
         return status(result)
 
     async def alone(grid: Grid, console: Console, cap: Any) -> CheckResult:
@@ -378,7 +378,7 @@ def check_command(
     return upkeep_job(invocation, caps, recursive, "check", todo, show, only)
 
 
-def tell(
+def print_check(
     console: Console, file: NamedFile[Any], result: CheckResult, lead: str, add_lease: bool
 ) -> None:
     """Report the result for one file, and leases that were wanted and not renewed."""

@@ -168,11 +168,11 @@ class GridJob:
             if grid.created:
                 console.say(f"pipegrid: {grid.created}")
             warn(grid, console, ())
-            told = grid.warnings
+            printed = grid.warnings
             try:
                 status = await self.work(grid, console)
             finally:
-                warn(grid, console, told)  # print the warnings since the start
+                warn(grid, console, printed)  # print the warnings since the start
         except BaseException:
             with suppress(Exception):  # the first error is the one to report
                 await grid.close()
@@ -234,10 +234,10 @@ class ReactorGridJob(GridJob):
 Job = OfflineJob | GridJob | ReactorJob
 
 
-def warn(grid: Grid, console: Console, told: tuple[str, ...]) -> None:
-    """Print the grid's warnings, except those in ``told``."""
+def warn(grid: Grid, console: Console, printed: tuple[str, ...]) -> None:
+    """Print the grid's warnings, except those in ``printed``."""
     for warning in grid.warnings:
-        if warning not in told:
+        if warning not in printed:
             console.say(f"pipegrid: {warning}")
 
 

@@ -73,13 +73,13 @@ async def store_copies(
         UsageError, CapError, NoSuchChild, ChildExists: the copy is not possible.
         PipegridError: the grid failed.
     """
-    told = CopyPrinter(console, several=len(sources) > 1)
+    printer = CopyPrinter(console, several=len(sources) > 1)
     with progress_bar.ProgressBar(console, "cp") as progress:
 
         def put_tree(path: str) -> Deferred[DirectoryCap]:
             def stored(result: Any) -> DirectoryCap:
                 if result.counts.left_out:
-                    told.statuses.add(ExitStatus.FAILED)
+                    printer.statuses.add(ExitStatus.FAILED)
                 cap: DirectoryCap = result.cap
                 return cap
 
@@ -89,18 +89,18 @@ async def store_copies(
         def calls(files: Sequence[Any]) -> dict[str, Any]:
             return put_files.BarsOfFiles(progress, files).calls if progress.is_wanted else {}
 
-        reports = copy_to_grid.CopyReports(told.done, told.failed)
+        reports = copy_to_grid.CopyReports(printer.done, printer.failed)
         copier = copy_to_grid.Copier(grid, put_tree, reports, force, calls)
         root, names = root_of(grid, target)
         if not names and isinstance(cap := parse_cap(root), MutableCap):
             await copier.over(await _only_file(grid, sources), cap)
             return ExitStatus.DONE
-        items, contents = await _items(grid, copier, sources, recursive, target, told.failed)
-        if not items and told.statuses:
-            return one_status(told.statuses)
+        items, contents = await _items(grid, copier, sources, recursive, target, printer.failed)
+        if not items and printer.statuses:
+            return one_status(printer.statuses)
         single = len(sources) == 1 and not contents and not items[0].is_directory
         await _copy_to(grid, copier, items, single, target)
-    return one_status(told.statuses)
+    return one_status(printer.statuses)
 
 
 async def _copy_to(
@@ -235,10 +235,10 @@ async def fetch_copies(
         PipegridError: as ``get``, if there is only one file.
     """
     alone = len(sources) == 1
-    told = CopyPrinter(console, several=not alone)
-    found = await _found_among(grid, sources, recursive, told.failed)
+    printer = CopyPrinter(console, several=not alone)
+    found = await _found_among(grid, sources, recursive, printer.failed)
     if not found:
-        return one_status(told.statuses)
+        return one_status(printer.statuses)
     if alone and found[0][0].kind != "directory" and not os.path.isdir(target):
         if target.endswith("/"):
             raise SinkError(
@@ -246,11 +246,11 @@ async def fetch_copies(
             )
         await _fetch_file(grid, console, found[0][0], target, force)
         return ExitStatus.DONE
-    placed = _placed(found, target, None if alone else told.failed)
+    placed = _placed(found, target, None if alone else printer.failed)
     home = made_home(target)
     for child, place in placed:
-        told.statuses.add(await _fetch(grid, console, child, place, force, alone, home))
-    return one_status(told.statuses)
+        printer.statuses.add(await _fetch(grid, console, child, place, force, alone, home))
+    return one_status(printer.statuses)
 
 
 async def _found_among(

@@ -37,7 +37,7 @@ def is_on_grid(text: str) -> bool:
     return cap_lookup.begins_with_alias(bare) or not os.path.lexists(text)
 
 
-def alias_meant(text: str) -> str:
+def alias_in(text: str) -> str:
     """
     Return the alias that an argument names without its colon, if no file has that name; else "".
 
@@ -57,7 +57,7 @@ class GridDestination:
     Attributes:
         directory: which has the name; if directories on the path are ``missing``, the last existing one.
         there: the object that has this name now, or None.
-        way: caps of the directories on the path, the last included.
+        path_caps: caps of the directories on the path, the last included.
         missing: names of directories below ``directory`` to create.
         ends_with_slash: whether the path says that the name is a directory's.
     """
@@ -66,7 +66,7 @@ class GridDestination:
     directory: Directory
     name: str
     there: Child | None
-    way: tuple[Cap | None, ...]
+    path_caps: tuple[Cap | None, ...]
     missing: tuple[str, ...] = ()
     ends_with_slash: bool = False
 
@@ -139,30 +139,32 @@ async def spot_at(
     """
     root, names = cap_lookup.root_of(grid, text)
     ends_with_slash = text.rstrip().endswith("/")
-    way = await directory.look_up(grid, root, names)
-    whole = len(way) == len(names) + 1
-    if whole and into is not None and isinstance(way[-1].cap, DirectoryCap):
-        held = directory.Directory(grid, directory.check_writable(way[-1].cap, _called(names)))
+    path_caps = await directory.look_up(grid, root, names)
+    whole = len(path_caps) == len(names) + 1
+    if whole and into is not None and isinstance(path_caps[-1].cap, DirectoryCap):
+        held = directory.Directory(
+            grid, directory.check_writable(path_caps[-1].cap, _called(names))
+        )
         there = (await held.list()).get(into)
-        return GridDestination(grid, held, into, there, tuple(child.cap for child in way))
+        return GridDestination(grid, held, into, there, tuple(child.cap for child in path_caps))
     if not names:
         raise UsageError("this is a cap or an alias without a path; add a name in its directory")
-    absent = names[len(way) - 1 : -1]
+    absent = names[len(path_caps) - 1 : -1]
     if absent and not make:
         raise NoSuchChild(
             f"the path leads through '{printable(absent[0])}', which does not exist; check the path",
             absent[0],
         )
     if make:
-        for name in names[len(way) - 1 :]:
+        for name in names[len(path_caps) - 1 :]:
             directory.check_name(name)  # before anything is stored or created
-    way_there = way[: len(names)]
+    way_there = path_caps[: len(names)]
     before = way_there[-1]
     if before.cap is None:
         raise CapError(f"no cap is known that reads '{printable(before.name)}'; use another path")
     called = _called(names[: len(way_there) - 1])
     held = directory.Directory(grid, directory.check_writable(before.cap, called))
-    there = way[-1] if whole else None
+    there = path_caps[-1] if whole else None
     caps = tuple(child.cap for child in way_there)
     return GridDestination(grid, held, names[-1], there, caps, absent, ends_with_slash)
 
@@ -179,8 +181,8 @@ async def check_takes(grid: Grid, path: str, sources: Sequence[str]) -> None:
         return
 
     root, names = cap_lookup.root_of(grid, path)
-    way = await directory.look_up(grid, root, names)
-    if len(way) <= len(names) or way[-1].kind != "directory":
+    path_caps = await directory.look_up(grid, root, names)
+    if len(path_caps) <= len(names) or path_caps[-1].kind != "directory":
         raise UsageError(
             f"more than one thing goes into a directory, and {_called(names)} is none; make it with "
             "'pipegrid mkdir', or give another"

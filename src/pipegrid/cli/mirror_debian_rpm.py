@@ -163,7 +163,7 @@ def _left_out(absent: list[str]) -> str:
     )
 
 
-def _tell_unmatched(console: Console, outcome: Any) -> list[str]:
+def _print_unmatched(console: Console, outcome: Any) -> list[str]:
     """Report the patterns of filters that match nothing; return them for JSON."""
     if outcome.spares_others:
         console.say(
@@ -207,7 +207,7 @@ class ArchiveRun:
             target = fetching.destination(console, self._dest, stopped)
             if target is not None:
                 opened.callback(target.close)
-            ahead = stack.enter_context(closing(fetching.dial(addresses)))
+            preconnected = stack.enter_context(closing(fetching.dial(addresses)))
             # While the connections are being made there is time for imports.
 
             display = stack.enter_context(Display(console))
@@ -222,7 +222,7 @@ class ArchiveRun:
                     fetching.durability,
                     fetching.connections,
                 ),
-                ahead,
+                preconnected,
                 stopped,
                 display.show if console.shows_progress else None,
             )
@@ -244,7 +244,7 @@ class ArchiveRun:
         outcome, further = await self._update(mirror, console)
         report, entries = outcome.report, outcome.entries
         report_skipped(console, entries)
-        unmatched = _tell_unmatched(console, outcome)
+        unmatched = _print_unmatched(console, outcome)
         if report.failed_files and not outcome.is_published and not fetching.dry_run:
             console.say(
                 "pipegrid: the old indexes stay, and name only files that exist; --keep-going publishes "
@@ -260,7 +260,7 @@ class ArchiveRun:
         }
         changes = mirror.destination.changes + outcome.is_new
         ended = RunOutcome(self._dest, report, outcome.removed, changes, further)
-        return ended.tell(console, fetching)
+        return ended.print_outcome(console, fetching)
 
     async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
         """Do the work, or what ``early`` left of it."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def list_job(file: str, dest: str, jobs: int, fetching: MirrorOptions) -> ReactorJob | GridJob:
     """Return the job of ``mirror list``."""
     run = ListRun(file, dest, fetching, jobs)
-    return fetching.job(run.sprint, run.run)
+    return fetching.job(run.run_on_epoll, run.run)
 
 
 class ListRun:
@@ -47,7 +47,7 @@ class ListRun:
         self._begun: MirrorRun | None = None
         self._looked: tuple[int, int] | None = None
 
-    def sprint(self, console: Console, stopped: Callable[[], bool]) -> int | None:
+    def run_on_epoll(self, console: Console, stopped: Callable[[], bool]) -> int | None:
         """Return the exit status if no reactor is needed; else ``run`` does the work, or the rest of it."""
         fetching = self._fetching
         addresses = fetching.direct_addresses(console)
@@ -59,7 +59,7 @@ class ListRun:
             target = fetching.destination(console, self._dest, stopped)
             if target is not None:
                 stack.callback(target.close)
-            ahead = stack.enter_context(closing(fetching.dial(addresses, self._each())))
+            preconnected = stack.enter_context(closing(fetching.dial(addresses, self._each())))
             # While the connections are being made there is time for imports.
 
             display = stack.enter_context(Display(console))
@@ -71,26 +71,28 @@ class ListRun:
                 addresses,
                 local_check.VerifyPolicy(fetching.paranoid, fetching.sample_share),
             )
-            if not work.sprint(
+            if not work.run_on_epoll(
                 manifest.noting(target, self._all(source, console)),
                 fetching.durability,
                 fetching.connections,
                 stopped,
                 display.show if console.shows_progress else None,
                 self._jobs,
-                ahead,
+                preconnected,
             ):
                 if stopped():
                     raise Interrupted
                 self._begun = work
                 stack.pop_all()  # the destination stays open, and the list has been read
                 source.close()
-                ahead.close()
+                preconnected.close()
                 return None
             work.finish()
             report = work.sum_up()
             removed = self._keep(source, target) if not report.failed_files else []
-            return RunOutcome(self._dest, report, removed, target.changes).tell(console, fetching)
+            return RunOutcome(self._dest, report, removed, target.changes).print_outcome(
+                console, fetching
+            )
 
     def _keep(self, source: BinaryIO, target: Destination) -> list[str]:
         """All files exist: record them, and return the removed paths."""
@@ -110,7 +112,7 @@ class ListRun:
         )
 
     async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
-        """Do the work, or what ``sprint`` left of it."""
+        """Do the work, or what ``run_on_epoll`` left of it."""
 
         fetching = self._fetching
         work = self._begun
@@ -141,7 +143,7 @@ class ListRun:
                         )
                 further = await store(mirror, grid, report, fetching)
         outcome = RunOutcome(self._dest, report, removed, target.changes, further)
-        return outcome.tell(console, fetching)
+        return outcome.print_outcome(console, fetching)
 
     def _open(self) -> BinaryIO:
         try:

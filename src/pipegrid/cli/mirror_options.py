@@ -378,7 +378,7 @@ class RunOutcome:
         self._further = further or {}
         self._changed = bool(report.fetched_files or removed or changes)
 
-    def tell(self, console: Console, fetching: MirrorOptions) -> int:
+    def print_outcome(self, console: Console, fetching: MirrorOptions) -> int:
         """
         Print the outcome; returns the exit status.
 
@@ -388,7 +388,7 @@ class RunOutcome:
         report, removed, further = self._report, self._removed, self._further
         for path, why in report.failed:
             console.fault(f"pipegrid: {printable(path)} could not be fetched ({printable(why)})")
-        _tell_how_many_more(console, report)
+        _print_how_many_more(console, report)
         for tally in report.ranking:
             console.say(_ranked(tally))
         failed = bool(report.failed_files or further.get("skipped") or further.get("unmatched"))
@@ -409,8 +409,8 @@ class RunOutcome:
         if "cap" in further:
             text += f"\nin the grid: {further['cap']}"
         if self._changed or failed or console.json or not is_quiet:
-            told = {"dest": self._dest, "changed": self._changed, "dry_run": fetching.dry_run}
-            console.result(text, {**told, **_fields(report, removed), **further})
+            fields = {"dest": self._dest, "changed": self._changed, "dry_run": fetching.dry_run}
+            console.result(text, {**fields, **_fields(report, removed), **further})
         if failed:
             return ExitStatus.FAILED
         unchanged = fetching.exit_unchanged and not self._changed
@@ -464,7 +464,7 @@ def _tally_fields(tally: Tally) -> dict[str, Any]:
     }
 
 
-def _tell_how_many_more(console: Console, report: Report) -> None:
+def _print_how_many_more(console: Console, report: Report) -> None:
     more = report.failed_files - len(report.failed)
     if more:
         console.fault(f"pipegrid: {counted(more, 'more file')}, for reasons like these")
@@ -486,7 +486,7 @@ def report_verified(console: Console, report: Report, dest: str) -> int:
     """Print the result of ``verify``; returns the exit status."""
     for path, why in report.failed:
         console.fault(f"pipegrid: {printable(path)}: {printable(why)}")
-    _tell_how_many_more(console, report)
+    _print_how_many_more(console, report)
     if report.unnoted_files:
         files = counted(report.unnoted_files, "file")
         console.say(

@@ -144,18 +144,18 @@ def as_click(option: Option, **more: Any) -> Callable[[F], F]:
     Args:
         more: click's own attributes, which override the declaration.
     """
-    told: dict[str, Any] = {"help": option.help}
+    keywords: dict[str, Any] = {"help": option.help}
     if option.is_flag:
-        told["is_flag"] = True
+        keywords["is_flag"] = True
     elif option.is_repeated:
-        told["multiple"] = True
+        keywords["multiple"] = True
         if option.default:
-            told |= {"default": option.default, "show_default": ", ".join(option.default)}
+            keywords |= {"default": option.default, "show_default": ", ".join(option.default)}
     else:
         limits = option.limits
         kind = click.Choice(option.among) if limits is None else click.IntRange(*limits)
-        told |= {"type": kind, "default": option.default, "show_default": True}
-    return click.option(*option.flags, option.name, **{**told, **more})
+        keywords |= {"type": kind, "default": option.default, "show_default": True}
+    return click.option(*option.flags, option.name, **{**keywords, **more})
 
 
 def all_of(*options: Callable[[Any], Any]) -> Callable[[F], F]:

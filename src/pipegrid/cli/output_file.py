@@ -54,7 +54,7 @@ class OutputFile:
                 f"pipegrid: {name} holds {found} from an earlier get; checking them, to fetch only the rest"
             )
 
-    def tell(self, result: GetResult) -> None:
+    def report_misfit(self, result: GetResult) -> None:
         """Report a part file that did not fit."""
         if result.found_bytes and not result.here_bytes:
             self._say("pipegrid: the part file of an earlier get did not fit, and was overwritten")

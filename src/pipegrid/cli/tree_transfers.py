@@ -117,11 +117,11 @@ async def fetch_tree(
             not_kept=not_kept,
             **options._asdict(),
         )
-    _tell(console, directory, result)
+    _print_result(console, directory, result)
     return one_status(statuses)
 
 
-def _tell(console: Console, directory: str, result: TreeGetResult) -> None:
+def _print_result(console: Console, directory: str, result: TreeGetResult) -> None:
     """Report what was fetched, and what is missing."""
     fields = {
         "directory": directory,

@@ -40,7 +40,7 @@ log = Logger()
 tell_time()  # for clocks beyond 2262, in all modules that twist has loaded
 
 
-def _room(text: str) -> int:
+def _space_bytes(text: str) -> int:
     try:
         return byte_space(text)
     except click.BadParameter as error:
@@ -55,7 +55,7 @@ class Options(usage.Options):
         ["port", "p", None, "A TCP port or an endpoint; several with commas."],
         ["location", None, None, "Where clients find the server, HOST:PORT; several with commas."],
         ["storage", None, None, "The storage directory."],
-        ["reserved-space", None, None, "Disk space to leave free.", _room],
+        ["reserved-space", None, None, "Disk space to leave free.", _space_bytes],
         ["keep-unfinished", None, None, "How long unfinished uploads are kept.", parse_kept],
         ["durability", None, "batch", "none, batch or strict."],
         ["metrics", None, None, "A port or an endpoint for Prometheus."],

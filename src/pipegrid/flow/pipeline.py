@@ -116,7 +116,7 @@ class Pipeline:
         self._bytes_in_flight = 0
         self._held_limit_bytes = held_limit_bytes
         self._bytes_held = 0
-        self._room_waits: deque[Deferred[None]] = deque()
+        self._space_waits: deque[Deferred[None]] = deque()
         self._flush_waits: deque[Deferred[None]] = deque()
         self._firing = False
 
@@ -132,7 +132,7 @@ class Pipeline:
         return (
             f"<Pipeline {state}: {self._bytes_in_flight} of {self.limit_bytes} B in flight, "
             f"{self._bytes_held} held, {len(self._calls)} calls, "
-            f"{len(self._room_waits) + len(self._flush_waits)} waiting, "
+            f"{len(self._space_waits) + len(self._flush_waits)} waiting, "
             f"{self._failure_count} failed>"
         )
 
@@ -264,7 +264,7 @@ class Pipeline:
             return defer.fail(self._take_failure())
         if self.has_space:
             return defer.succeed(None)
-        return self._wait_in(self._room_waits)
+        return self._wait_in(self._space_waits)
 
     def flush(self) -> Deferred[None]:
         """
@@ -416,8 +416,8 @@ class Pipeline:
         self._firing = True
         try:
             while True:
-                if self._room_waits and (self._stopped or self.has_space):
-                    waiting = self._room_waits.popleft()
+                if self._space_waits and (self._stopped or self.has_space):
+                    waiting = self._space_waits.popleft()
                 elif self._flush_waits and not self._calls:
                     waiting = self._flush_waits.popleft()
                 else:
@@ -437,7 +437,7 @@ class Pipeline:
         assert len(self._failures) == min(self._failure_count, KEPT_FAILURES)
         assert self._unreported is None or self._failure_count > 0
         if not self._firing:
-            assert not self._room_waits or not (self.has_space or self._stopped)
+            assert not self._space_waits or not (self.has_space or self._stopped)
             assert not self._flush_waits or self._calls
 
 

@@ -259,7 +259,7 @@ class AutoWindow:
         self._delivered_bytes = 0
         self._delivered_time = 0.0
         self._first_sent_time = 0.0
-        self._room_since = float("-inf")
+        self._space_since = float("-inf")
         self._app_limited_until: int | None = None
 
         self._round = 0
@@ -345,7 +345,7 @@ class AutoWindow:
         )
         self.in_flight_bytes += size
         self._sizes.note(self._round, size)
-        self._room_since = now if self.in_flight_bytes < self.limit_bytes else float("inf")
+        self._space_since = now if self.in_flight_bytes < self.limit_bytes else float("inf")
         return token
 
     def joined(self, token: Sent, size: int) -> None:
@@ -354,7 +354,7 @@ class AutoWindow:
         self.in_flight_bytes += size
         self._sizes.note(self._round, token.size)
         if self.in_flight_bytes >= self.limit_bytes:
-            self._room_since = float("inf")
+            self._space_since = float("inf")
 
     def acknowledged(self, now: float, token: Sent) -> None:
         """Take the samples and compute the window again."""
@@ -401,7 +401,7 @@ class AutoWindow:
     def _sender_was_idle(self, now: float) -> bool:
         # A sender that fills every gap within an eighth of a round trip is not idle.
         allowed_gap_s = (self._rtt_s or 0.0) / 8
-        return self._delivered_bytes > 0 and now - self._room_since > allowed_gap_s
+        return self._delivered_bytes > 0 and now - self._space_since > allowed_gap_s
 
     def _count_round(self, token: Sent) -> bool:
         # Rounds in which the sender was idle do not count, so they make nothing expire.
@@ -500,9 +500,9 @@ class AutoWindow:
     def _resize(self, now: float) -> None:
         self.limit_bytes = self._choose_limit()
         if self.in_flight_bytes >= self.limit_bytes:
-            self._room_since = float("inf")
-        elif self._room_since == float("inf"):
-            self._room_since = now
+            self._space_since = float("inf")
+        elif self._space_since == float("inf"):
+            self._space_since = now
 
     def _choose_limit(self) -> int:
         if self._rtt_s is None or not self.rate:

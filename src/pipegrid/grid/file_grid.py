@@ -51,7 +51,7 @@ from pipegrid.transfer.get.blocking_sink import is_pipe_or_device, open_pipe_or_
 from pipegrid.transfer.get.get_history import GetHistory
 from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext
-from pipegrid.transfer.put.ask_first_policy import open_elsewhere
+from pipegrid.transfer.put.ask_first_policy import open_placement_history
 from pipegrid.transfer.put.file_key import KeyNotes
 from pipegrid.transfer.put.source import SourceLike, size_of
 from pipegrid.transfer.results import (
@@ -531,7 +531,7 @@ class StoringGrid(FileGrid):
                 settings=self._upload_settings,
                 notes=_key_notes(self.config, self._warnings),
                 say=self._warnings.add,
-                history=open_elsewhere(self.config.ask_first, self.config.caches),
+                history=open_placement_history(self.config.ask_first, self.config.caches),
             )
         return self._putter
 

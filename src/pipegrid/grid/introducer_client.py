@@ -67,12 +67,12 @@ class IntroducerCallbacks:
     The functions that the client of an introducer calls.
 
     Attributes:
-        news: called with every new announcement.
+        on_announcement: called with every new announcement.
         warn: called with a sentence for every skipped announcement.
         verdict: called when the introducer's state changes: it responded, failed, or was disconnected.
     """
 
-    news: Callable[[Announcement], None]
+    on_announcement: Callable[[Announcement], None]
     warn: Callable[[str], None]
     verdict: Callable[[], None]
 
@@ -102,7 +102,7 @@ class IntroducerClient:
         self._connect = connect
         self._clock = clock
         self._records = records
-        self._news = callbacks.news
+        self._on_announcement = callbacks.on_announcement
         self._warn = callbacks.warn
         self._verdict = callbacks.verdict
         self._nickname = nickname
@@ -181,12 +181,12 @@ class IntroducerClient:
         for signed in announcements:
             try:
                 announcement = verify(signed)
-                news = self._hear(announcement)
+                on_announcement = self._hear(announcement)
             except ValueError as error:
                 self._skip(signed, str(error))
                 continue
-            if news:
-                self._news(announcement)
+            if on_announcement:
+                self._on_announcement(announcement)
         self.answered = True
         self._verdict()
 
@@ -200,11 +200,11 @@ class IntroducerClient:
             raise ValueError(
                 f"{self._most_servers} servers of this introducer are known already, and no more are kept"
             )
-        news = self._records.hear(announcement)
+        on_announcement = self._records.hear(announcement)
         if is_storage:
             self._counted.add(server_id)
             self.announced.add(server_id)
-        return news
+        return on_announcement
 
     def _skip(self, signed: object, why: str) -> None:
         # Every reconnection repeats the announcements; report each only once.

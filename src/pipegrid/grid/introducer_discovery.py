@@ -94,7 +94,7 @@ class Discovery:
         self._waking: IDelayedCall | None = None
         self._remembered: dict[str, dict[str, float | None]] = {}
         """For each introducer, the cached servers, and the time since which it has not announced them."""
-        callbacks = IntroducerCallbacks(self._news, warn, self._verdict)
+        callbacks = IntroducerCallbacks(self._on_announcement, warn, self._verdict)
         self.clients = [
             IntroducerClient(
                 address,
@@ -187,7 +187,7 @@ class Discovery:
                 )
         self._wake_soon()
 
-    def _news(self, announcement: Announcement) -> None:
+    def _on_announcement(self, announcement: Announcement) -> None:
         self._describe(announcement)
         if self._writing is None:
             self._writing = self._clock.callLater(self._write_after_s, self._write)

@@ -271,11 +271,11 @@ class DebianArchive:
     ) -> None:
         outcome.spares_others = any(each.stays != each.filters for each in indexes)
         everything = [*indexes, *apart]
-        spared = RetainedFiles(self._destination, suites, everything, apart)
+        retained = RetainedFiles(self._destination, suites, everything, apart)
         kept = chain(self._contents(everything, stays=True), _further(apart, {}), further)
         paths = chain((each.path for each in kept), _names_by_hash(suites, everything))
         outcome.removed = await self._mirror.run(
-            remove_others, self._destination, paths, spared, dry_run
+            remove_others, self._destination, paths, retained, dry_run
         )
 
     # Indexes.
@@ -330,7 +330,7 @@ class DebianArchive:
             outcome.lacking.append(form.path)
             index.forms.remove(form)
         if not index.forms:
-            found = await self._first_of(index.spare, outcome)
+            found = await self._first_of(index.fallbacks, outcome)
             if found is not None:
                 index.forms = [found]
 

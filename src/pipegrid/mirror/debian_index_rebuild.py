@@ -72,9 +72,9 @@ def prepare(
             others.append(index)
     for index in (*indexes, *others):
         if index.kind:
-            index.spare = [*index.forms[1:], *index.spare]
+            index.fallbacks = [*index.forms[1:], *index.fallbacks]
             index.forms = index.forms[:1]
-        take_back(destination, (form.path for form in (*index.forms, *index.spare)))
+        take_back(destination, (form.path for form in (*index.forms, *index.fallbacks)))
     return others
 
 
@@ -328,7 +328,7 @@ def _signed(
         outputs = made.get(number, ())
         paths = [each.path for each in outputs if each.name is not None] or [index.path]
         index.forms = [below(new, release.files[suite.within(path)]) for path in paths]
-        index.spare = ()
+        index.fallbacks = ()
         index.suite = new
         index.size = max((each.size for each in outputs), default=0) if outputs else index.size
     return new

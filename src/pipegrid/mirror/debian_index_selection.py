@@ -86,7 +86,7 @@ class Index:
         kind: how it is read; "": it is not.
         forms: the kept files; the first is the one that is read.
         size: unpacked, in bytes; None if unknown.
-        spare: forms of which one suffices if mirrors have none of ``forms``, the best first.
+        fallbacks: forms of which one suffices if mirrors have none of ``forms``, the best first.
         held: in which form it is kept.
         filters: an entry is wanted if any of these selects it; None: all are.
         stays: like ``filters``, for entries that are not removed.
@@ -99,7 +99,7 @@ class Index:
         kind: Literal["packages", "sources", "patches", ""],
         forms: list[ArchiveFile],
         size: int | None = None,
-        spare: Sequence[ArchiveFile] = (),
+        fallbacks: Sequence[ArchiveFile] = (),
         held: KeptForm = "packed",
     ) -> None:
         self.suite = suite
@@ -107,7 +107,7 @@ class Index:
         self.forms = forms
         self.wanted_path = forms[0].path
         self.size = size
-        self.spare = spare
+        self.fallbacks = fallbacks
         self.held = held
         self.filters: tuple[PackageFilter, ...] | None = None
         self.stays: tuple[PackageFilter, ...] | None = None
@@ -330,10 +330,10 @@ def index_of(
         kept = [""]
     size = named[base].size if base in named else None
     forms = [below(suite, named[base + each]) for each in kept]
-    spare = [below(suite, named[base + each]) for each in endings if each not in kept]
+    fallbacks = [below(suite, named[base + each]) for each in endings if each not in kept]
     largest = max(size or 0, *(form.size or 0 for form in forms))
     check_index_bytes(base, largest)
-    return Index(suite, kind, forms, size, () if held != "packed" else spare, held)
+    return Index(suite, kind, forms, size, () if held != "packed" else fallbacks, held)
 
 
 def _not_named(suite: Suite, base: str) -> str:

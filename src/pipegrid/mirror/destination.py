@@ -410,7 +410,7 @@ class Destination:
 
     # Existing files.
 
-    def glance(self) -> QuickCheck:
+    def new_quick_check(self) -> QuickCheck:
         """Return the quick check for lines of the manifest, by file status alone."""
         return QuickCheck(self._directories.root, self._verified.seen.rows)
 

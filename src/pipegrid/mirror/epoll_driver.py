@@ -53,12 +53,12 @@ class HostConnector:
     Connects to one host.
 
     Args:
-        ahead: may have opened connections in advance.
+        preconnected: may have opened connections in advance.
     """
 
-    def __init__(self, host: HostSchedule, ahead: SocketCache | None = None) -> None:
+    def __init__(self, host: HostSchedule, preconnected: SocketCache | None = None) -> None:
         self._host = host
-        self._ahead = ahead
+        self._preconnected = preconnected
         self._place: tuple[int, Any] | None = None
         self._secure: Callable[[Any], Any] | None = None
 
@@ -70,7 +70,7 @@ class HostConnector:
             OSError: that is not possible.
         """
         address = self._host.address
-        begun = None if self._ahead is None else self._ahead.take(address)
+        begun = None if self._preconnected is None else self._preconnected.take(address)
         if begun is None:
             if self._place is None:
                 self._place = place_of(*address.place)
@@ -118,7 +118,7 @@ class EpollDriver:
         tallies: of the mirrors, in the order of the scheduler.
         stopped: returns whether the run must end.
         told: called a few times a second.
-        ahead: may have opened connections in advance, and gets back unused ones.
+        preconnected: may have opened connections in advance, and gets back unused ones.
     """
 
     def __init__(
@@ -128,13 +128,13 @@ class EpollDriver:
         context: FetchContext,
         stopped: Callable[[], bool] = lambda: False,
         told: Callable[[], None] = lambda: None,
-        ahead: SocketCache | None = None,
+        preconnected: SocketCache | None = None,
     ) -> None:
         self._plan = plan
         self._missing = context.missing
         self._stopped = stopped
         self._told = told
-        self._ahead = ahead
+        self._preconnected = preconnected
         self._poll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._wake, select.EPOLLIN)
@@ -194,7 +194,7 @@ class EpollDriver:
             and not any(host.may_open for host in self._schedule.hosts)
         )
 
-    def _owed_nothing(self) -> bool:
+    def _is_finished(self) -> bool:
         return self._all_read and not self._schedule.waits and not self._schedule.is_outstanding
 
     def _read(self, entries: Iterator[ArchiveFile]) -> None:
@@ -204,7 +204,7 @@ class EpollDriver:
         chunk = list(islice(entries, AT_ONCE))
         if not chunk:
             self._all_read = True
-            self.store.work(self._owed_nothing())  # perhaps all has arrived: then no event follows
+            self.store.work(self._is_finished())  # perhaps all has arrived: then no event follows
         for each in self._missing(chunk):
             self._plan.add(each)
 
@@ -220,7 +220,7 @@ class EpollDriver:
             if connection is not None:
                 self._serve(connection, event, now_s)
         # If nothing else will arrive, the last group need not wait.
-        self.store.work(not events or self._owed_nothing())
+        self.store.work(not events or self._is_finished())
         later_s = time.monotonic()
         if later_s - now_s > WATCH_S:
             self._schedule.was_away(later_s)
@@ -278,7 +278,7 @@ class EpollDriver:
     def _open(self, host: HostSchedule) -> None:
         connector = self._connectors.get(host)
         if connector is None:
-            connector = self._connectors[host] = HostConnector(host, self._ahead)
+            connector = self._connectors[host] = HostConnector(host, self._preconnected)
         try:
             connection = connector.connect(self)
         except OSError as error:
@@ -380,8 +380,8 @@ class EpollDriver:
             mirror.note(now_s)
         for connection in list(self._connections.values()):
             host = connection.host
-            if self._ahead is not None and not host.mirror.is_out and connection.can_go_on:
-                self._ahead.give(host.address, connection.sock, connection.count)
+            if self._preconnected is not None and not host.mirror.is_out and connection.can_go_on:
+                self._preconnected.give(host.address, connection.sock, connection.count)
             else:
                 self._drop(connection, "the driver has stopped", forgiven=True)
         self._schedule.release()

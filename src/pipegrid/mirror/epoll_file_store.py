@@ -473,7 +473,7 @@ class FileStore:
     def _publish_now(self) -> None:
         group, self._next = self._next, self._group()
         group.publish()
-        self._tell(group)
+        self._report_outcomes(group)
 
     def _sync(self) -> None:
         """Sync the collected files, and the names of the group before."""
@@ -513,9 +513,9 @@ class FileStore:
         outcome = commit.outcomes[0]
         if outcome is not None:
             raise self.destination.error(outcome, "keep files")
-        self._tell(group)
+        self._report_outcomes(group)
 
-    def _tell(self, group: SyncBatch) -> None:
+    def _report_outcomes(self, group: SyncBatch) -> None:
         for number, (job, mirror, _, size) in enumerate(group.files):
             reason = group.refused.get(number)
             if reason is None:

@@ -54,7 +54,7 @@ class FetchJob:
 
     Attributes: refused_by, in_flight: bits, one per mirror: those that lack it or have it wrong, those that
         are being asked. company: bits of those with further requests on the connection. unproven: bits of
-        those that refused it in company. in_doubt: bits of those to ask again, alone. breaks: how often it
+        those that refused it in company. uncertain: bits of those to ask again, alone. breaks: how often it
         broke from each mirror; None: never. reasons: the last reason of each mirror, for messages. is_over:
         done, or failed.
     """
@@ -62,11 +62,11 @@ class FetchJob:
     __slots__ = (
         "breaks",
         "company",
-        "in_doubt",
         "in_flight",
         "is_over",
         "reasons",
         "refused_by",
+        "uncertain",
         "unproven",
         "wanted",
     )
@@ -77,7 +77,7 @@ class FetchJob:
         self.in_flight = 0
         self.company = 0
         self.unproven = 0
-        self.in_doubt = 0
+        self.uncertain = 0
         self.is_over = False
         self.breaks: dict[int, int] | None = None
         self.reasons: dict[int, str] | None = None
@@ -136,7 +136,7 @@ class Scheduler:
         self._urls = urls or [str(number) for number in range(mirrors)]
         # By mirror: the files to request from it alone, and how many of those are outstanding.
         self._doubted: list[list[FetchJob]] = [[] for _ in range(mirrors)]
-        self._doubts = [0] * mirrors
+        self._uncertain_jobs = [0] * mirrors
         self._gone: set[int] = set()
         self._resting: set[int] = set()
         # Largest first; the count keeps equal sizes in the order of arrival. Both are one number, and a
@@ -165,7 +165,7 @@ class Scheduler:
 
     def is_serial(self, mirror: int) -> bool:
         """Return whether it gets one request at a time, on connections that never had two."""
-        return bool(self._doubts[mirror]) or self._urls[mirror] in self.serial_urls
+        return bool(self._uncertain_jobs[mirror]) or self._urls[mirror] in self.serial_urls
 
     def becomes_serial(self, mirror: int) -> None:
         """It cannot pipeline: it gets one request at a time for the rest of the run."""
@@ -219,10 +219,10 @@ class Scheduler:
         self._arrived(job, mirror)
         if job.is_over:
             return False
-        if job.in_doubt >> mirror & 1:
+        if job.uncertain >> mirror & 1:
             self.retries += 1
             self.becomes_serial(mirror)
-        self._settle(job, job.in_doubt)
+        self._settle(job, job.uncertain)
         job.is_over = True
         self._open -= 1
         self.done_files += 1
@@ -250,14 +250,14 @@ class Scheduler:
             return True
         job.note(mirror, reason)
         if kind == "wrong" and in_company:
-            self._doubt(job, bit)
+            self._mark_uncertain(job, bit)
             self._put_back(job)
             return False
         if kind in ("refused", "wrong"):
             job.refused_by |= bit
             job.unproven |= in_company
             if not in_company:
-                self._settle(job, job.in_doubt & bit)
+                self._settle(job, job.uncertain & bit)
         elif kind == "broken":
             breaks = job.breaks = job.breaks or {}
             breaks[mirror] = breaks.get(mirror, 0) + 1
@@ -265,20 +265,20 @@ class Scheduler:
         self._put_back(job)
         return True
 
-    def _doubt(self, job: FetchJob, mirrors: int) -> None:
+    def _mark_uncertain(self, job: FetchJob, mirrors: int) -> None:
         """Request it again from these mirrors, alone."""
         job.refused_by &= ~mirrors
         job.unproven &= ~mirrors
         for mirror in range(self._mirrors):
-            self._doubts[mirror] += (mirrors & ~job.in_doubt) >> mirror & 1
-        job.in_doubt |= mirrors
+            self._uncertain_jobs[mirror] += (mirrors & ~job.uncertain) >> mirror & 1
+        job.uncertain |= mirrors
 
     def _settle(self, job: FetchJob, mirrors: int) -> None:
         """Do not request it again, alone, from these mirrors any more."""
-        job.in_doubt &= ~mirrors
+        job.uncertain &= ~mirrors
         if mirrors:
             for mirror in range(self._mirrors):
-                self._doubts[mirror] -= mirrors >> mirror & 1
+                self._uncertain_jobs[mirror] -= mirrors >> mirror & 1
 
     def rests(self, mirror: int, resting: bool = True) -> None:
         """A mirror begins or ends a rest: no file waits for it meanwhile."""
@@ -315,14 +315,14 @@ class Scheduler:
     def _put_back(self, job: FetchJob) -> None:
         if job.is_over or job.in_flight:
             return
-        if job.in_doubt:
+        if job.uncertain:
             able = self._able(job)
-            self._settle(job, job.in_doubt & ~able)
+            self._settle(job, job.uncertain & ~able)
         elif job.unproven and not self._able(job):
-            self._doubt(job, job.unproven)
-            self._settle(job, job.in_doubt & ~self._able(job))
-        if job.in_doubt:
-            first = (job.in_doubt & -job.in_doubt).bit_length() - 1
+            self._mark_uncertain(job, job.unproven)
+            self._settle(job, job.uncertain & ~self._able(job))
+        if job.uncertain:
+            first = (job.uncertain & -job.uncertain).bit_length() - 1
             self._doubted[first].append(job)
         elif not any(self._may_ask(job, mirror) for mirror in range(self._mirrors)):
             job.is_over = True
@@ -384,7 +384,7 @@ class Scheduler:
             assert not job.is_over, job
             assert not job.in_flight, job
         assert self._open >= 0, self
-        assert all(count >= 0 for count in self._doubts), self._doubts
+        assert all(count >= 0 for count in self._uncertain_jobs), self._uncertain_jobs
 
 
 # The outcome of a run, in all and for each mirror; also while it goes on.

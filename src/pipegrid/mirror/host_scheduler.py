@@ -101,12 +101,12 @@ class ReceiveRate:
         self._received_bytes = 0
         self._at_s: float | None = None
 
-    def note(self, now_s: float, received_bytes: int, owes: bool) -> None:
+    def note(self, now_s: float, received_bytes: int, is_outstanding: bool) -> None:
         """Record the bytes received in total. Time without outstanding responses does not count."""
         if self._at_s is not None and now_s > self._at_s:
             elapsed_s = now_s - self._at_s
             rate = (received_bytes - self._received_bytes) / elapsed_s
-            if owes or rate > 0:
+            if is_outstanding or rate > 0:
                 weight = min(1.0, elapsed_s / RATE_MEMORY_S) if self.bytes_per_s else 1.0
                 self.bytes_per_s += weight * (rate - self.bytes_per_s)
         self._at_s, self._received_bytes = now_s, received_bytes
@@ -427,12 +427,12 @@ class MirrorSchedule:
 
     def note(self, now_s: float) -> None:
         """Measure its speed, and count the time with outstanding responses."""
-        owes = any(connection.is_outstanding for connection in self.connections)
+        is_outstanding = any(connection.is_outstanding for connection in self.connections)
         received_bytes = sum(host.received_bytes for host in self.hosts)
-        self._rate.note(now_s, received_bytes, owes and not self.schedule.is_paused)
+        self._rate.note(now_s, received_bytes, is_outstanding and not self.schedule.is_paused)
         if self._busy_since_s is not None:
             self.tally.busy_s += now_s - self._busy_since_s
-        self._busy_since_s = now_s if owes else None
+        self._busy_since_s = now_s if is_outstanding else None
 
     def begins(self, now_s: float) -> None:
         """A first response is outstanding since then: the time until ``note`` counts as busy."""

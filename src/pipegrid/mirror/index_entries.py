@@ -40,7 +40,7 @@ class Entries:
         self.skipped_files = 0
         self.skipped: list[str] = []
         self.replaced: dict[str, ArchiveFile] = {}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._seen: dict[str, bytes] = {}
         self._disputed: dict[str, list[ArchiveFile]] = {}
         self._unsized: list[ArchiveFile] = []
@@ -50,10 +50,10 @@ class Entries:
         """Count an unusable entry; the same reason counts once."""
         text = str(reason)
         key = hash(text)
-        if key in self._told:
+        if key in self._reported:
             return
-        if len(self._told) < MAX_REMEMBERED:
-            self._told.add(key)
+        if len(self._reported) < MAX_REMEMBERED:
+            self._reported.add(key)
         self.skipped_files += 1
         if len(self.skipped) < MAX_SHOWN:
             self.skipped.append(text)

@@ -113,13 +113,13 @@ class LocalCheck:
         self,
         destination: Destination,
         report: Report,
-        doubt: VerifyPolicy,
+        verify_policy: VerifyPolicy,
         staged: bool = False,
         takes_up: bool = True,
     ) -> None:
         self._destination = destination
         self._report = report
-        self._doubt = doubt
+        self._verify_policy = verify_policy
         self._staged = staged
         self._takes_up = takes_up
         self._places = PathCollisions(destination.folds)
@@ -127,7 +127,7 @@ class LocalCheck:
 
     def missing(self, chunk: list[ArchiveFile]) -> list[ArchiveFile]:
         """Return the files that do not exist, or are wrong, and can be kept."""
-        doubt, leftovers = self._doubt, self._leftovers
+        verify_policy, leftovers = self._verify_policy, self._leftovers
         report = self._report
         missing = []
         named: dict[str, None] = {}
@@ -139,7 +139,7 @@ class LocalCheck:
             if why is not None:
                 report.fail(each.path, why)
                 continue
-            there = self._is_there(each, doubt.next())
+            there = self._is_there(each, verify_policy.next())
             if not there and leftovers and self._takes_up:
                 left = leftovers.pop(each.digest, None)
                 there = left is not None and self._take_up(left, each)

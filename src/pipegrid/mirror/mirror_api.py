@@ -279,7 +279,7 @@ class Mirror:
         policy = None if access.tls is None else TlsPolicy(access.tls)
         self._secured = None if policy is None else StandardEndpoints(reactor, policy)
         self._endpoints: Any = endpoints or self._secured or StandardEndpoints(reactor)
-        self._doubt = VerifyPolicy(paranoid, sample, random.Random(seed))
+        self._verify_policy = VerifyPolicy(paranoid, sample, random.Random(seed))
         self._limit = limit_bytes_per_s
         self._progress = progress
         self._dry_run = dry_run
@@ -335,7 +335,7 @@ class Mirror:
         work = MirrorRun(
             self._destination,
             self._addresses,
-            self._doubt,
+            self._verify_policy,
             staged,
             not dry_run,
             self._reactor.seconds,
@@ -389,15 +389,15 @@ class Mirror:
         """
         progress = self._progress
 
-        def told(report: Report) -> None:
+        def report_progress(report: Report) -> None:
             if progress is not None:
                 self._reactor.callFromThread(progress, report)
 
         return self.run(
             verify,
             self._destination,
-            self._doubt,
-            told,
+            self._verify_policy,
+            report_progress,
             lambda: self._closed,
             self._reactor.seconds,
         )

@@ -113,9 +113,9 @@ class _MetalinkReader:
         elif local == "url" and len(self.ranked) < MAX_LINES:
             url = text.strip()
             if url.endswith(_END):
-                told = self._attributes.get("preference", "")
-                known = told.isascii() and told.isdigit() and len(told) < 6
-                self.ranked.append((-int(told) if known else 0, url.removesuffix(_END)))
+                preference = self._attributes.get("preference", "")
+                known = preference.isascii() and preference.isdigit() and len(preference) < 6
+                self.ranked.append((-int(preference) if known else 0, url.removesuffix(_END)))
 
 
 def read_mirror_list(data: bytes, name: str) -> list[str]:
@@ -138,9 +138,14 @@ def read_mirror_list(data: bytes, name: str) -> list[str]:
             continue
         rank = _LOWEST
         for word in words[1:]:
-            told = word.removeprefix("priority:")
-            if told != word and told.isascii() and told.isdigit() and len(told) < 9:
-                rank = int(told)
+            preference = word.removeprefix("priority:")
+            if (
+                preference != word
+                and preference.isascii()
+                and preference.isdigit()
+                and len(preference) < 9
+            ):
+                rank = int(preference)
         ranked.append((rank, words[0]))
     return _selected(ranked, name)
 

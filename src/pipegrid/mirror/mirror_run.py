@@ -52,7 +52,7 @@ class MirrorRun:
         self,
         destination: Destination,
         addresses: Sequence[Address],
-        doubt: VerifyPolicy,
+        verify_policy: VerifyPolicy,
         staged: bool = False,
         takes_up: bool = True,
         now: Callable[[], float] = time.monotonic,
@@ -66,10 +66,10 @@ class MirrorRun:
         self.would_files = self.would_bytes = 0
         self.would_paths: list[str] = []
         self.all_read = False
-        self._doubt = doubt
+        self._verify_policy = verify_policy
         self._takes_up = takes_up
         self._look: LocalCheck | None = None
-        self._told = 0
+        self._reported_count = 0
         self._now = now
         self._began_s = now()
 
@@ -78,11 +78,11 @@ class MirrorRun:
         """The check for missing files. In the destination's thread."""
         if self._look is None:
             self._look = LocalCheck(
-                self.destination, self.report, self._doubt, self.staged, self._takes_up
+                self.destination, self.report, self._verify_policy, self.staged, self._takes_up
             )
         return self._look
 
-    def sprint(
+    def run_on_epoll(
         self,
         files: Iterable[MirrorEntry],
         policy: Policy,
@@ -90,7 +90,7 @@ class MirrorRun:
         stopped: Callable[[], bool] = lambda: False,
         progress: Callable[[Report], None] | None = None,
         jobs: int = 1,
-        ahead: SocketCache | None = None,
+        preconnected: SocketCache | None = None,
     ) -> bool:
         """
         Fetch what the epoll driver can fetch, in this thread, which has the destination meanwhile.
@@ -98,7 +98,7 @@ class MirrorRun:
         Args:
             jobs: processes that share the work; for a process without other threads. The list is read to
                 its end before they start.
-            ahead: may have opened connections in advance.
+            preconnected: may have opened connections in advance.
 
         Returns:
             Whether that was all.
@@ -107,7 +107,7 @@ class MirrorRun:
             BadEntry, MirrorError: as ``EpollDriver.run``.
         """
 
-        def told() -> None:
+        def report_progress() -> None:
             if progress is not None:
                 progress(self.sum_up())
 
@@ -119,15 +119,15 @@ class MirrorRun:
             processes: int = 1,
         ) -> None:
             own = plan is self.plan
-            if ahead is not None and not own:
-                ahead.close()  # this is another process, which has connections of its own
+            if preconnected is not None and not own:
+                preconnected.close()  # this is another process, which has connections of its own
             EpollDriver(
                 plan,
                 tallies,
                 self._context(policy, max(1, connections // processes)),
                 stops,
-                told if own else lambda: None,  # other processes show no progress
-                ahead if own else None,
+                report_progress if own else lambda: None,  # other processes show no progress
+                preconnected if own else None,
             ).run(entries)
 
         if jobs > 1:
@@ -190,8 +190,8 @@ class MirrorRun:
         report.fetched = plan.done_paths + self.would_paths
         report.retries = plan.retries
         report.elapsed_s = self._now() - self._began_s
-        failed = plan.failed[self._told :]
-        self._told += len(failed)
+        failed = plan.failed[self._reported_count :]
+        self._reported_count += len(failed)
         for job in failed:
             reasons = job.reasons or {}
             why = "; ".join(
@@ -222,7 +222,7 @@ LOOK_S = 0.1
 END_S = 5.0
 """How long others have to end; they check whenever bytes arrive, or none do."""
 
-Sprinting = Callable[[Scheduler, Sequence[Tally], Callable[[], bool]], None]
+EpollFetch = Callable[[Scheduler, Sequence[Tally], Callable[[], bool]], None]
 """Fetches the jobs of a scheduler, as far as all goes well, until it must stop."""
 
 
@@ -246,7 +246,7 @@ class WorkerProcesses:
 
     Args:
         report: has the tallies of the mirrors, in the order of the scheduler.
-        ``sprint``: the work of each process.
+        fetch: the work of each process.
         stopped: whether the run must end.
     """
 
@@ -254,12 +254,12 @@ class WorkerProcesses:
         self,
         destination: Destination,
         report: Report,
-        sprint: Sprinting,
+        fetch: EpollFetch,
         stopped: Callable[[], bool],
     ) -> None:
         self._destination = destination
         self._report = report
-        self._sprint = sprint
+        self._fetch = fetch
         self._stopped = stopped
         self._running: list[tuple[int, int, list[ArchiveFile]]] = []
 
@@ -281,7 +281,9 @@ class WorkerProcesses:
         os.close(theirs)
         self._running.append((child, ours, files))
 
-    def _work(self, files: list[ArchiveFile], told: int, stopped: Callable[[], bool]) -> NoReturn:
+    def _work(
+        self, files: list[ArchiveFile], result_fd: int, stopped: Callable[[], bool]
+    ) -> NoReturn:
         """Fetch, report, and end without the parent's cleanup. In the process."""
         status = 1
         try:
@@ -292,13 +294,13 @@ class WorkerProcesses:
             for each in files:
                 plan.add(each)
             try:
-                self._sprint(plan, tallies, stopped)
+                self._fetch(plan, tallies, stopped)
                 result = _result(plan, tallies, files)
             except PipegridError as error:
                 result = {"error": str(error)}
             import json  # one process alone does not need it
 
-            with open(told, "w", encoding="ascii") as pipe:
+            with open(result_fd, "w", encoding="ascii") as pipe:
                 json.dump(result, pipe)
             status = 0
         finally:
@@ -339,10 +341,10 @@ class WorkerProcesses:
         while not select.select([self._running[0][1]], [], [], LOOK_S)[0]:
             if self._stopped():
                 if looks in (0, round(END_S / LOOK_S)):
-                    self._tell(signal.SIGKILL if looks else signal.SIGTERM)
+                    self._signal_children(signal.SIGKILL if looks else signal.SIGTERM)
                 looks += 1
 
-    def _tell(self, number: signal.Signals) -> None:
+    def _signal_children(self, number: signal.Signals) -> None:
         for child, _, _ in self._running:
             os.kill(child, number)
 

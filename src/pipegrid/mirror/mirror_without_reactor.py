@@ -283,7 +283,7 @@ class BlockingMirror:
         self._addresses = addresses
         self.destination = destination
         self._rules = rules
-        self._ahead = ahead
+        self._preconnected = ahead
         self._stopped = stopped
         self._progress = progress
         self._mirror: Mirror | None = None
@@ -325,7 +325,9 @@ class BlockingMirror:
         if self._mirror is None:
             self._check()
             try:
-                return fetch_small(self._addresses[number], asked, self._ahead, self._stopped)
+                return fetch_small(
+                    self._addresses[number], asked, self._preconnected, self._stopped
+                )
             except (OSError, UnsupportedResponse):
                 pass
         files: SmallFiles = (await self._late()).small_files(number)
@@ -345,13 +347,13 @@ class BlockingMirror:
             return await self._mirror.sync(files, staged=staged, always=always)
         self._check()
         work = MirrorRun(self.destination, self._addresses, self._rules.verify, staged)
-        if work.sprint(
+        if work.run_on_epoll(
             files,
             self._rules.durability,
             self._rules.connections,
             self._stopped,
             self._progress,
-            ahead=self._ahead,
+            preconnected=self._preconnected,
         ):
             work.finish()
             return work.sum_up()

@@ -504,7 +504,7 @@ class _Writer:
         self._hash = sha256()
         self._size = 0
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
-        self._room = BoundedSemaphore(PAGES)  # texts of patches need space, but no page
+        self._free_texts = BoundedSemaphore(PAGES)  # texts of patches need space, but no page
         self._free: SimpleQueue[bytearray] = SimpleQueue()
         self._pages = 0
         self._gathered: list[bytes | memoryview] = []
@@ -553,7 +553,7 @@ class _Writer:
                 f"the patched {quoted(self._index)} has more than {self._most_bytes} bytes"
             )
         if self._gathered or page is not None:
-            self._room.acquire()
+            self._free_texts.acquire()
             work = _Work(self._gathered, page)
             self._gathered, self._gathered_bytes = [], 0
             if self._has_none:
@@ -570,7 +570,7 @@ class _Writer:
         if self._error is None and work.pieces:
             self._hash_and_write(work.pieces)
         work.pieces.clear()
-        self._room.release()
+        self._free_texts.release()
         if work.page is not None:
             self._free.put(work.page)
 

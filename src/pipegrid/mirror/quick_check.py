@@ -93,14 +93,14 @@ class StatCache:
         self._manifest = manifest
         self._rows: Rows | None = None
         self._new: list[bytes] = []
-        self._room = MAX_ROWS
+        self._rows_left = MAX_ROWS
 
     @property
     def rows(self) -> Rows:
         """The rows, as ``row_of`` makes them; read on first use."""
         if self._rows is None:
             self._rows = Rows(self._read())
-            self._room -= len(self._rows)
+            self._rows_left -= len(self._rows)
         return self._rows
 
     def _read(self) -> bytes:
@@ -108,7 +108,7 @@ class StatCache:
             data = read_rows(self._path, os.stat(self._manifest).st_size)
             if data is not None:
                 return data
-            self._begin_anew()
+            self._start_over()
         except OSError:
             pass  # there is no file yet, or it cannot be read, and then there are no rows
         return b""
@@ -125,9 +125,9 @@ class StatCache:
             status: from before it was hashed: if the file changed meanwhile, its status differs now.
         """
         row = row_of(digest, status)
-        if row is None or row in self.rows or self._room <= 0:
+        if row is None or row in self.rows or self._rows_left <= 0:
             return
-        self._room -= 1
+        self._rows_left -= 1
         self._new.append(row)
         if len(self._new) >= GATHERED:
             self.keep()
@@ -144,14 +144,14 @@ class StatCache:
         self.rows.discard(row)
         self._new = [each for each in self._new if each != row]
         try:
-            self._begin_anew()
+            self._start_over()
         except FileNotFoundError:  # another process was faster
             return True
         except OSError:
             return False
         return True
 
-    def _begin_anew(self) -> None:
+    def _start_over(self) -> None:
         os.unlink(self._path)
 
     def keep(self) -> None:
@@ -249,7 +249,7 @@ class QuickCheck:
         self._root = root
         self._rows = rows
         self._known: dict[str, tuple[int, int, set[str]]] = {}
-        self._room = MAX_NAMES
+        self._rows_left = MAX_NAMES
         self._opened: list[int] = []
         self._at = 0
 
@@ -332,7 +332,7 @@ class QuickCheck:
             start, cut = self._start(above)
             if start < 0:
                 return _NOWHERE
-            if self._room <= 0:
+            if self._rows_left <= 0:
                 is_one = S_ISDIR(os.stat(path[cut:], dir_fd=start, follow_symlinks=False).st_mode)
                 return (start, cut) if is_one else _NOWHERE
             known = self._known[above] = self._list(above, start, cut)
@@ -345,7 +345,7 @@ class QuickCheck:
         try:
             with os.scandir(fd) as entries:
                 names = {each.name for each in entries if is_directory(each)}
-            self._room -= 1 + len(names)
+            self._rows_left -= 1 + len(names)
             if len(self._opened) < MAX_OPEN:
                 self._opened.append(fd)
                 fd, start, cut = -1, fd, len(path) + 1 if path else 0
@@ -427,11 +427,11 @@ def glimpse(dest: str, shares: bool) -> QuickCheckResult | None:
             return None
         if text.count(b"\n") > len(rows) // ROW.size + MAX_OTHERS:
             return None
-        glance = QuickCheck(root, Rows(rows))
+        quick_check = QuickCheck(root, Rows(rows))
         try:
-            found = _look(glance, text, shares)
+            found = _look(quick_check, text, shares)
         finally:
-            glance.close()
+            quick_check.close()
         return None if found is None else QuickCheckResult(text, *found)
     except OSError:
         return None
@@ -440,13 +440,13 @@ def glimpse(dest: str, shares: bool) -> QuickCheckResult | None:
             os.close(fd)
 
 
-def _look(glance: QuickCheck, text: bytes, shares: bool) -> _Found | None:
+def _look(quick_check: QuickCheck, text: bytes, shares: bool) -> _Found | None:
     middle = text.find(b"\n", len(text) // 2) + 1
     if not shares or len(text) < SHARED_BYTES or not middle:
-        return _look_at(glance, text, 0, len(text), lambda: False)
-    process = _HalfProcess(glance, text, middle)
+        return _look_at(quick_check, text, 0, len(text), lambda: False)
+    process = _HalfProcess(quick_check, text, middle)
     try:
-        own = _look_at(glance, text, 0, middle, lambda: False)
+        own = _look_at(quick_check, text, 0, middle, lambda: False)
         theirs = None if own is None else process.join()
     finally:
         process.stop()
@@ -458,7 +458,7 @@ def _look(glance: QuickCheck, text: bytes, shares: bool) -> _Found | None:
 class _HalfProcess:
     """A process that checks the end of a manifest; raises ``OSError`` if none can be started."""
 
-    def __init__(self, glance: QuickCheck, text: bytes, begin: int) -> None:
+    def __init__(self, quick_check: QuickCheck, text: bytes, begin: int) -> None:
         self._is_done = False
         self._told, told = os.pipe()
         parent = os.getpid()
@@ -466,7 +466,9 @@ class _HalfProcess:
             self._pid = os.fork()
             if not self._pid:
                 try:
-                    found = _look_at(glance, text, begin, len(text), lambda: os.getppid() != parent)
+                    found = _look_at(
+                        quick_check, text, begin, len(text), lambda: os.getppid() != parent
+                    )
                     with open(told, "wb") as pipe:
                         marshal.dump(found, pipe)
                 finally:
@@ -499,13 +501,13 @@ class _HalfProcess:
 
 
 def _look_at(
-    glance: QuickCheck, text: bytes, begin: int, end: int, stopped: Callable[[], bool]
+    quick_check: QuickCheck, text: bytes, begin: int, end: int, stopped: Callable[[], bool]
 ) -> _Found | None:
     files = size_bytes = 0
     others: list[bytes] = []
     while begin < end:
         after = text.find(b"\n", begin + PIECE_BYTES, end) + 1 or end
-        more, more_bytes, more_others = glance.look(text[begin:after])
+        more, more_bytes, more_others = quick_check.look(text[begin:after])
         files += more
         size_bytes += more_bytes
         others += more_others

@@ -157,7 +157,7 @@ class _Directories(Directories):
 class _Seen(StatCache):
     """Rows that are only read."""
 
-    def _begin_anew(self) -> None:
+    def _start_over(self) -> None:
         pass
 
     def keep(self) -> None:

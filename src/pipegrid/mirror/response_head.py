@@ -96,12 +96,12 @@ def parse_head(head: bytes) -> Head:
     status = int(head[9:12])
     if status < 200 or status in (204, 304) or b"\r\ntransfer-encoding:" in head:
         raise UnsupportedResponse("its responses have no length")
-    told, again = _field(head, b"\r\ncontent-length:")
-    if again or not told.isdigit() or len(told) > 16:
+    length, again = _field(head, b"\r\ncontent-length:")
+    if again or not length.isdigit() or len(length) > 16:
         raise UnsupportedResponse("its responses have no length")
     options, again = _field(head, b"\r\nconnection:")
     locations = _locations(told_head, head) if status in REDIRECTS else ()
-    return Head(status, int(told), again or b"close" in options, locations)
+    return Head(status, int(length), again or b"close" in options, locations)
 
 
 def _locations(head: bytes, lowered: bytes) -> tuple[bytes, ...]:

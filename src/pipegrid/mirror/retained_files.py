@@ -153,7 +153,7 @@ def _kind(base: str) -> Literal["packages", "sources"]:
 
 
 def remove_others(
-    destination: Destination, kept: Iterable[str], spared: RetainedFiles, dry_run: bool = False
+    destination: Destination, kept: Iterable[str], retained: RetainedFiles, dry_run: bool = False
 ) -> list[str]:
     """
     Remove all files but these paths and the retained ones; returns the removed paths.
@@ -166,7 +166,7 @@ def remove_others(
     """
     others = list(destination.others(frozenset(kept)))
     if others:  # else the indexes of other runs need not be read
-        stays = holder(spared.names(others), destination.folds)
+        stays = holder(retained.names(others), destination.folds)
         others = [path for path in others if not stays(path)]
     if not dry_run:
         remove_in_order(destination, others)

@@ -433,8 +433,8 @@ class RpmRepository:
         places = {casefold_path(each.file.path) for each in repomd.files}
         # No package may be in the directory of the indexes.
         places = {each for each in places if not each.startswith("repodata/")}
-        told = None if primary.opened is None else primary.opened.size
-        blocks = index_blocks(self._destination.staged_path(path), path, told)
+        size = None if primary.opened is None else primary.opened.size
+        blocks = index_blocks(self._destination.staged_path(path), path, size)
         urls = [self._mirror.url(number) for number in range(self._mirror.count)]
         for count, each in enumerate(packages(blocks, path, urls, skip)):
             if count >= MAX_NAMED:

@@ -482,7 +482,7 @@ class TwistedDriver:
         """Bring some files up to date; see ``Mirror.sync``."""
         work, options = self._work_done, self._options
         if options.sprints and not work.all_read:
-            await self._workers.run(self._sprint, files)
+            await self._workers.run(self._run_on_epoll, files)
             if self._ended.called:
                 await self._ended
         if work.all_read:
@@ -512,23 +512,23 @@ class TwistedDriver:
         await self._workers.run(work.finish)
         return work.sum_up()
 
-    def _sprint(self, files: Iterable[MirrorEntry]) -> bool:
+    def _run_on_epoll(self, files: Iterable[MirrorEntry]) -> bool:
         """Fetch what the epoll driver can fetch. In the thread."""
         options = self._options
         progress = options.progress
 
-        def told(report: Report) -> None:
-            self._clock.callFromThread(self._tell, report)
+        def report_progress(report: Report) -> None:
+            self._clock.callFromThread(self._report_progress, report)
 
-        return self._work_done.sprint(
+        return self._work_done.run_on_epoll(
             files,
             options.policy,
             options.connections,
             lambda: self._closed or self._ended.called,
-            None if progress is None else told,
+            None if progress is None else report_progress,
         )
 
-    def _tell(self, report: Report) -> None:
+    def _report_progress(self, report: Report) -> None:
         if self._closed or self._ended.called or self._options.progress is None:
             return
         try:
@@ -614,7 +614,7 @@ class TwistedDriver:
             else:
                 source.ask(thief, move.job)
         if self._options.progress is not None:
-            self._tell(self._work_done.sum_up())
+            self._report_progress(self._work_done.sum_up())
 
     def _note(self) -> None:
         now_s = self._clock.seconds()

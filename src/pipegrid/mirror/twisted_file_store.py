@@ -457,8 +457,8 @@ def retry_after_s(headers: Sequence[tuple[bytes, bytes]]) -> float:
             if value.isdigit() and len(value) < 10:
                 return min(float(value), MAX_RETRY_AFTER_S)
             then = _seconds_of(value)
-            told = [_seconds_of(date) for key, date in headers if key == b"date"]
-            now = next((each for each in told if each is not None), time())
+            dates = [_seconds_of(date) for key, date in headers if key == b"date"]
+            now = next((each for each in dates if each is not None), time())
             return 0.0 if then is None else min(max(0.0, then - now), MAX_RETRY_AFTER_S)
     return 0.0
 

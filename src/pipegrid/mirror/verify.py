@@ -63,17 +63,19 @@ def verify(
     began_s = now()
     own, *others = parts_of_manifest(destination, processes)
     workers: list[_PartProcess] = []
-    quick_check = destination.glance() if policy.is_none else None  # once for all processes
+    quick_check = (
+        destination.new_quick_check() if policy.is_none else None
+    )  # once for all processes
     try:
         workers.extend(_PartProcess(destination, policy, quick_check, part) for part in others)
 
-        def told() -> None:
+        def report_progress() -> None:
             report.elapsed_s = now() - began_s
             if progress is not None:
                 progress(report)
 
         def look(part: ManifestPart) -> None:
-            _look(destination, policy, quick_check, part, report, told, stopped)
+            _look(destination, policy, quick_check, part, report, report_progress, stopped)
 
         look(own)
         for process in workers:
@@ -82,7 +84,7 @@ def verify(
             if not process.join(report):
                 look(process.part)
         report.unnoted_files += destination.unnoted_files
-        told()
+        report_progress()
     finally:
         if quick_check is not None:
             quick_check.close()
@@ -119,7 +121,7 @@ def _look(
     quick_check: QuickCheck | None,
     part: ManifestPart,
     report: Report,
-    told: Callable[[], None] = lambda: None,
+    report_progress: Callable[[], None] = lambda: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
     for lines in _closely(destination, quick_check, part, report):
@@ -127,7 +129,7 @@ def _look(
             _look_at(destination, each, policy.next(), report)
             if stopped():
                 return
-        told()
+        report_progress()
         if stopped():
             return
 
@@ -178,7 +180,7 @@ class _PartProcess:
         part: ManifestPart,
     ) -> None:
         self.part = part
-        self._told, theirs = os.pipe()
+        self._result_fd, theirs = os.pipe()
         parent = os.getpid()
         try:
             self._pid = os.fork()
@@ -193,7 +195,7 @@ class _PartProcess:
         destination: Destination,
         policy: VerifyPolicy,
         quick_check: QuickCheck | None,
-        told: int,
+        result_fd: int,
         parent: int,
     ) -> NoReturn:
         """Check, report, and end without the parent's cleanup. In the process."""
@@ -210,15 +212,15 @@ class _PartProcess:
             )
             report.unnoted_files = destination.unnoted_files
             destination.close()
-            with open(told, "wb") as pipe:
+            with open(result_fd, "wb") as pipe:
                 marshal.dump([getattr(report, name) for name in _COUNTS] + [report.failed], pipe)
         finally:
             os._exit(0)
 
     def join(self, report: Report) -> bool:
         """Wait for it, and add its result; returns False without one."""
-        with open(self._told, "rb") as pipe:
-            self._told = -1
+        with open(self._result_fd, "rb") as pipe:
+            self._result_fd = -1
             data = pipe.read()
         try:
             *counts, failed = marshal.loads(data)  # written by a copy of this process
@@ -231,8 +233,8 @@ class _PartProcess:
 
     def stop(self) -> None:
         """End it, if it still runs."""
-        if self._told >= 0:
-            os.close(self._told)
+        if self._result_fd >= 0:
+            os.close(self._result_fd)
         if self._pid > 0:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)

@@ -200,13 +200,13 @@ class ThreadShortage:
 
     def __init__(self) -> None:
         self.tell: Callable[[str], object] | None = None
-        self._told = False
+        self._reported = False
 
     def report(self) -> None:
         """Report it, unless it was reported before."""
-        if self._told:
+        if self._reported:
             return
-        self._told = True
+        self._reported = True
         if self.tell is not None:
             self.tell(FEW_THREADS)
         if "twisted.logger" in sys.modules:

@@ -31,7 +31,7 @@ class TraceSpan:
 
     name: str
     row: str
-    lane: int
+    track: int
     began: float
     facts: dict[str, object]
     ended: bool = False
@@ -61,15 +61,15 @@ class _Row:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.lanes: list[bool] = []
+        self.tracks: list[bool] = []
 
-    def take_lane(self) -> int:
-        for lane, taken in enumerate(self.lanes):
+    def take_track(self) -> int:
+        for track, taken in enumerate(self.tracks):
             if not taken:
-                self.lanes[lane] = True
-                return lane
-        self.lanes.append(True)
-        return len(self.lanes) - 1
+                self.tracks[track] = True
+                return track
+        self.tracks.append(True)
+        return len(self.tracks) - 1
 
 
 class Tracer:
@@ -136,7 +136,7 @@ class Tracer:
             place = self._rows[row] = _Row(len(self._rows) + 1)
             if self._output is not None:
                 self._note(self._row_name(row))
-        return TraceSpan(name, row, place.take_lane(), self._clock(), facts)
+        return TraceSpan(name, row, place.take_track(), self._clock(), facts)
 
     def end(self, span: TraceSpan, **facts: object) -> None:
         """End a span and record it."""
@@ -144,7 +144,7 @@ class Tracer:
             return
         span.ended = True
         place = self._rows[span.row]
-        place.lanes[span.lane] = False
+        place.tracks[span.track] = False
         self._note(
             {
                 "name": span.name,
@@ -152,7 +152,7 @@ class Tracer:
                 "ts": self._microseconds(span.began - self._zero),
                 "dur": self._microseconds(self._clock() - span.began),
                 "pid": place.number,
-                "tid": span.lane + 1,
+                "tid": span.track + 1,
                 "args": span.facts | facts,
             }
         )

@@ -46,7 +46,7 @@ IDLE_S = 60.0
 
 ACCEPT_AGAIN_S = 1.0
 
-TOLD_BUSY = 16
+BUSY_RESPONSES = 16
 """How many connections beyond the limit get an answer; further ones are just closed."""
 
 BACKLOG = 128
@@ -172,7 +172,7 @@ class ResponderService:
             self._again = self.clock.callLater(ACCEPT_AGAIN_S, self.reactor.addReader, self)
             return
         over = len(self.visitors) - self.settings.max_connections
-        if over >= TOLD_BUSY:
+        if over >= BUSY_RESPONSES:
             sock.close()
         else:
             self.visitors.add(Visitor(self, sock, busy=over >= 0))

@@ -210,10 +210,10 @@ class Probe:
     def _error_for(self, answer: bytes) -> ResponderError:
         reason = refusal_of(answer)
         if reason is None:
-            return self._stranger()
+            return self._no_responder()
         return ResponderError(f"the responder at {self._responder.address} {reason}")
 
-    def _stranger(self) -> ResponderError:
+    def _no_responder(self) -> ResponderError:
         return ResponderError(
             f"what answers at {self._responder.address} is not a responder of this speed test; check host and"
             " port, or start one there with: pipegrid speedtest responder"
@@ -310,7 +310,7 @@ class Probe:
                 " there with: pipegrid speedtest responder"
             )
         else:
-            text = str(self._stranger())
+            text = str(self._no_responder())
         self._give_up(ResponderError(text))
 
     # Connecting.

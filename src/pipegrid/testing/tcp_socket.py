@@ -168,7 +168,7 @@ class Socket:
         self._congestion_bytes = options.initial_window_bytes
         self._acks: deque[tuple[int, int]] = deque()
         self._ack_wake = False
-        self._wants_room = False
+        self._wants_space = False
         self._ending = False
         self._gone = False
         # Receiving.
@@ -191,7 +191,7 @@ class Socket:
             window_bytes - self._in_flight_bytes,
         )
         if room <= 0:
-            self._wants_room = True
+            self._wants_space = True
             self._wake_at_next_ack()
             return 0
         return room
@@ -211,7 +211,7 @@ class Socket:
         data = self._outgoing.take(packet.size_bytes)
         self._net.note(self, packet, "data")
         self._net.at(packet.arrival_ns, self.peer._data_arrived, data)
-        self._room_made()
+        self._space_freed()
         if self._ending and not self._outgoing.size_bytes:
             self._send_end()
 
@@ -222,7 +222,7 @@ class Socket:
             arrival_ns, more = self._acks.pop()
             size_bytes += more
         self._acks.append((arrival_ns, size_bytes))
-        if self._wants_room:
+        if self._wants_space:
             self._wake_at_next_ack()
 
     def _collect_acks(self) -> None:
@@ -240,11 +240,11 @@ class Socket:
 
     def _ack_arrived(self) -> None:
         self._ack_wake = False
-        self._room_made()
+        self._space_freed()
 
-    def _room_made(self) -> None:
-        if self._wants_room and self.open and self.program is not None:
-            self._wants_room = False
+    def _space_freed(self) -> None:
+        if self._wants_space and self.open and self.program is not None:
+            self._wants_space = False
             self.program.writable()
 
     def end(self) -> None:

@@ -22,7 +22,7 @@ _SHARE = re.compile(r"\bshare \d+")
 _NAME = "\0"
 
 
-def said_once(reasons: Mapping[str, str]) -> str:
+def joined_once(reasons: Mapping[str, str]) -> str:
     """Return the reasons as one text of a few reasons; empty if there are none."""
     texts = each_once(reasons)
     more = len(texts) - MOST_REASONS
@@ -104,7 +104,7 @@ def too_few_shares(verb: str, outcome: SearchOutcome) -> NotEnoughSharesError:
         verb: what cannot be done to the file.
     """
     found, needed, servers = outcome.found, outcome.required_shares, outcome.servers
-    because = said_once(outcome.reasons)
+    because = joined_once(outcome.reasons)
     if not found and not outcome.reasons and not outcome.was_any:
         text = (
             f"no share of the file is on any of {counted(servers, 'server')}; check that the cap was copied "
@@ -196,7 +196,7 @@ class PlacementOutcome:
 def not_spread(file_name: str, outcome: PlacementOutcome) -> UnhappyError:
     """Return the error for a file that could not be spread over enough servers."""
     reached, happy, stored = outcome.reached, outcome.happy, outcome.stored
-    why = said_once({**outcome.reasons, **outcome.full}) or "too few accepted it"
+    why = joined_once({**outcome.reasons, **outcome.full}) or "too few accepted it"
     named: tuple[str, ...] = ()
     if outcome.contended:
         advice = "another client may be storing it at this moment; try again when it has finished"
@@ -266,7 +266,7 @@ class Shortfall:
             return ()
         reached, wanted = self._least
         least = "" if self.writes == 1 else "at least "
-        why = said_once(self._reasons)
+        why = joined_once(self._reasons)
         text = f"{counted(self.writes, 'write')} reached fewer servers than wanted"
         return (
             f"{text} ({least}{reached} of {wanted}){f': {why}' if why else ''}; "

@@ -365,7 +365,7 @@ class Repair:
         try:
             if small:
                 return await self._send_whole(encoder)
-            await self._find_room(encoder)
+            await self._find_space(encoder)
             if self._uploads.open:
                 await self._send_segments(encoder)
                 await self._settle()
@@ -384,7 +384,7 @@ class Repair:
         self._uploads.release(abort=abort)
         self._allocations.cancel()
 
-    async def _find_room(self, encoder: Reencoder) -> None:
+    async def _find_space(self, encoder: Reencoder) -> None:
         """Open share uploads for all missing shares, and wait until each is known to be accepted."""
         header = encoder.layout.pack_header()
         while True:

@@ -280,7 +280,7 @@ class ProgressReport:
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress = progress
         self._total = total
-        self._told = -1
+        self._reported_bytes = -1
 
     @property
     def is_wanted(self) -> bool:
@@ -293,8 +293,8 @@ class ProgressReport:
 
     def report(self, done: int) -> None:
         """Report that ``done`` of ``total`` is done, unless that much was reported already."""
-        if self._progress is not None and done > self._told:
-            self._told = done
+        if self._progress is not None and done > self._reported_bytes:
+            self._reported_bytes = done
             self._progress(done, self._total)
 
     def finish(self) -> None:

@@ -239,7 +239,7 @@ QUESTIONS_AT_ONCE = 1024
 REST_S = 30.0
 """How long an unreachable server is not asked."""
 
-OnAnswer = Callable[[Surveyed | ServerError], None]
+OnResponse = Callable[[Surveyed | ServerError], None]
 
 
 class SurveyBatcher:
@@ -262,7 +262,7 @@ class SurveyBatcher:
         self._peer = peer
         self._silence_s = silence_s
         self._broken = broken
-        self._waiting: deque[tuple[Question, OnAnswer]] = deque()
+        self._waiting: deque[tuple[Question, OnResponse]] = deque()
         self._sent: dict[Deferred[None], int] = {}
         self._unanswered = 0
         self._has_answered = False
@@ -276,14 +276,14 @@ class SurveyBatcher:
         counts = f"{len(self._waiting)} wait, {self._unanswered} unanswered"
         return f"<SurveyBatcher for {self._peer.name}: {counts}>"
 
-    def ask(self, question: Question, told: OnAnswer) -> None:
+    def ask(self, question: Question, on_response: OnResponse) -> None:
         """
         Ask the server at the end of this turn.
 
         Args:
-            told: called once with the response or the error, but not within this call.
+            on_response: called once with the response or the error, but not within this call.
         """
-        self._waiting.append((question, told))
+        self._waiting.append((question, on_response))
         if self._turn is None:
             self._turn = self._clock.callLater(0, self._turn_is_over)
 
@@ -313,14 +313,14 @@ class SurveyBatcher:
             ]
             self._send_batch(batch)
 
-    def _send_batch(self, batch: Sequence[tuple[Question, OnAnswer]]) -> None:
+    def _send_batch(self, batch: Sequence[tuple[Question, OnResponse]]) -> None:
         if not self._unanswered:
             self._last_activity = self._clock.seconds()
-        told: list[OnAnswer | None] = [call for _, call in batch]
+        on_response: list[OnResponse | None] = [call for _, call in batch]
         self._unanswered += len(batch)
 
         def answered(number: int, answer: Surveyed | ServerError) -> None:
-            call, told[number] = told[number], None
+            call, on_response[number] = on_response[number], None
             if call is not None:
                 self._answered(call, answer)
 
@@ -332,7 +332,7 @@ class SurveyBatcher:
                     error = self._resting
                 else:
                     self._broken(result)
-            for call in told:
+            for call in on_response:
                 if call is not None:
                     self._unanswered -= 1
                     if error is not None:
@@ -344,7 +344,7 @@ class SurveyBatcher:
         sent.addBoth(ended)
         self._watch()
 
-    def _answered(self, call: OnAnswer, answer: Surveyed | ServerError) -> None:
+    def _answered(self, call: OnResponse, answer: Surveyed | ServerError) -> None:
         self._unanswered -= 1
         if isinstance(answer, ServerUnreachable | ServerTimeout):
             self._rest(answer)

@@ -272,7 +272,7 @@ class UpkeepRequest:
 @attrs.define(eq=False)
 class _Object:
     cap: ChkCap | ChkVerifierCap | MutableCap
-    told: OnOutcome
+    on_outcome: OnOutcome
     inquiry: ShareQuery | None = None
     open_questions: int = 0
 
@@ -319,7 +319,7 @@ class Upkeep:
         One coroutine may wait here, or in ``finished``.
 
         Raises:
-            BaseException: any exception of ``told``.
+            BaseException: any exception of ``on_outcome``.
         """
         while not self._has_space():
             await self._changed.wait()
@@ -335,7 +335,7 @@ class Upkeep:
     def begin(
         self,
         cap: ChkCap | ChkVerifierCap | LitCap | MutableCap,
-        told: OnOutcome,
+        on_outcome: OnOutcome,
         *,
         damaged: bool = False,
     ) -> None:
@@ -343,14 +343,14 @@ class Upkeep:
         Begin the upkeep of an object.
 
         Args:
-            told: called once with the outcome, perhaps before this returns.
+            on_outcome: called once with the outcome, perhaps before this returns.
             damaged: a check with a read cap has found that this mutable file needs a repair.
         """
         self._left_in_turn = max(0, self._left_in_turn - 1)
         if isinstance(cap, LitCap):
-            told(RenewResult(cap, {}, 0, 0, [], []) if self._todo.renew else literal(cap))
+            on_outcome(RenewResult(cap, {}, 0, 0, [], []) if self._todo.renew else literal(cap))
             return
-        one = _Object(cap, told)
+        one = _Object(cap, on_outcome)
         self._objects.add(one)
         if isinstance(cap, MutableCap):
             held_bytes = HELD_BYTES if self._todo.verify or self._todo.repair else 0
@@ -367,7 +367,7 @@ class Upkeep:
         Return when all objects have ended.
 
         Raises:
-            BaseException: any exception of ``told``.
+            BaseException: any exception of ``on_outcome``.
         """
         while self._objects:
             await self._changed.wait()
@@ -534,7 +534,7 @@ class Upkeep:
             return
         self._objects.discard(one)
         try:
-            one.told(outcome)
+            one.on_outcome(outcome)
         except BaseException:
             self._broken(Failure())
         self._changed.fire()
@@ -682,7 +682,7 @@ async def maintain(
         if ended is not None:
             ended(number, outcome)
 
-    def told(key: object, outcome: UpkeepOutcome) -> None:
+    def on_outcome(key: object, outcome: UpkeepOutcome) -> None:
         for number, cap in numbers[key]:
             note(number, _of(outcome, cap))
 
@@ -703,7 +703,7 @@ async def maintain(
                 continue
             numbers[key] = [(number, cap)]
             await upkeep.wait_for_space()
-            upkeep.begin(cap, partial(told, key))
+            upkeep.begin(cap, partial(on_outcome, key))
         await upkeep.finished()
     finally:
         await upkeep.close()

@@ -97,14 +97,14 @@ def add_alias(directory: Path, name: str, cap: str) -> None:
 
 
 def remove_alias(
-    directory: Path, name: str, told: Callable[[str], object] = lambda cap: None
+    directory: Path, name: str, on_replaced: Callable[[str], object] = lambda cap: None
 ) -> str:
     """
     Remove an alias and return its cap. The directory itself does not change.
 
     Args:
-        told: called with each cap that the file has for the name, before they are removed; if it raises, the
-            alias stays.
+        on_replaced: called with each cap that the file has for the name, before they are removed; if it
+            raises, the alias stays.
 
     Raises:
         UsageError: there is no such alias.
@@ -131,7 +131,7 @@ def remove_alias(
             if (named := _named(line)) and named[0] == name
         ]
         for cap in dict.fromkeys(reversed(caps)):
-            told(cap)
+            on_replaced(cap)
         _write(path, b"".join(kept))
     return aliases[name]
 

@@ -325,8 +325,8 @@ class Copier:
             )
         if index in self._frozen:
             if self._frozen[index] in self._partial:
-                told = DirectoryError("a part of it could not be copied, as reported before")
-                self._reports.failed(label, told)
+                incomplete = DirectoryError("a part of it could not be copied, as reported before")
+                self._reports.failed(label, incomplete)
             return self._frozen[index]
         children = await Directory(self._grid, cap).list()
         caps: dict[str, Cap] = {}

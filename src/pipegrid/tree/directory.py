@@ -412,11 +412,11 @@ class Directory:
         store: Callable[[], Deferred[S]],
         metadata: dict[str, Any] | None,
         replace: bool,
-        told: Callable[[Cap], object],
+        on_stored: Callable[[Cap], object],
     ) -> Deferred[S]:
-        # ``told`` may cancel it.
+        # ``on_stored`` may cancel it.
         return start_cancellable(
-            self._stored(name, store, metadata, replace, told), self._grid.clock
+            self._stored(name, store, metadata, replace, on_stored), self._grid.clock
         )
 
     async def _stored(
@@ -425,16 +425,16 @@ class Directory:
         store: Callable[[], Deferred[S]],
         metadata: dict[str, Any] | None,
         replace: bool,
-        told: Callable[[Cap], object],
+        on_stored: Callable[[Cap], object],
     ) -> S:
         self._writekey()
         check_link(name, metadata)  # before anything is stored
-        check_callable(told, "stored")
+        check_callable(on_stored, "stored")
         looking = self._grid.look_ahead(self.cap)
         looking.addErrback(lambda _: None)  # if it fails, the change fails as well and reports it
         try:
             stored = await store()
-            told(stored.cap)
+            on_stored(stored.cap)
             await looking
         finally:
             looking.cancel()

@@ -255,11 +255,11 @@ class RetryQueue(Generic[T, K]):
         self.tries: RetryPolicy[T] = RetryPolicy()
         self._clock = clock
         self._wake = wake
-        self._tell = tell
+        self._notify = tell
         self._kept: dict[T, K] = {}
         self._lost: list[tuple[T, K]] = []
         self._timer: IDelayedCall | None = None
-        self._told = False
+        self._notified = False
 
     @property
     def has_any(self) -> bool:
@@ -273,13 +273,13 @@ class RetryQueue(Generic[T, K]):
         if not self.tries.failed(place, began_s, self._clock.seconds()):
             return False
         self._kept[place] = kept
-        self._tell_wait()
+        self._notify_wait()
         return True
 
     def succeeded(self, place: T) -> bool:
         """Something came through; returns whether that was a retry."""
         second = self.tries.succeeded(place, self._clock.seconds())
-        self._tell_wait()
+        self._notify_wait()
         return second
 
     def ended(self, place: T) -> None:
@@ -297,7 +297,7 @@ class RetryQueue(Generic[T, K]):
         self._lost += [(each, self._kept.pop(each)) for each in self.tries.take_lost()]
         if self.tries.waiting and not self.tries.is_asking:
             self._wake_at(self.tries.next_s)
-        self._tell_wait()
+        self._notify_wait()
         return None if place is None else (place, self._kept.pop(place))
 
     def take_lost(self) -> list[tuple[T, K]]:
@@ -314,13 +314,13 @@ class RetryQueue(Generic[T, K]):
         self.close()
         self._timer = self._clock.callLater(max(0.0, when_s - self._clock.seconds()), self._wake)
 
-    def _tell_wait(self) -> None:
+    def _notify_wait(self) -> None:
         waiting = self.tries.waiting
-        if waiting == self._told:
+        if waiting == self._notified:
             return
-        self._told = waiting
+        self._notified = waiting
         minutes = f"{self.tries.left_s / 60:.3g} minutes"
-        self._tell(
+        self._notify(
             f"too few servers are reachable; waiting for them, up to {minutes}, and then trying what "
             "failed again"
             if waiting

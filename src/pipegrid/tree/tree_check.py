@@ -82,7 +82,7 @@ class CheckRetries(Generic[T]):
         self,
         look: Callable[[T, OnOutcome], Awaitable[None]],
         finished: Callable[[], Awaitable[None]],
-        tell: Callable[[T, UpkeepOutcome], None],
+        note: Callable[[T, UpkeepOutcome], None],
     ) -> None:
         """
         Check the kept objects again now.
@@ -90,15 +90,15 @@ class CheckRetries(Generic[T]):
         Args:
             look: begins to check an object.
             finished: returns when all checks have ended.
-            tell: called with the final outcome of each.
+            note: called with the final outcome of each.
         """
         for number, (what, outcome, error) in enumerate(self._kept):
             if not self._later.keeps(number, (what, outcome), error, -math.inf):
-                tell(what, outcome)
+                note(what, outcome)
         self._kept.clear()
         in_flight = 0
 
-        def told(number: int, what: T, began_s: float, outcome: UpkeepOutcome) -> None:
+        def on_outcome(number: int, what: T, began_s: float, outcome: UpkeepOutcome) -> None:
             nonlocal in_flight
             in_flight -= 1
             error = lacking(outcome)
@@ -106,17 +106,17 @@ class CheckRetries(Generic[T]):
                 self.helped += self._later.succeeded(number)
             elif self._later.keeps(number, (what, outcome), error, began_s):
                 return
-            tell(what, outcome)
+            note(what, outcome)
 
         try:
             while True:
                 again = self._later.next(at_end=not in_flight)
                 for _, lost in self._later.take_lost():
-                    tell(*lost)
+                    note(*lost)
                 if again is not None:
                     number, (what, _) = again
                     in_flight += 1
-                    await look(what, partial(told, number, what, self._clock.seconds()))
+                    await look(what, partial(on_outcome, number, what, self._clock.seconds()))
                 elif in_flight:
                     await finished()
                 elif self._later.has_any:
@@ -232,8 +232,8 @@ def check_tree(
         UnhappyError: there are no servers.
     """
     reports = CheckReports(
-        ended=None if ended is None else lambda _, *told: ended(*told),
-        unreadable=None if unreadable is None else lambda _, *told: unreadable(*told),
+        ended=None if ended is None else lambda _, *details: ended(*details),
+        unreadable=None if unreadable is None else lambda _, *details: unreadable(*details),
     )
     return check_trees(grid, [cap], todo, bounds=bounds, reports=reports)
 
@@ -338,14 +338,14 @@ class _Trees:
     async def _look_again(self, upkeep: Upkeep) -> None:
         """Check again what was not repaired because servers were unreachable."""
 
-        async def look(what: _Placed, told: OnOutcome) -> None:
+        async def look(what: _Placed, on_outcome: OnOutcome) -> None:
             await upkeep.wait_for_space()
-            upkeep.begin(what[2], told)
+            upkeep.begin(what[2], on_outcome)
 
-        def tell(what: _Placed, outcome: UpkeepOutcome) -> None:
+        def note(what: _Placed, outcome: UpkeepOutcome) -> None:
             self._note(what[0], what[1], outcome)
 
-        await self._again.take(look, upkeep.finished, tell)
+        await self._again.take(look, upkeep.finished, note)
         self._summary.second_tries += self._again.helped
 
     def _came(self, what: _Placed, outcome: UpkeepOutcome) -> None:
@@ -384,8 +384,8 @@ class _Trees:
                         await upkeep.wait_for_space()
                         damaged = isinstance(one.outcome, Failure)
                         cap = _keepable(best)
-                        told = partial(self._came, (one.number, one.place, cap))
-                        upkeep.begin(cap, told, damaged=damaged)
+                        on_outcome = partial(self._came, (one.number, one.place, cap))
+                        upkeep.begin(cap, on_outcome, damaged=damaged)
                     if not held:
                         return
         self._give_up(held)

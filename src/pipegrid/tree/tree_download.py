@@ -728,7 +728,7 @@ class TreeGet:
         else:
             self.result.links += 1
             self._note(path, not_kept)
-            self._tell(path, "link", 0)
+            self._report_done(path, "link", 0)
 
     # Files.
 
@@ -833,9 +833,9 @@ class TreeGet:
         self._here_bytes += size
         if self._progress is not None:
             self._progress(self._here_bytes, max(self._known_bytes, self._here_bytes))
-        self._tell(path, how, size)
+        self._report_done(path, how, size)
 
-    def _tell(self, path: TreePath, how: str, size: int) -> None:
+    def _report_done(self, path: TreePath, how: str, size: int) -> None:
         if self._done is not None:
             self._done(path, how, size)
 

@@ -202,19 +202,19 @@ class FileProgress:
         self._reports = reports
         self._counts = counts
         self._size = size
-        self._told = 0
+        self._reported_bytes = 0
 
     def is_at(self, done: int, total: int) -> None:
         """This part of its shares is acknowledged."""
-        self._tell(self._size * done // max(1, total))
+        self._report_bytes(self._size * done // max(1, total))
 
     def end(self) -> None:
         """It has ended, stored or not."""
-        self._tell(0)
+        self._report_bytes(0)
 
-    def _tell(self, now: int) -> None:
-        if now != self._told:
-            more, self._told = now - self._told, now
+    def _report_bytes(self, now: int) -> None:
+        if now != self._reported_bytes:
+            more, self._reported_bytes = now - self._reported_bytes, now
             self._reports.sending(self._counts, more)
 
 

@@ -155,13 +155,13 @@ class UploadJournal(KnownObjects):
             os.close(self._lock)
             self._lock = -1
 
-    def _note(self, tell: Callable[[KnownObjects], None]) -> None:
+    def _note(self, write: Callable[[KnownObjects], None]) -> None:
         if self._off:
             return
         if self._database is not None:
-            tell(self._database)
+            write(self._database)
             return
-        self._unwritten.append(tell)
+        self._unwritten.append(write)
         early = 0 <= self._now() - self._began_s < WRITTEN_AFTER_S
         much = self._unwritten_bytes >= MAX_UNWRITTEN_BYTES
         if much or len(self._unwritten) >= MAX_UNWRITTEN or not early:
@@ -169,9 +169,9 @@ class UploadJournal(KnownObjects):
 
     def _write(self) -> None:
         self._open()
-        for tell in self._unwritten:
+        for write in self._unwritten:
             if self._database is not None:
-                tell(self._database)
+                write(self._database)
         self._unwritten.clear()
 
     def _open(self) -> None:

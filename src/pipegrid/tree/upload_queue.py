@@ -78,7 +78,7 @@ class UploadQueue(Generic[P]):
         small_file_capacity: Callable[[], SmallFileCapacity],
         expect: Callable[[int], None] = lambda objects: None,
     ) -> None:
-        self._tell_ended = ended
+        self._report_ended = ended
         self._seconds = seconds
         self._small_file_capacity = small_file_capacity
         self._expect = expect
@@ -211,4 +211,4 @@ class UploadQueue(Generic[P]):
             self._depth.ended(work.began_s, self._seconds(), self._storing)
         self._storing -= work.stores
         self._begin_more()
-        self._tell_ended(outcome)
+        self._report_ended(outcome)

@@ -118,11 +118,11 @@ class GridFiles:
 
     def check(self, cap: ImmutableFileCap) -> Deferred[Health]:
         """Count the shares of a file, and renew their leases, in one batch with other checks."""
-        told: Deferred[Any] = Deferred()
+        checked: Deferred[Any] = Deferred()
         if self._upkeep is not None:
-            self._begin(self._upkeep, cap, told)
+            self._begin(self._upkeep, cap, checked)
         else:
-            self._waiting.append((cap, told))
+            self._waiting.append((cap, checked))
             if self._opening is None:
                 # Imported here, since most runs check nothing.
                 from pipegrid.transfer.upkeep import UpkeepRequest
@@ -131,7 +131,7 @@ class GridFiles:
                     self._opened
                 )
                 self._opening.addErrback(self._not_opened)
-        return told.addCallback(self._judge)
+        return checked.addCallback(self._judge)
 
     def close(self) -> Deferred[Any]:
         if self._upkeep is not None:
@@ -143,15 +143,15 @@ class GridFiles:
     def _opened(self, upkeep: Upkeep) -> None:
         self._upkeep = upkeep
         waiting, self._waiting = self._waiting, []
-        for cap, told in waiting:
-            self._begin(upkeep, cap, told)
+        for cap, checked in waiting:
+            self._begin(upkeep, cap, checked)
 
-    def _begin(self, upkeep: Upkeep, cap: ImmutableFileCap, told: Deferred[Any]) -> None:
-        self._checks.add(told)
+    def _begin(self, upkeep: Upkeep, cap: ImmutableFileCap, checked: Deferred[Any]) -> None:
+        self._checks.add(checked)
 
         def ended(outcome: UpkeepOutcome) -> None:
-            self._checks.discard(told)
-            told.callback(outcome)
+            self._checks.discard(checked)
+            checked.callback(outcome)
 
         upkeep.begin(cap, ended)
         if not self._watching:
@@ -165,15 +165,15 @@ class GridFiles:
         self._watching = False
         if failure is not None:
             checks, self._checks = self._checks, set()
-            for told in checks:
-                told.errback(failure)
+            for checked in checks:
+                checked.errback(failure)
 
     def _not_opened(self, failure: Failure) -> None:
         self._opening = None
         waiting, self._waiting = self._waiting, []
         if not failure.check(CancelledError):
-            for _, told in waiting:
-                told.errback(failure)
+            for _, checked in waiting:
+                checked.errback(failure)
 
     def _judge(self, outcome: Any) -> Health:
         assert isinstance(outcome, CheckResult)

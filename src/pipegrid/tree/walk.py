@@ -19,9 +19,9 @@ from pipegrid.tree.directory_reading import (
     read_listing,
 )
 from pipegrid.tree.walk_order import (
-    AheadDirectory,
     Found,
     Met,
+    ReadAheadDirectory,
     TreePath,
     Unreadable,
     WalkLimits,
@@ -53,7 +53,7 @@ class Walk:
         self._grid = grid
         self._order = order
         self._listing = listing
-        self._running: dict[AheadDirectory, Deferred[Any]] = {}
+        self._running: dict[ReadAheadDirectory, Deferred[Any]] = {}
         self._waiter: Deferred[None] | None = None
         self._bug: Failure | None = None
         self._closed = False
@@ -109,7 +109,7 @@ class Walk:
             self._bug.raiseException()
         return arrived
 
-    def _arrived(self, outcome: Listing | Failure, directory: AheadDirectory) -> None:
+    def _arrived(self, outcome: Listing | Failure, directory: ReadAheadDirectory) -> None:
         self._running.pop(directory, None)
         if self._closed:
             return

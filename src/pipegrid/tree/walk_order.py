@@ -155,7 +155,7 @@ class _Step:
 
 
 @attrs.define(eq=False)
-class AheadDirectory:
+class ReadAheadDirectory:
     """
     A directory that will be read, is being read, or is open; its fields belong to ``WalkOrder``.
 
@@ -184,7 +184,7 @@ class AheadDirectory:
     identity: bytes | None = None
     position: int = 0
     next_ahead: int = 0
-    children: dict[int, AheadDirectory] = attrs.Factory(dict)
+    children: dict[int, ReadAheadDirectory] = attrs.Factory(dict)
     dropped: bool = False
 
     @property
@@ -232,10 +232,10 @@ class WalkOrder:
         self._root: Cap | None = cap
         self._began = False
         self._over = False
-        self._head: AheadDirectory | None = None
-        self._stack: list[AheadDirectory] = []
+        self._head: ReadAheadDirectory | None = None
+        self._stack: list[ReadAheadDirectory] = []
         self._path: list[str] = []
-        self._cursors: list[tuple[bytes, int, AheadDirectory]] = []
+        self._cursors: list[tuple[bytes, int, ReadAheadDirectory]] = []
         self._tie = 0
         self._seen: set[bytes | None] = set()
         self._shut: set[bytes | None] = set()
@@ -260,7 +260,7 @@ class WalkOrder:
 
     # Reading.
 
-    def next_read(self) -> AheadDirectory | None:
+    def next_read(self) -> ReadAheadDirectory | None:
         """Return the directory to read now, if any; report its outcome to ``arrived``."""
         if self._over:
             return None
@@ -287,7 +287,7 @@ class WalkOrder:
             return self._begin(directory)
         return None
 
-    def _is_over(self, directory: AheadDirectory) -> bool:
+    def _is_over(self, directory: ReadAheadDirectory) -> bool:
         """Return whether a directory was met before, and this cap reveals no more of it."""
         identity = directory.identity
         if identity is None or identity not in self._seen:
@@ -300,7 +300,7 @@ class WalkOrder:
             return cap
         return None
 
-    def _begin(self, directory: AheadDirectory) -> AheadDirectory:
+    def _begin(self, directory: ReadAheadDirectory) -> ReadAheadDirectory:
         directory.state = "reading"
         self._reading += 1
         if directory.identity is not None:
@@ -309,7 +309,7 @@ class WalkOrder:
             self._ahead_bytes += directory.memory_bytes
         return directory
 
-    def arrived(self, directory: AheadDirectory, outcome: Listing | Exception) -> None:
+    def arrived(self, directory: ReadAheadDirectory, outcome: Listing | Exception) -> None:
         """A directory was read, or could not be."""
         assert directory.state == "reading"
         self._reading -= 1
@@ -325,7 +325,7 @@ class WalkOrder:
         if directory.ahead:
             self._ahead_bytes += directory.memory_bytes - before
 
-    def _next_child(self, parent: AheadDirectory) -> DirectoryCap | None:
+    def _next_child(self, parent: ReadAheadDirectory) -> DirectoryCap | None:
         """
         Return the next directory in an open one that was not begun, if any; ``next_ahead`` is its position.
         """
@@ -339,14 +339,18 @@ class WalkOrder:
         parent.next_ahead = len(entries)
         return None
 
-    def _child(self, parent: AheadDirectory, index: int, cap: DirectoryCap) -> AheadDirectory:
+    def _child(
+        self, parent: ReadAheadDirectory, index: int, cap: DirectoryCap
+    ) -> ReadAheadDirectory:
         way = _Step(parent.identity, parent.way)
         return self._directory(cap, way, parent.depth + 1, parent.key + index.to_bytes(4, "big"))
 
     def _directory(
         self, cap: DirectoryCap, way: _Step | None, depth: int, key: bytes
-    ) -> AheadDirectory:
-        return AheadDirectory(cap, way, depth, key, _expected_bytes(cap), identity=identity_of(cap))
+    ) -> ReadAheadDirectory:
+        return ReadAheadDirectory(
+            cap, way, depth, key, _expected_bytes(cap), identity=identity_of(cap)
+        )
 
     def _ticket(self) -> int:
         self._tie += 1
@@ -403,7 +407,7 @@ class WalkOrder:
         self._met = 1
         return met
 
-    def _enter(self, child: AheadDirectory, entry: Entry | None) -> Met | None:
+    def _enter(self, child: ReadAheadDirectory, entry: Entry | None) -> Met | None:
         """Meet a directory by its entry, or the root, which has none; None if it is not read yet."""
         cap: Cap | None = child.cap
         path, metadata_json, best = tuple(self._path), self._metadata_json, None
@@ -440,7 +444,7 @@ class WalkOrder:
             self._path.append(entry.name)
         return Found(path, cap, "directory", metadata_json, again, child.listing, best)
 
-    def _obstacle(self, child: AheadDirectory) -> Exception | None:
+    def _obstacle(self, child: ReadAheadDirectory) -> Exception | None:
         if child.depth > self.limits.depth:
             return DirectoryError(
                 f"this directory lies {child.depth} levels deep, too deep, and was not entered; to "
@@ -459,20 +463,20 @@ class WalkOrder:
         self._seen.add(identity)
         return False
 
-    def _move_to_open(self, directory: AheadDirectory) -> None:
+    def _move_to_open(self, directory: ReadAheadDirectory) -> None:
         if directory.ahead:
             self._ahead_bytes -= directory.memory_bytes
             directory.ahead = False
         self._open_bytes += directory.memory_bytes
 
-    def _leave(self, top: AheadDirectory) -> None:
+    def _leave(self, top: ReadAheadDirectory) -> None:
         self._stack.pop()
         if self._stack:
             self._path.pop()
         self._open_bytes -= top.memory_bytes
         self._forget(top)
 
-    def _drop(self, directory: AheadDirectory) -> None:
+    def _drop(self, directory: ReadAheadDirectory) -> None:
         """Forget a directory that is not entered, and everything that was read in advance below it."""
         dropping = [directory]
         while dropping:
@@ -483,7 +487,7 @@ class WalkOrder:
                 each.ahead = False
             self._forget(each)
 
-    def _forget(self, directory: AheadDirectory) -> None:
+    def _forget(self, directory: ReadAheadDirectory) -> None:
         directory.dropped = True
         directory.children.clear()
         if directory.identity is not None:

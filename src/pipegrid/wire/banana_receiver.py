@@ -487,7 +487,7 @@ class BoundedReceiver(Broker):
 
     def _took_nothing(self) -> bool:
         """Process an empty answer, if one comes next and is allowed."""
-        found = None if self._nothing is None else self._tokens.ahead(self._nothing)
+        found = None if self._nothing is None else self._tokens.match_next(self._nothing)
         if found is None:
             return False
         request = self.waitingForAnswers.get(number_of(found["request"]))
@@ -502,7 +502,7 @@ class BoundedReceiver(Broker):
     def _took_allocated(self) -> bool:
         """Process an answer that allocates one share, if one comes next and is allowed."""
         kind = self.bounds.allocated
-        found = None if self._allocated is None else self._tokens.ahead(self._allocated)
+        found = None if self._allocated is None else self._tokens.match_next(self._allocated)
         said = None if found is None else parsed(found)
         if kind is None or found is None or said is None:
             return False

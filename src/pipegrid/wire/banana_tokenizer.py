@@ -109,7 +109,7 @@ class Tokens:
             if not self._next():
                 return None
 
-    def ahead(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
+    def match_next(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
         """
         Return the pattern's match for the next tokens, if they arrived in one piece and no token is
         incomplete.
@@ -119,7 +119,7 @@ class Tokens:
         return pattern.match(self._chunk, self._at)
 
     def skip_match(self, found: re.Match[bytes]) -> None:
-        """Continue after the match that ``ahead`` has just returned."""
+        """Continue after the match that ``match_next`` has just returned."""
         self._at = found.end()
 
     def body(self, size: int) -> bytes | None:

@@ -33,7 +33,9 @@ class ReadBundleTests(ServerTestCase):
 
     def post(self, body: bytes, *lines: bytes) -> Reply:
         """Return the answer to any body."""
-        [reply] = self.ask(head("POST", gbs_paths_headers.READ_BUNDLE_PATH, *lines, body=body) + body)
+        [reply] = self.ask(
+            head("POST", gbs_paths_headers.READ_BUNDLE_PATH, *lines, body=body) + body
+        )
         return reply
 
     def setUp(self) -> None:

@@ -25,7 +25,7 @@ from pipegrid.server.gbs.http_connection import (
     STUCK_TIMEOUT_S,
     TICK_S,
 )
-from pipegrid.server.gbs.request_order import MAX_STRANGERS_REQUESTS, MAX_UNANSWERED
+from pipegrid.server.gbs.request_order import MAX_UNANSWERED, MAX_UNAUTHENTICATED_REQUESTS
 from pipegrid.server.gbs.request_parser import (
     FEW_CHUNKS,
     LEAST_CHUNK_BYTES,
@@ -850,7 +850,7 @@ class HostileTests(ServerTestCase):
         connection, transport = self.connect()
         connection.dataReceived(head("GET", "/").replace(b"Authorization: ", b"A: ") * 100)
         replies = parse_replies(transport.written)
-        self.assertEqual([reply.status for reply in replies], [404] * MAX_STRANGERS_REQUESTS)
+        self.assertEqual([reply.status for reply in replies], [404] * MAX_UNAUTHENTICATED_REQUESTS)
         self.assertEqual(replies[-1].headers["connection"], "close")
         self.assertTrue(transport.closing)
         requests = [VERSION, *[head("GET", "/")] * 99]

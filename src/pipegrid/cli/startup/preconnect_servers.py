@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Sockets and TLS are imported only if there is a server: an embedded grid needs neither.
 
-_WAYS = (CONNECTIONS.encode(), b"\\")
+_SETTING_MARKS = (CONNECTIONS.encode(), b"\\")
 """Text that may be a setting for connections; an escape may be any character."""
 
 _MOST_BYTES = 64 << 10
@@ -38,7 +38,7 @@ def addresses_in(text: bytes) -> list[HostPort]:
     None are returned if there are more than ``MOST``, since it is unknown which ones have a file. Host
     names and comments are left out.
     """
-    if any(each in text for each in _WAYS):
+    if any(each in text for each in _SETTING_MARKS):
         return []
     nurl = rb"pb://[^\s\"'@/]+@(\[[0-9a-fA-F:]+\]|[0-9.]+):([0-9]{1,5})/[^\s\"'#]*#v=1"
     found: dict[HostPort, None] = {}

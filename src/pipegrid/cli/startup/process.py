@@ -168,15 +168,15 @@ def _dial(invocation: Invocation) -> Preconnector | None:
 
 def _cut_short(job: NoReactorJob, console: Console) -> int | None:
     """Do the job without a reactor if possible; a signal ends it at its next check, a second one at once."""
-    told: list[int] = []
+    signals: list[int] = []
 
     def note(number: int, _frame: Any) -> None:
         signal.signal(number, signal.SIG_DFL)
-        told.append(number)
+        signals.append(number)
 
     _handle_all(note)
     try:
-        return job.run_without_reactor(console, lambda: bool(told))
+        return job.run_without_reactor(console, lambda: bool(signals))
     finally:
         _handle_all(_end_now)
 

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 # was announced; the rest waits here, at most what the transport had read already.
 
 FEED_BYTES = 16384
-STRANGER_FEED_BYTES = 1024
+UNAUTHENTICATED_FEED_BYTES = 1024
 """
 The same before the secret was shown: a request of 18 bytes takes a kilobyte of memory, and unauthenticated
 clients may send only a few.
 """
-STRANGER_RECEIVE_BYTES = 4 * 1024
+UNAUTHENTICATED_RECEIVE_BYTES = 4 * 1024
 RECEIVE_BYTES = 64 * 1024
 """
 How much is read from the socket at a time; a thousand clients that do not read answers may each have this
@@ -73,13 +73,13 @@ class ReadBuffer:
         self._transport: Any = None
         self._bulk = False
         self.waiting: deque[bytes] = deque()
-        self.least_bytes = STRANGER_FEED_BYTES
+        self.least_bytes = UNAUTHENTICATED_FEED_BYTES
         self.paused = False
 
     def attach(self, transport: Any) -> None:
         """Read from a transport of an unauthenticated client."""
         self._transport = transport
-        set_bulk_buffers(transport, STRANGER_RECEIVE_BYTES)
+        set_bulk_buffers(transport, UNAUTHENTICATED_RECEIVE_BYTES)
 
     def become_known(self) -> bool:
         """Record that the secret was shown; returns whether it was for the first time."""

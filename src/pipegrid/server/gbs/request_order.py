@@ -122,7 +122,7 @@ TURN = _turn()
 
 MAX_UNANSWERED = 128
 MAX_WAITING_ANSWER_BYTES = 256 * 1024
-MAX_STRANGERS_REQUESTS = 32
+MAX_UNAUTHENTICATED_REQUESTS = 32
 """For a connection that has not shown the secret; it is closed after the answer to the last one."""
 
 log = Logger()
@@ -182,7 +182,7 @@ class RequestOrder:
         self._service = service
         self._on_ready = on_ready
         self._turns = turns
-        self._waits_for_room = False
+        self._waits_for_space = False
         # The current request.
         self.request: Request | None = None
         self.receiver: Receiver | None = None
@@ -254,7 +254,7 @@ class RequestOrder:
         self.begun += 1
         if not self.known:
             self.known = self._service.knows_secret(request)
-            if not self.known and self.begun >= MAX_STRANGERS_REQUESTS:
+            if not self.known and self.begun >= MAX_UNAUTHENTICATED_REQUESTS:
                 request.keep_alive = False
         self.request = request
         request.client = self.client
@@ -420,12 +420,12 @@ class RequestOrder:
     # Limits of what waits for the disk.
 
     def _wait_for_space(self) -> None:
-        if not self._waits_for_room:
-            self._waits_for_room = True
-            self._service.call_when_space(self._room)
+        if not self._waits_for_space:
+            self._waits_for_space = True
+            self._service.call_when_space(self._space_freed)
 
-    def _room(self) -> None:
-        self._waits_for_room = False
+    def _space_freed(self) -> None:
+        self._waits_for_space = False
         if not self.lost:
             self._on_ready()
 

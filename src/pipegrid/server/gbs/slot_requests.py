@@ -80,11 +80,11 @@ class SlotQueue:
         outcome: Deferred[T] = Deferred()
 
         def start_and_report() -> Deferred[Any]:
-            def tell(result: Any) -> None:
+            def pass_on(result: Any) -> None:
                 if not outcome.called:
                     outcome.callback(result)
 
-            return start().addBoth(tell)
+            return start().addBoth(pass_on)
 
         if storage_index in self._busy:
             self._busy[storage_index].append(start_and_report)

@@ -97,7 +97,7 @@ class GbsService:
         self.commits = 0
         self._durability = durability
         self._authorization = gbs_paths_headers.authorization(swissnum)
-        self._waiting_for_room: list[Callable[[], None]] = []
+        self._waiting_for_space: list[Callable[[], None]] = []
         self.slots = SlotQueue(durability)
         slot_handlers = SlotHandlers(store.slots, self.slots, self.offer)
         self.large_bytes = LARGE_MESSAGE_BYTES
@@ -127,7 +127,7 @@ class GbsService:
 
     def call_when_space(self, call: Callable[[], None]) -> None:
         """Call a function once, when the limit may not be reached any more."""
-        self._waiting_for_room.append(call)
+        self._waiting_for_space.append(call)
 
     @property
     def takes_whole(self) -> bool:
@@ -143,7 +143,7 @@ class GbsService:
         """Count shares that wait to become durable, before they do; a negative number releases them."""
         self.commits += shares
         if shares < 0:
-            self._tell_room()
+            self._notify_space()
 
     def commit(self, upload: IncomingShare) -> Deferred[None]:
         """Make a complete share durable and visible."""
@@ -159,21 +159,21 @@ class GbsService:
         def one(upload: Storable, outcome: Ending) -> None:
             assert isinstance(upload, IncomingShare)
             self.commits -= 1
-            if self._waiting_for_room:
-                self._tell_room()
+            if self._waiting_for_space:
+                self._notify_space()
             ended(upload, outcome)
 
         self._durability.commit_each(uploads, one)
 
     def _committed(self, result: Failure | None) -> Failure | None:
         self.commits -= 1
-        self._tell_room()
+        self._notify_space()
         return result
 
-    def _tell_room(self) -> None:
+    def _notify_space(self) -> None:
         # All are called: some may be closed, or have nothing to write.
-        if self._waiting_for_room:
-            waiting, self._waiting_for_room = self._waiting_for_room, []
+        if self._waiting_for_space:
+            waiting, self._waiting_for_space = self._waiting_for_space, []
             for call in waiting:
                 call()
 

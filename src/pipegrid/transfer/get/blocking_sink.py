@@ -310,10 +310,10 @@ class BlockingSink:
     def _failed(self, failure: Failure) -> None:
         self._writing = None
         error = failure.value
-        self._error = self._told(error) if isinstance(error, Exception) else error
+        self._error = self._described(error) if isinstance(error, Exception) else error
         self._changed()
 
-    def _told(self, error: Exception) -> Exception:
+    def _described(self, error: Exception) -> Exception:
         told = unwritable(self._name, error)
         if told is not error:
             told.__cause__ = error
@@ -324,7 +324,7 @@ class BlockingSink:
         try:
             await self._workers.run_blocking(self._target.flush)
         except Exception as error:
-            told = self._told(error)
+            told = self._described(error)
             if told is error:
                 raise
             raise told from error

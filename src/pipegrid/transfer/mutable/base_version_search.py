@@ -175,7 +175,7 @@ class ModifyOptions:
         merge: merges the contents of several versions with the same number; None: the highest version is
             used.
         redo: recognizes an edit in content that contains it already; None: the edit is applied again.
-        in_doubt: returns whether a part of the edit failed on its last content; if that was cached, the
+        is_uncertain: returns whether a part of the edit failed on its last content; if that was cached, the
             edit is applied to what servers have.
         tried: versions that were written for the same edit and had conflicts. They are our own and
             unfinished, so another client's version takes precedence.
@@ -185,7 +185,7 @@ class ModifyOptions:
     always: bool = False
     merge: Callable[[Sequence[bytes]], bytes] | None = None
     redo: Redo | None = None
-    in_doubt: Callable[[], bool] = lambda: False
+    is_uncertain: Callable[[], bool] = lambda: False
     tried: Iterable[Version] = ()
 
 

@@ -158,7 +158,7 @@ class Modification:
         self._replaces = how.replaces
         self._always = how.always
         self._redo = how.redo
-        self._in_doubt = how.in_doubt
+        self._is_uncertain = how.is_uncertain
         self._met_s: float | None = None
         self._wait_s = 0.0
         # Of each write that may be stored: the content that it was made from, and the new content.
@@ -188,7 +188,7 @@ class Modification:
                 if not base.is_warm:
                     raise
                 content = None
-            if base.is_warm and (content is None or self._in_doubt()):
+            if base.is_warm and (content is None or self._is_uncertain()):
                 # The edit fails or changes nothing, so no write would test whether the cached version is
                 # current.
                 base = await self._search.look(everyone=False)

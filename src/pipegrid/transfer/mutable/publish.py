@@ -23,8 +23,8 @@ from pipegrid.errors import (
     is_absence,
 )
 from pipegrid.reactor.deferreds import RequestSet
-from pipegrid.transfer.failure_messages import said_once
-from pipegrid.transfer.mutable.servermap import HEAD_BYTES, ServerMap, spare
+from pipegrid.transfer.failure_messages import joined_once
+from pipegrid.transfer.mutable.servermap import HEAD_BYTES, ServerMap, server_for_share
 from pipegrid.transfer.mutable.slot_client import Slot, quorum
 from pipegrid.transfer.peers import Peer, server_ids
 from pipegrid.wire.storage_messages import ShareChange
@@ -266,7 +266,7 @@ class Publish:
         for number in shares:
             if number in self.outcome.placed:
                 continue
-            peer = spare(
+            peer = server_for_share(
                 number, self._places, self._heads, self._slot.peers, set(self.outcome.failed)
             )
             if peer is not None:
@@ -395,5 +395,5 @@ def _advice(failed: Mapping[Peer, ServerError]) -> str:
 
 
 def _because(failed: Mapping[Peer, ServerError]) -> str:
-    told = said_once({peer.name: str(error) for peer, error in failed.items()})
-    return f": {told}" if told else ""
+    reasons = joined_once({peer.name: str(error) for peer, error in failed.items()})
+    return f": {reasons}" if reasons else ""

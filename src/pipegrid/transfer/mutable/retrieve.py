@@ -77,7 +77,7 @@ class Retrieve:
         self._holders = found.holders(version)
         self._in_use: dict[int, Copy] = {}
         self._asked: dict[int, Spans] = {}
-        self._told = 0
+        self._reported_count = 0
         self._suspects: RequestSet[int] = RequestSet(slot.clock)
 
     async def read(self, start: int, length: int) -> None:
@@ -113,7 +113,7 @@ class Retrieve:
                     if pieces is not None:
                         self._write(pieces)
                         segment += 1
-                elif not self._is_bad_news():
+                elif not self._has_lost_shares():
                     await self._requests.wait()
             await self._look_at_suspects()
         finally:
@@ -128,7 +128,7 @@ class Retrieve:
         while self._suspects.running and clock.seconds() < end_s:
             await self._suspects.wait(end_s - clock.seconds())
 
-    def _is_bad_news(self) -> bool:
+    def _has_lost_shares(self) -> bool:
         """Return whether shares turned out bad since the last call, so that others must be chosen."""
         return len(self._reader.shares_in_use) < len(self._in_use) or bool(self._reader.lacking)
 
@@ -186,13 +186,13 @@ class Retrieve:
 
     def _note_corrupt(self) -> None:
         """Process the damage that the reader has found."""
-        for error in self._reader.corrupt[self._told :]:
+        for error in self._reader.corrupt[self._reported_count :]:
             copy = self._in_use.get(-1 if error.share_number is None else error.share_number)
             if copy is None:
                 self.corrupt.append(error)
             else:
                 self._suspect(copy, error)
-        self._told = len(self._reader.corrupt)
+        self._reported_count = len(self._reader.corrupt)
 
     def _suspect(self, copy: Copy, error: CorruptionError) -> None:
         """Record a share that looks damaged; whatever the reason, it is not used here."""
@@ -215,19 +215,22 @@ class Retrieve:
 
 
 async def read_whole(
-    slot: Slot, found: ServerMap, version: Version, told: Callable[[Spoilt], None] | None = None
+    slot: Slot,
+    found: ServerMap,
+    version: Version,
+    on_damaged: Callable[[Spoilt], None] | None = None,
 ) -> bytes:
     """
     Return all of a version's plaintext; see ``Retrieve.read``.
 
     Args:
-        told: called with the damaged shares, whether reading succeeds or fails.
+        on_damaged: called with the damaged shares, whether reading succeeds or fails.
     """
     pieces: list[Buffer] = []
     reader = Retrieve(slot, found, version, pieces.extend)
     try:
         await reader.read(0, version.size)
     finally:
-        if told is not None:
-            told(reader.spoilt)
+        if on_damaged is not None:
+            on_damaged(reader.spoilt)
     return b"".join(pieces)

@@ -220,7 +220,7 @@ def place(
                 placed.add(number)
     for number in range(total_shares):
         if number not in placed:
-            peer_or_none = spare(number, places, heads, order, unusable)
+            peer_or_none = server_for_share(number, places, heads, order, unusable)
             if peer_or_none is not None:
                 places.setdefault(peer_or_none, {})[number] = None
     if widely:
@@ -232,7 +232,7 @@ def place(
     return places
 
 
-def spare(
+def server_for_share(
     number: int,
     places: Mapping[Peer, Mapping[int, bytes | None]],
     heads: Mapping[Peer, Mapping[int, bytes]],

@@ -174,7 +174,7 @@ class MakesChanges(Protocol):
         *,
         merge: Merge | None,
         redo: Redo | None,
-        in_doubt: Callable[[], bool],
+        is_uncertain: Callable[[], bool],
     ) -> Modification:
         """Return the modification; see ``Modification`` and ``ModifyOptions`` for the arguments."""
 
@@ -350,7 +350,7 @@ class WriteQueues:
             edit_all,
             merge=queue.merge,
             redo=redos.pop() if len(redos) == 1 else None,
-            in_doubt=lambda: bool(failures),
+            is_uncertain=lambda: bool(failures),
         )
         try:
             result: Any = await change.run()

@@ -63,7 +63,7 @@ class Allocations:
         return bool(self._unanswered)
 
     @property
-    def has_news(self) -> bool:
+    def has_responses(self) -> bool:
         """Whether there are responses that ``take_responses`` has not returned."""
         return bool(self._answers)
 

@@ -160,7 +160,7 @@ _LEFT = "puts_to_ask_first"
 _MAX_BYTES = 1000
 
 
-def open_elsewhere(policy: AskFirst, directories: Sequence[Path]) -> PlacementHistory:
+def open_placement_history(policy: AskFirst, directories: Sequence[Path]) -> PlacementHistory:
     """
     Return the placement history, which saves its own changes.
 

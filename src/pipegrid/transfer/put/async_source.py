@@ -168,10 +168,10 @@ class _Receiver(Protocol):
         self._arrived = arrived
 
     def connectionMade(self) -> None:
-        self._arrived.pause = lambda: self._tell("pauseProducing")
-        self._arrived.resume = lambda: self._tell("resumeProducing")
+        self._arrived.pause = lambda: self._call_transport("pauseProducing")
+        self._arrived.resume = lambda: self._call_transport("resumeProducing")
 
-    def _tell(self, method: str) -> None:
+    def _call_transport(self, method: str) -> None:
         # Transports of stubs and caches, whose bodies are in memory, may lack these methods.
         getattr(self.transport, method, lambda: None)()
 

@@ -145,7 +145,7 @@ class _Turns:
 # the segments that it missed after the last one. They are encoded again from the source; nothing is kept
 # for it.
 
-WaitForRoom = Callable[[], Coroutine[Any, Any, None]]
+WaitForSpace = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Segments:
@@ -174,7 +174,7 @@ class Segments:
         """Encode no more segments in advance; jobs in threads end by themselves."""
         self._line.close()
 
-    async def send_blocks(self, wait_for_space: WaitForRoom) -> None:
+    async def send_blocks(self, wait_for_space: WaitForSpace) -> None:
         """
         Send the blocks of every segment to the share uploads that are open at that time.
 
@@ -193,7 +193,7 @@ class Segments:
         writes = await self._workers.run_if_large(16 * trees, self._encoder.finish)
         _send(writes, None, self._uploads.open)
 
-    async def send_missed(self, late: Sequence[ShareUpload], wait_for_space: WaitForRoom) -> None:
+    async def send_missed(self, late: Sequence[ShareUpload], wait_for_space: WaitForSpace) -> None:
         """Encode again, and send, the segments that late share uploads have missed or lost."""
         geometry = self._geometry
         assert self.gone_by == geometry.num_segments

@@ -332,8 +332,8 @@ class KeyNotes:
 
 def _name(path: str, identity: tuple[int, ...], geometry: Geometry) -> str:
     encoding = (geometry.required_shares, geometry.total_shares, geometry.segment_bytes)
-    told = repr((os.fsencode(path), identity, encoding)).encode()
-    return hashlib.blake2b(told, digest_size=16, person=b"pipegrid put").hexdigest()
+    identified = repr((os.fsencode(path), identity, encoding)).encode()
+    return hashlib.blake2b(identified, digest_size=16, person=b"pipegrid put").hexdigest()
 
 
 def _lock(file: FileIO, path: str) -> None:

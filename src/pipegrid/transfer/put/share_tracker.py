@@ -129,9 +129,9 @@ class ActiveShares:
 
     def abort_share(self, upload: ShareUpload) -> None:
         """Abort the unfinished share of a share upload that has ended."""
-        told = upload.abort()
-        self._forgetting.add(told)
-        told.addBoth(lambda _: self._forgetting.discard(told))
+        aborted = upload.abort()
+        self._forgetting.add(aborted)
+        aborted.addBoth(lambda _: self._forgetting.discard(aborted))
 
     async def wait_for_aborts(self, clock: IReactorTime) -> None:
         """

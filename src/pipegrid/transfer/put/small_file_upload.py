@@ -66,7 +66,7 @@ def split_call(
     allocation: Deferred[Allocation] = Deferred(cancelled)
     writes: dict[int, Deferred[WriteAnswer]] = {number: Deferred(cancelled) for number in numbers}
 
-    def told(result: Stored | Failure) -> None:
+    def allocated(result: Stored | Failure) -> None:
         if isinstance(result, Failure):
             pass_on(allocation, result)
             for write in writes.values():
@@ -77,7 +77,7 @@ def split_call(
             error = result.failed.get(number)
             pass_on(write, WriteAnswer(True) if error is None else Failure(error))
 
-    call.addBoth(told)
+    call.addBoth(allocated)
     return allocation, writes
 
 

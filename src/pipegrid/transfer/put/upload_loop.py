@@ -396,7 +396,7 @@ class Upload:
         await self._segments.send_trailers()
         if self._cap_known is not None:
             self._cap_known(self._segments.cap)
-        if self._allocations.has_news:
+        if self._allocations.has_responses:
             self._process_events()
         may_hold = self._asking.may_hold_back(self._clock.seconds())
         for upload in self._uploads.open:

@@ -179,7 +179,7 @@ window, the window would be empty for a round trip after it. With a first window
 that would cost every large file a round trip.
 """
 
-LET_GO_BYTES = 256 << 10
+UNKEPT_BATCH_BYTES = 256 << 10
 """
 Batches from this size on need not stay in memory once sent; smaller ones are kept and sent again from
 memory.
@@ -233,7 +233,7 @@ class Batch:
     @property
     def may_be_released(self) -> bool:
         """Whether the batch is so large that its bytes are encoded again rather than kept."""
-        return self.length >= LET_GO_BYTES
+        return self.length >= UNKEPT_BATCH_BYTES
 
     def is_full(self, liked_bytes: int, sent_before: int, turn: float) -> bool:
         """
@@ -302,7 +302,7 @@ class ShareSender:
         self._flushed = 0
         self._batch: Batch | None = None
         self._last: Batch | None = None
-        self._window_room: Deferred[None] | None = None
+        self._window_space: Deferred[None] | None = None
         self._lost_writes = False
 
     @property
@@ -311,7 +311,7 @@ class ShareSender:
         Whether the sender takes no more: the window is full, and so is the next message, if the pipeline
         gathers one.
         """
-        full = self._window_room is not None and not self.stopped
+        full = self._window_space is not None and not self.stopped
         return full and (self._is_ready or not self._pipeline.gathers)
 
     @property
@@ -331,7 +331,7 @@ class ShareSender:
     def exceeds_window(self) -> bool:
         """Whether the gathered bytes exceed what may be sent now."""
         gathered = 0 if self._batch is None else self._batch.length
-        return self._window_room is not None or gathered > self._pipeline.space
+        return self._window_space is not None or gathered > self._pipeline.space
 
     def send(self, write: ShareWrite, segment: int | None = None) -> None:
         """
@@ -350,7 +350,7 @@ class ShareSender:
         batch = self._batch = self._batch or Batch(write.offset)
         batch.add(write, segment)
         self.resume.gave(segment)
-        if self._window_room is None and self._is_ready:
+        if self._window_space is None and self._is_ready:
             self.flush()
 
     def _skip(self, write: ShareWrite, segment: int | None) -> bool:
@@ -378,7 +378,7 @@ class ShareSender:
         else:
             room = self._pipeline.add(batch.length, self._write, None, batch)
         if not room.called:
-            self._window_room = room
+            self._window_space = room
             room.addBoth(self._has_space, room)
 
     def finish(self, hold: bool) -> None:
@@ -417,7 +417,7 @@ class ShareSender:
         """Send nothing more and drop unsent bytes; writes that were sent remain pending."""
         self.stopped = True
         self._batch = self._last = None
-        room, self._window_room = self._window_room, None
+        room, self._window_space = self._window_space, None
         if room is not None:
             room.cancel()
 
@@ -427,15 +427,15 @@ class ShareSender:
         self._sent = _never_sent
 
     def _has_space(self, _result: object, room: Deferred[None]) -> None:
-        if self._window_room is room:
-            self._window_room = None
+        if self._window_space is room:
+            self._window_space = None
             if self._is_ready:  # otherwise it grows, since the preferred message size has grown
                 self.flush()
             self._changed()
 
     def _dropped(self, release: Callable[[], None]) -> None:
         release()
-        if self._window_room is not None:
+        if self._window_space is not None:
             self._changed()  # memory for the next message is free
 
     def _write(self, release: Callable[[], None] | None, batch: Batch) -> Deferred[object]:

@@ -261,7 +261,7 @@ class Database(KnownObjects):
         """The object of this cap is healthy now."""
         self._write("INSERT OR REPLACE INTO objects VALUES (?, ?)", (str(cap), self._now()))
 
-    def doubt(self) -> None:
+    def require_check(self) -> None:
         """Require a check of every recorded object before it counts as stored."""
         long_ago = self._now() - LATEST_S - 1
         self._write("UPDATE objects SET checked = ? WHERE checked > ?", (long_ago, long_ago))

@@ -25,7 +25,7 @@ from pipegrid.tree.backup.catalogue import (
     entry_name,
     own_time,
     runs_of,
-    said_of_later,
+    warning_of_later_runs,
 )
 from pipegrid.tree.backup.catalogue_store import (
     CatalogueChange,
@@ -452,14 +452,14 @@ class Backups:
         # The records of earlier runs hold for the grid that has the remembered list.
         believed = noted.content is not None
         if not believed:
-            storing.database.doubt()
+            storing.database.require_check()
         (noted, archives), result = await _both(
             Deferred.fromCoroutine(self._prepare(noted, options)),
             Deferred.fromCoroutine(storing.store(options, GridFiles(self._grid))),
         )
         when = own_time(name, self._now(), noted.runs)
         run = _filled(BackupRun(name, when, result.cap, machine=machine), storing.root, result)
-        later = said_of_later(run, noted.runs)
+        later = warning_of_later_runs(run, noted.runs)
         if later:
             self._say(later)
         listed = await self._lister.list(noted, archives, run, options.retention)
@@ -484,7 +484,7 @@ class Backups:
             "everything is checked, and stored again if it is missing"
         )
         self.place.note(noted)  # without a run that may not be stored
-        storing.database.doubt()
+        storing.database.require_check()
         result = await storing.store(options, GridFiles(self._grid))
         run = _filled(run, storing.root, result)
         others = [each for each in noted.unlisted if entry_name(each) != entry_name(run)]

@@ -164,7 +164,7 @@ def own_time(name: str, now: float, runs: Iterable[BackupRun]) -> str:
     return when
 
 
-def said_of_later(run: BackupRun, listed: Iterable[BackupRun]) -> str:
+def warning_of_later_runs(run: BackupRun, listed: Iterable[BackupRun]) -> str:
     """
     Return a message if a listed run claims to be newer than the one just stored; otherwise an empty string.
     """
