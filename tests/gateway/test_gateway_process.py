@@ -116,7 +116,7 @@ class GatewayProcessTests(ProcessTestCase):
         began_s = process_began(os.getpid())
         (self.home / "c/running.process").write_text(f"{os.getpid()} {began_s}\n")
         _, err = self.run_command("-d", "c", "gateway", status=2)
-        self.assertIn("the Tahoe-LAFS node of c is still running", err)
+        self.assertIn("the node of c is still running", err)
         self.assertFalse((self.home / "c/node.url").exists())
 
     @in_fresh_processes

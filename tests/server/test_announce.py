@@ -6,14 +6,14 @@ import errno
 import os
 from pathlib import Path
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.task import Clock
 from twisted.logger import formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
-from pipegrid.errors import UsageError
+from pipegrid.errors import RemoteCallError, UsageError
 from pipegrid.server import announce
 from pipegrid.server.announce import Announcer, load_or_create, storage_fields
 from pipegrid.wire.announcements import BUNDLES, describe, sign, verify
@@ -128,6 +128,28 @@ class AnnouncerTests(SynchronousTestCase):
         self.assertEqual(introducer.published, [signed] * 2)
         announcer.stop()
         self.assertEqual(clock.getDelayedCalls(), [])
+
+    def test_an_introducer_that_refuses(self) -> None:
+        """Why is said, once; then it is tried again, until the announcement is accepted."""
+        said: list[str] = []
+        self.patch(announce.log, "observer", lambda event: said.append(formatEvent(event)))
+        clock, introducer = Clock(), FakeIntroducer()
+        introducer.taken = fail(RemoteCallError("the announcement is refused: no space\x1b\nmore"))
+        announcer = Announcer({"one": FURL}, (b"m", b"s", b"k"), introducer.connect, clock, object)
+        announcer.start()
+        introducer.taken = fail(RemoteCallError("the announcement is refused: no space"))
+        clock.pump([1.0] * 3)
+        introducer.taken = None
+        clock.pump([1.0] * 10)
+        self.assertEqual(
+            said,
+            [
+                "introducer one at intro.example.org:1 does not accept the announcement: the announcement "
+                r"is refused: no space\x1b; it is tried again",
+                "announced to introducer one at intro.example.org:1",
+            ],
+        )
+        announcer.stop()
 
     def test_an_introducer_that_never_answers(self) -> None:
         """Its connection stands, and nobody hears of the server: that is said, once."""

@@ -136,6 +136,7 @@ SECTIONS = {
         "join": "cmd_join",
         "status": "cmd_status",
         "serve": "cmd_serve",
+        "introducer": "cmd_introducer",
         "gateway": "cmd_gateway",
     },
     "Mirrors": {

@@ -4,7 +4,8 @@ Which process runs on a node's directory.
 A Tahoe-LAFS node keeps ``running.process`` in its directory: its process id, and when that process was
 created, in seconds since 1970. A killed node leaves the file, and its id may be another process's by now; so
 both have to match. A gateway writes the same file, and holds ``private/gateway.lock`` as long as it runs: a
-storage server may serve the directory next to a gateway, but not next to a node.
+storage server may serve the directory next to a gateway, but not next to a node. So does an introducer, with
+a lock of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pipegrid.errors import UsageError
 
 NAME = "running.process"
 LOCK_NAME = "private/gateway.lock"
+INTRODUCER_LOCK_NAME = "private/introducer.lock"
 TOLERANCE_S = 2.0
 _MAX_BYTES = 1000
 
@@ -40,20 +42,31 @@ def refuse_if_running(directory: Path, proc: Path = Path("/proc")) -> None:
 
 class DirectoryClaim:
     """
-    The right of one gateway to a directory, until ``release``.
+    The right of one gateway, or one introducer, to a directory, until ``release``.
+
+    Args:
+        lock_name: of the file that is locked.
+        program: what the process is, for errors.
 
     Raises:
-        UsageError: another gateway, or a Tahoe-LAFS node, runs in it.
+        UsageError: another one, or a Tahoe-LAFS node, runs in it.
         OSError: it cannot be written to.
     """
 
-    def __init__(self, directory: Path, proc: Path = Path("/proc")) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        proc: Path = Path("/proc"),
+        *,
+        lock_name: str = LOCK_NAME,
+        program: str = "gateway",
+    ) -> None:
         self._directory = directory
         make_private(str(directory / "private"))
-        lock = open_locked(str(directory / LOCK_NAME), os.O_RDWR | os.O_CREAT, mode=0o600)
+        lock = open_locked(str(directory / lock_name), os.O_RDWR | os.O_CREAT, mode=0o600)
         if lock is None:
             raise UsageError(
-                f"another gateway runs in {directory}; stop it first, or give each a directory of its own"
+                f"another {program} runs in {directory}; stop it first, or give each a directory of its own"
             )
         self._lock: int | None = lock
         try:
@@ -119,6 +132,4 @@ def _gateway_runs(directory: Path) -> bool:
 
 
 def _in_use(directory: Path, pid: int) -> UsageError:
-    return UsageError(
-        f"the Tahoe-LAFS node of {directory} is still running, as process {pid}; stop it first"
-    )
+    return UsageError(f"the node of {directory} is still running, as process {pid}; stop it first")

@@ -21,12 +21,13 @@ from pipegrid.core import base32
 from pipegrid.disk.atomic_write import replace_file
 from pipegrid.disk.file_system_calls import FULL
 from pipegrid.disk.safe_open import read_file
-from pipegrid.errors import UsageError
+from pipegrid.errors import RemoteCallError, UsageError
 from pipegrid.server.identity import unusable
 from pipegrid.version import __version__
 from pipegrid.wire import announcements, gbs_bundles
 from pipegrid.wire.announcements import BUNDLES, FURL, NURLS, SEED, SERVICE, AnnouncementKey, Signed
 from pipegrid.wire.introducer_protocol import (
+    AnnouncementNotAccepted,
     Connect,
     Reconnecting,
     call,
@@ -217,8 +218,10 @@ class Announcer:
         def lost(error: Exception | None) -> None:
             if name not in self._complained:  # once per outage, not for each attempt
                 self._complained.add(name)
+                refused = isinstance(error, AnnouncementNotAccepted)
                 log.warn(
-                    "introducer {name} at {address} is unreachable: {reason}; it is tried again",
+                    "introducer {name} at {address} {what}: {reason}; it is tried again",
+                    what="does not accept the announcement" if refused else "is unreachable",
                     name=name,
                     address=furl.address,
                     reason=reason_of(error),
@@ -232,6 +235,8 @@ class Announcer:
         late = self._clock.callLater(ANSWER_S, self._not_taken, name, furl)
         try:
             await call(reference, "publish_v2", self._signed, self._canary())
+        except RemoteCallError as error:
+            raise AnnouncementNotAccepted(str(error)) from None
         finally:
             if late.active():
                 late.cancel()

@@ -1,5 +1,5 @@
 """
-The identity of a storage server: a key and a self-signed certificate, and the secret that clients need.
+The identity of a server: a key and a self-signed certificate, and the secret that clients need.
 
 Source: the format reference, storage protocols, sections 1.1, 1.2 and 2.1.
 """
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from twisted.internet.ssl import CertificateOptions
 
 FURL_NAME = "storage.furl"
+INTRODUCER_FURL_NAME = "introducer.furl"
 _SWISSNUM_BYTES = 20
 _MAX_FURL_BYTES = 1 << 20
 _KEY_BITS = 2048  # RSA, which Foolscap requires
@@ -54,6 +55,8 @@ class Identity:
         private/node.pem              key and certificate
         private/storage.furl          tub id, hints, and the secret as its last part
         private/storage.swissnum      the secret (PipeGrid's own file; created if there is no fURL yet)
+
+    An introducer has ``private/introducer.furl`` instead of the last two.
 
     If the files contradict each other, the server does not start, since either of two identities may be
     known to clients. Dates and names in the certificate are ignored: clients know the hash of its key.
@@ -109,9 +112,12 @@ class Identity:
         return options  # type: ignore[no-any-return]
 
 
-def load_or_create(directory: Path) -> Identity:
+def load_or_create(directory: Path, furl_name: str = FURL_NAME) -> Identity:
     """
     Return the identity in a node's directory; missing parts are created and kept.
+
+    Args:
+        furl_name: of the file with the fURL: a storage server's, or an introducer's.
 
     Raises:
         UsageError: a file has other contents, or the directory cannot be used.
@@ -120,33 +126,37 @@ def load_or_create(directory: Path) -> Identity:
     key = private / "node.pem"
     try:
         make_directory(private, 0o700)
-        known = load_furl(directory)
+        known = load_furl(directory, furl_name)
         if known is not None and not key.exists():
             raise UsageError(
-                f"{key} is missing, but clients know this server by it, as {private / FURL_NAME} shows; "
+                f"{key} is missing, but clients know this server by it, as {private / furl_name} shows; "
                 "restore it, or remove both for a new identity"
             )
         pem = _read_or_make(key, make_pem)
-        who = from_pem(pem, _read_swissnum(private, known), str(key))
+        if furl_name == FURL_NAME:
+            swissnum = _read_swissnum(private, known)
+        else:  # the fURL is written before clients can know it
+            swissnum = _new_swissnum() if known is None else known.swissnum
+        who = from_pem(pem, swissnum, str(key))
         _check_key(who, str(key))
     except OSError as error:
         raise unusable(error, private) from error
     if known is not None and known.tub_id != who.tub_id:
         raise UsageError(
-            f"{private / FURL_NAME} is that of another key than {key}; restore the right one, or remove "
+            f"{private / furl_name} is that of another key than {key}; restore the right one, or remove "
             "the former for a new address"
         )
     return who
 
 
-def load_furl(directory: Path) -> Furl | None:
+def load_furl(directory: Path, furl_name: str = FURL_NAME) -> Furl | None:
     """
     Return the fURL in a node's directory that clients know, or None if it does not exist yet.
 
     Raises:
         UsageError: the file has other contents.
     """
-    path = directory / "private" / FURL_NAME
+    path = directory / "private" / furl_name
     try:
         text = decode_text(read_file(path, _MAX_FURL_BYTES), str(path)).strip()
     except (FileNotFoundError, NotADirectoryError):
@@ -159,15 +169,15 @@ def load_furl(directory: Path) -> Furl | None:
         raise UsageError(f"{path}: {error}; restore it") from None
 
 
-def keep_furl(directory: Path, address: Furl) -> None:
+def keep_furl(directory: Path, address: Furl, furl_name: str = FURL_NAME) -> None:
     """
     Store the server's fURL if it has changed; log a warning if the disk is full.
 
     Raises:
         UsageError: it cannot be stored, and there is none yet.
     """
-    path = directory / "private" / FURL_NAME
-    known = load_furl(directory)
+    path = directory / "private" / furl_name
+    known = load_furl(directory, furl_name)
     if known == address:
         return
     try:
@@ -261,12 +271,14 @@ def make_pem() -> bytes:
     return self_signed_pem(rsa.generate_private_key(65537, _KEY_BITS), "pipegrid storage", _VALID)
 
 
+def _new_swissnum() -> str:
+    return base32.encode(os.urandom(_SWISSNUM_BYTES))
+
+
 def _read_swissnum(private: Path, known: Furl | None) -> str:
     own = private / "storage.swissnum"
     if known is None or own.exists():
-        data = _read_or_make(
-            own, lambda: base32.encode(os.urandom(_SWISSNUM_BYTES)).encode() + b"\n"
-        )
+        data = _read_or_make(own, lambda: _new_swissnum().encode() + b"\n")
         name, text = own, data.decode("ascii", "replace").strip()
     else:
         name, text = private / FURL_NAME, known.swissnum

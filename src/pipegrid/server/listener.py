@@ -21,13 +21,13 @@ from twisted.python.failure import Failure
 from pipegrid.reactor import process_settings
 from pipegrid.reactor.deferreds import Timer, Waiters
 from pipegrid.reactor.server_tls import tls_factory
-from pipegrid.server.fair_scheduler import FairQueue
+from pipegrid.server.fair_scheduler import FairQueue, FairTurns
 from pipegrid.storage.uploads.eviction import address_of
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
 
-    from pipegrid.server.gbs.http_connection import GbsConnection, GbsSite
+    from pipegrid.server.gbs.http_connection import GbsConnection
 
 
 # A client is unauthenticated until it has shown the server's secret. The number of connections is limited,
@@ -220,12 +220,31 @@ class FoolscapFactory(Protocol):
         """Return a protocol for a connection that begins with Foolscap, or None."""
 
 
+class TlsSite(Protocol):
+    """
+    Makes protocols inside TLS; a Twisted factory. ``GbsSite`` is one.
+
+    Attributes:
+        refused: how many connections were rejected.
+        turns: gets a call of ``asked`` for input.
+    """
+
+    refused: int
+    turns: FairTurns[Any]
+
+    def buildProtocol(self, addr: IAddress | None) -> GbsConnection | None:
+        """Return a protocol for a connection, or None if it is rejected."""
+
+    def note_hostile(self, peer: str, reason: str) -> None:
+        """Log why a client was rejected."""
+
+
 class PortListener(Factory):
     """
     Makes a protocol for each connection that examines its first bytes.
 
     Args:
-        server: speaks GBS, inside TLS.
+        server: speaks GBS, inside TLS, or accepts no such connection.
         contexts: for TLS.
         clock: for time limits.
         foolscap: speaks Foolscap; None: not supported.
@@ -236,7 +255,7 @@ class PortListener(Factory):
 
     def __init__(
         self,
-        server: GbsSite,
+        server: TlsSite,
         contexts: IOpenSSLServerConnectionCreator,
         clock: Any,
         foolscap: FoolscapFactory | None = None,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -28,7 +28,7 @@ from pipegrid.storage.share_store import ShareStore
 # * each connection has ten seconds, and ends with its answer;
 # * there are at most sixteen, by ``ConnectionLimits``: a new one replaces the oldest, but no more than
 #   sixteen of them in one turn of the reactor, in which their descriptors are not free yet;
-# * the page is made at most once a second.
+# * each page is made at most once a second.
 
 PLACE = b"/metrics"
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -48,13 +48,27 @@ _WORDS = {
 }
 
 
+class StatusPage(NamedTuple):
+    """
+    A page, and what makes it.
+
+    Attributes:
+        content_type: of the page.
+        render: makes it.
+    """
+
+    content_type: bytes
+    render: Callable[[], bytes]
+
+
 class MetricsFactory(Factory):
     """
     Makes connections for clients, a limited number.
 
     Args:
         clock: for timeouts.
-        render: makes the page.
+        render: makes the page of metrics.
+        others: further pages by their paths; with a query, for that query alone.
 
     Attributes:
         connections: those that are open, the oldest first.
@@ -62,7 +76,12 @@ class MetricsFactory(Factory):
 
     noisy = False
 
-    def __init__(self, clock: IReactorTime, render: Callable[[], bytes]) -> None:
+    def __init__(
+        self,
+        clock: IReactorTime,
+        render: Callable[[], bytes],
+        others: Mapping[bytes, StatusPage] | None = None,
+    ) -> None:
         self.clock = clock
         self.connections: dict[MetricsConnection, None] = {}
         # Clients are usually on this machine, or come through one proxy, so one address may have all
@@ -70,9 +89,8 @@ class MetricsFactory(Factory):
         self._crowd: ConnectionLimits[MetricsConnection] = ConnectionLimits(
             MAX_CONNECTIONS, MAX_CONNECTIONS, max_closing=MAX_CONNECTIONS
         )
-        self._render = render
-        self._page = b""
-        self._made_s: float | None = None
+        self._pages = {**(others or {}), PLACE: StatusPage(CONTENT_TYPE, render)}
+        self._made: dict[StatusPage, tuple[float, bytes]] = {}
 
     def buildProtocol(self, addr: IAddress | None) -> MetricsConnection | None:
         """Return a connection for one request, or None: too many have just been closed."""
@@ -89,12 +107,18 @@ class MetricsFactory(Factory):
         for each in list(self.connections):
             each.abort()
 
-    def page(self) -> bytes:
-        """Return the page, which may be a second old."""
+    def find(self, url: bytes) -> StatusPage | None:
+        """Return the page at a path, whatever its query; None if there is none."""
+        return self._pages.get(url) or self._pages.get(url.partition(b"?")[0])
+
+    def content(self, page: StatusPage) -> bytes:
+        """Return the content of a page, which may be a second old."""
         now_s = self.clock.seconds()
-        if self._made_s is None or not 0 <= now_s - self._made_s < KEPT_S:
-            self._page, self._made_s = self._render(), now_s
-        return self._page
+        made_s, content = self._made.get(page, (now_s - KEPT_S, b""))
+        if not 0 <= now_s - made_s < KEPT_S:
+            content = page.render()
+            self._made[page] = (now_s, content)
+        return content
 
     def connected(self, connection: MetricsConnection) -> None:
         """Add an open connection to the list."""
@@ -148,21 +172,25 @@ class MetricsConnection(Protocol):
         method, url, version = (*head.partition(b"\r\n")[0].split(b" "), b"", b"")[:3]
         if not version.startswith(b"HTTP/1."):
             return _answer(400)
-        if url.partition(b"?")[0] != PLACE:
+        page = self._factory.find(url)
+        if page is None:
             return _answer(404)
         if method not in (b"GET", b"HEAD"):
             return _answer(405)
-        return _answer(200, self._factory.page(), method == b"GET")
+        content = self._factory.content(page)
+        return _answer(200, content, page.content_type, method == b"GET")
 
 
-def _answer(status: int, page: bytes = b"", with_page: bool = True) -> bytes:
+def _answer(
+    status: int, page: bytes = b"", content_type: bytes = CONTENT_TYPE, with_page: bool = True
+) -> bytes:
     head = b"HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Length: %d\r\n" % (
         status,
         _WORDS[status],
         len(page),
     )
     if page:
-        head += b"Content-Type: %s\r\n" % CONTENT_TYPE
+        head += b"Content-Type: %s\r\n" % content_type
     if status == 405:
         head += b"Allow: GET, HEAD\r\n"
     return head + b"\r\n" + (page if with_page else b"")
@@ -188,17 +216,17 @@ class StorageCollector(Collector):
         for (operation, status), count in self._service.requests.items():
             answers.add_metric([operation, str(status)], count)
         yield answers
-        yield _counter("received_bytes", "Share data received.", self._service.received_bytes)
-        yield _counter("sent_bytes", "Share data that clients requested.", self._service.sent_bytes)
-        yield _counter("accepted_connections", "Connections made.", self._server.accepted)
-        yield _counter("refused_connections", "Connections refused.", self._server.refused)
-        yield _gauge("connections", "Open connections.", len(self._server.connections))
-        yield _gauge("commits", "Shares that wait to become durable.", self._service.commits)
-        yield _gauge("unfinished_uploads", "Unfinished uploads.", self._store.upload_count)
+        yield counter("received_bytes", "Share data received.", self._service.received_bytes)
+        yield counter("sent_bytes", "Share data that clients requested.", self._service.sent_bytes)
+        yield counter("accepted_connections", "Connections made.", self._server.accepted)
+        yield counter("refused_connections", "Connections refused.", self._server.refused)
+        yield gauge("connections", "Open connections.", len(self._server.connections))
+        yield gauge("commits", "Shares that wait to become durable.", self._service.commits)
+        yield gauge("unfinished_uploads", "Unfinished uploads.", self._store.upload_count)
         with suppress(ServerRefused):  # with a failing disk, all other metrics are yielded
             room = self._store.available_bytes()
             if room is not None:
-                yield _gauge("available_bytes", "Space for shares.", room)
+                yield gauge("available_bytes", "Space for shares.", room)
 
 
 def metrics_page(
@@ -210,9 +238,11 @@ def metrics_page(
     return MetricsFactory(clock, lambda: generate_latest(registry))
 
 
-def _counter(name: str, text: str, value: float) -> Metric:
+def counter(name: str, text: str, value: float) -> Metric:
+    """Return a number that only grows, with its name without the prefix."""
     return CounterMetricFamily(f"pipegrid_{name}", text, value=value)
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
+def gauge(name: str, text: str, value: float) -> Metric:
+    """Return a number that grows and falls, with its name without the prefix."""
     return GaugeMetricFamily(f"pipegrid_{name}", text, value=value)

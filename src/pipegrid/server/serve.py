@@ -28,7 +28,9 @@ from pipegrid.errors import UsageError
 from pipegrid.reactor.process_settings import make_monotonic, wall_time
 from pipegrid.reactor.workers import Workers
 from pipegrid.server import identity, systemd
+from pipegrid.server.foolscap.broker import HeldMemory
 from pipegrid.server.foolscap.port import FoolscapPort
+from pipegrid.server.foolscap.remote_objects import FoolscapStorage
 from pipegrid.server.gbs.http_connection import GbsSite
 from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.server.listener import (
@@ -55,6 +57,24 @@ def endpoint_text(text: str, interface: str = "") -> str:
     if not (text.isascii() and text.isdigit()):
         return text
     return f"tcp:{text}:interface={interface}" if interface else f"tcp:{text}"
+
+
+async def listen(reactor: Any, text: str, factory: Any) -> Any:
+    """
+    Listen on an endpoint; returns the port.
+
+    Raises:
+        UsageError: the text is no endpoint, or the port cannot be used.
+    """
+    try:
+        return await serverFromString(reactor, text).listen(factory)
+    except (ValueError, TypeError, LookupError) as error:
+        raise UsageError(
+            f"{text!r} is not a port or endpoint ({str(error).rstrip('.')}); give one such as tcp:8098"
+        ) from error
+    except Exception as error:  # such as CannotListenError
+        why = str(error).rstrip(".")
+        raise UsageError(f"cannot listen on {text}: {why}; choose another port") from error
 
 
 def where(location: str | None, host: Any) -> tuple[str, ...]:
@@ -330,7 +350,7 @@ class StorageNode:
             service = GbsService(self._store, self._durability, who.swissnum)
             connections = min(self.settings.max_connections, raise_file_limit())
             self._server = GbsSite(service, self._reactor)
-            self._foolscap = FoolscapPort(service, who, self._server.note_hostile)
+            self._foolscap = _foolscap_port(who, service, self._server.note_hostile)
             crowd: ConnectionLimits[ProtocolDetector] = ConnectionLimits(
                 connections, self.settings.max_per_address, MAX_CLOSING
             )
@@ -387,15 +407,7 @@ class StorageNode:
             log.warn("{wrong}", wrong=wrong)
 
     async def _listen(self, text: str, factory: Any) -> Any:
-        try:
-            port = await serverFromString(self._reactor, text).listen(factory)
-        except (ValueError, TypeError, LookupError) as error:
-            raise UsageError(
-                f"{text!r} is not a port or endpoint ({str(error).rstrip('.')}); give one such as tcp:8098"
-            ) from error
-        except Exception as error:  # such as CannotListenError
-            why = str(error).rstrip(".")
-            raise UsageError(f"cannot listen on {text}: {why}; choose another port") from error
+        port = await listen(self._reactor, text, factory)
         self._ports.append(port)
         return port
 
@@ -474,6 +486,18 @@ class StorageNode:
             self._lock = None
         if self._serves:  # else a start has failed, which has its own message
             log.info("stopped serving {storage}", storage=str(self.storage))
+
+
+def _foolscap_port(
+    who: identity.Identity, service: GbsService, note_hostile: Callable[[str, str], None]
+) -> FoolscapPort:
+    return FoolscapPort(
+        who,
+        FoolscapStorage(service),
+        memory=HeldMemory(service.hold),
+        others=lambda: sum(service.requests.values()),
+        note_hostile=note_hostile,
+    )
 
 
 def start(reactor: Any, settings: ServeSettings) -> Deferred[StorageNode]:

@@ -81,6 +81,11 @@ An introducer sends all announcements in one message; each has 1 to 3 KB, and ta
 _NO_INTRODUCER = "the server there is not an introducer"
 _MAX_REASON_CHARACTERS = 200
 
+
+class AnnouncementNotAccepted(RemoteCallError):
+    """An introducer does not accept an announcement; the text, which it has sent, says why."""
+
+
 Connect = Callable[[str], "Deferred[Any]"]
 """Given a fURL, fires with a remote reference: a tub's ``getReference``."""
 
@@ -147,6 +152,8 @@ def reason_of(error: Exception | None) -> str:
         return "the server there does not have its key, or does not speak Foolscap"
     if "unable to find reference for name" in str(error):
         return "the server at that address knows nothing under the fURL's last part"
+    if isinstance(error, AnnouncementNotAccepted):
+        return _excerpt(str(error)) or "it does not say why"
     if isinstance(error, (Violation, RemoteCallError)):
         return _NO_INTRODUCER
     return _excerpt(str(error)) or type(error).__name__

@@ -244,6 +244,7 @@ class ServerBroker(BoundedBroker):
         memory, governor: shared by all connections.
         refused: called with the reason when the connection is closed for a violation.
         known: called when the client has named an existing object.
+        bounds: limits for messages.
     """
 
     slicerStack: list[Any]
@@ -255,9 +256,10 @@ class ServerBroker(BoundedBroker):
         governor: Governor,
         refused: Callable[[str], None],
         known: Callable[[], None],
+        bounds: Bounds = BOUNDS,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, bounds=BOUNDS, **kwargs)
+        super().__init__(*args, bounds=bounds, **kwargs)
         self._memory = memory
         self._governor = governor
         self._tell_refused = refused

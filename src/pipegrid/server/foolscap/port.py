@@ -1,10 +1,10 @@
-"""Foolscap on a storage server's port: a tub with the server's own certificate."""
+"""Foolscap on a server's port: a tub with the server's own certificate and one object."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from foolscap import eventual
 from foolscap.api import Tub
@@ -12,10 +12,15 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IAddress, IStreamServerEndpoint
 from zope.interface import implementer
 
-from pipegrid.server.foolscap.broker import Governor, HeldMemory, ServerBroker, ServerNegotiation
-from pipegrid.server.foolscap.remote_objects import FoolscapStorage
-from pipegrid.server.gbs.storage_operations import GbsService
+from pipegrid.server.foolscap.broker import (
+    BOUNDS,
+    Governor,
+    HeldMemory,
+    ServerBroker,
+    ServerNegotiation,
+)
 from pipegrid.server.identity import Identity
+from pipegrid.wire.banana_receiver import Bounds
 from pipegrid.wire.server_address import Furl
 
 KEEPALIVE_S = 120
@@ -23,6 +28,13 @@ KEEPALIVE_S = 120
 
 MAX_REMEMBERED = 4096
 """The number of tubs whose connections are counted, which distinguishes an old connection from a new one."""
+
+
+class ServedObject(Protocol):
+    """The Foolscap object, a ``Referenceable``, that the fURL leads to."""
+
+    def stop(self) -> None:
+        """Drop all that belongs to connections, since they end."""
 
 
 class FoolscapPort:
@@ -33,21 +45,30 @@ class FoolscapPort:
     runs, the program's files may be replaced by those of another version.
 
     Args:
-        service: the storage.
         who: the certificate and the secret.
+        served: the object that clients reach with the secret.
+        memory: counts the memory of all connections.
+        others: returns a number that grows with the requests of other protocols.
         note_hostile: called with the address of a rejected client and the reason.
+        bounds: limits for messages.
     """
 
     def __init__(
         self,
-        service: GbsService,
         who: Identity,
+        served: ServedObject,
+        *,
+        memory: HeldMemory,
+        others: Callable[[], int] = lambda: 0,
         note_hostile: Callable[[str, str], None] = lambda peer, reason: None,
+        bounds: Bounds = BOUNDS,
     ) -> None:
         self._note_hostile = note_hostile
-        self._service = service
+        self._served = served
+        self._memory = memory
+        self._others = others
+        self._bounds = bounds
         self._who = who
-        self._storage: FoolscapStorage | None = None
         self._tub: Any = None
         self._factory: Any = None
         self._make_broker: Any = None
@@ -77,10 +98,9 @@ class FoolscapPort:
         return negotiation
 
     def stop(self) -> Deferred[Any]:
-        """Close all connections, and drop unfinished uploads; fires when the connections are closed."""
+        """Stop the object, and close all connections; fires when they are closed."""
         self._stopped = True
-        if self._storage is not None:
-            self._storage.stop()
+        self._served.stop()
         tub, self._tub = self._tub, None
         stopped: Deferred[Any] = succeed(None) if tub is None else tub.stopService()
         return stopped
@@ -94,14 +114,13 @@ class FoolscapPort:
         tub.setLocation(*hints)
         tub.negotiationClass = ServerNegotiation
         tub.master_table, tub.slave_table = _Recent(), _Recent()
-        requests = self._service.requests
         self._make_broker = partial(
             ServerBroker,
-            memory=HeldMemory(self._service.hold),
-            governor=Governor(eventual.reactor, lambda: sum(requests.values())),
+            memory=self._memory,
+            governor=Governor(eventual.reactor, self._others),
+            bounds=self._bounds,
         )
-        self._storage = FoolscapStorage(self._service)
-        tub.registerReference(self._storage, name=self._who.swissnum)
+        tub.registerReference(self._served, name=self._who.swissnum)
         accepted_elsewhere = _AcceptedElsewhere()
         tub.listenOn(accepted_elsewhere)
         tub.startService()
@@ -133,7 +152,7 @@ class _AcceptedElsewhere:
 
     def getHost(self) -> str:
         """Return a name for Foolscap's log."""
-        return "the storage port"
+        return "the server's port"
 
     def stopListening(self) -> Deferred[None]:
         return succeed(None)

@@ -1,0 +1,135 @@
+"""``pipegrid introducer``: pass on the addresses of a grid's servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from pipegrid.cli import log_file
+from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, failure
+from pipegrid.cli.error_report import ExitStatus
+from pipegrid.cli.options import common_options, gathered
+from pipegrid.cli.startup import lazy_modules
+from pipegrid.grid import introducer_settings
+from pipegrid.reactor.process_settings import SHORTAGE
+from pipegrid.server import introducer_node, systemd
+
+if TYPE_CHECKING:
+    from pipegrid.server.introducer_node import IntroducerNode
+
+
+class IntroducerOptions(NamedTuple):
+    """The options of ``introducer``; see their declarations. None: the node's directory decides."""
+
+    port: str | None = None
+    location: str | None = None
+    metrics: str | None = None
+    max_connections: int | None = None
+    max_per_address: int | None = None
+    log_file: str | None = None
+
+
+class IntroducerJob(GridJob):
+    """Runs until it is stopped, which is success."""
+
+    asks_servers = False
+
+    def __init__(self, options: IntroducerOptions) -> None:
+        self._options = options
+
+    async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
+        """Run; cancelling stops the introducer in order, and gives 0."""
+        lazy_modules.bring_in(log_file, introducer_node, introducer_settings, systemd)
+        console, options = invocation.console, self._options
+        forget = systemd.end_without_memory()  # first, so that it logs failures of the code below
+        try:
+            with log_file.logging_to(console, options.log_file, reactor):
+                SHORTAGE.tell = None  # the log has it
+                given = invocation.directory
+                directory = introducer_settings.usual_directory() if given is None else Path(given)
+                found = introducer_settings.load(directory)
+                for warning in found.warnings:
+                    console.say(f"pipegrid: {warning}")
+                chosen = {
+                    "port": options.port,
+                    "location": options.location,
+                    "status": options.metrics,
+                    "max_connections": options.max_connections,
+                    "max_per_address": options.max_per_address,
+                }
+                said = {name: value for name, value in chosen.items() if value is not None}
+                settings = introducer_node.IntroducerSettings(
+                    directory=directory, **{**found.settings, **said}
+                )
+
+                def announce(node: IntroducerNode) -> None:
+                    if found.is_new:
+                        introducer_settings.keep(
+                            directory,
+                            port=settings.port,
+                            status=settings.status,
+                            listening=node.listening,
+                            hints=node.hints,
+                        )
+                    console.result(node.furl, {"furl": node.furl, "directory": str(directory)})
+
+                await introducer_node.introduce(reactor, settings, announce)
+        except Exception as error:
+            return failure(error, console)
+        finally:
+            forget()
+        return ExitStatus.DONE
+
+
+@click.command(name="introducer")
+@click.option(
+    "--port",
+    metavar="PORT",
+    help="A TCP port or a Twisted endpoint; 'tcp:0:interface=127.0.0.1' takes any free one.  "
+    "[default: the directory's, or tcp:8099]",
+)
+@click.option(
+    "--location",
+    metavar="HOST:PORT",
+    help="Where servers and clients find the introducer.  [default: the directory's, or what it listens on]",
+)
+@click.option(
+    "--metrics",
+    metavar="PORT",
+    help="Serve a status page, its numbers as JSON (/?t=json), and metrics for Prometheus (/metrics) at this "
+    "port or endpoint.  [default: the directory's web.port]",
+)
+@click.option(
+    "--max-connections",
+    type=click.IntRange(min=16),
+    metavar="N",
+    help="Connections at a time; the limit of open files may allow less.  [default: 1000]",
+)
+@click.option(
+    "--max-per-address",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Connections from one address at a time.  [default: half of all]",
+)
+@click.option(
+    "--log",
+    "log_file",
+    type=click.Path(dir_okay=False, readable=False),
+    metavar="FILE",
+    help="Append the log to FILE, as JSON, one object per line; SIGHUP opens it again.",
+)
+@common_options
+@gathered("options", IntroducerOptions)
+def introducer_command(options: IntroducerOptions) -> GridJob:
+    """
+    Pass on the addresses of a grid's servers to its clients, until it is stopped.
+
+    Prints the introducer's fURL, which is an address and a secret: servers announce themselves with
+    'serve --introducer FURL', and clients find them after 'init --introducer FURL'. -d is the introducer's
+    own directory, which keeps its key and what it has listed [default: 'pipegrid-introducer' next to your
+    own]. It may be that of Tahoe-LAFS's introducer: its tahoe.cfg is followed, its fURL stays the same, and
+    Tahoe-LAFS can run it again.
+    """
+    return IntroducerJob(options)

@@ -1,0 +1,195 @@
+"""The introducer's settings in a node's directory, which Tahoe-LAFS can run as well."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from pipegrid.core.text import decode_text
+from pipegrid.disk.atomic_write import create_file
+from pipegrid.errors import UsageError
+from pipegrid.grid.client_paths import (
+    CONFIG_NAME,
+    INTRODUCERS_NAME,
+    SERVERS_NAME,
+    TAHOE_CONFIG_NAME,
+    default_directory,
+)
+from pipegrid.grid.servers_yaml import read_bounded
+from pipegrid.grid.strict_config import SettingsFile, read_config
+from pipegrid.grid.tahoe_settings_check import check
+from pipegrid.server.identity import FURL_NAME, INTRODUCER_FURL_NAME, load_furl, unusable
+from pipegrid.server.serve import endpoint_text
+
+# ``tahoe.cfg`` has ``[node] tub.port``, ``tub.location`` and ``web.port``. A directory without it gets one,
+# and ``tahoe-introducer.tac``, by which ``tahoe run`` knows what kind of node it is.
+#
+# An introducer has a directory of its own: with the key of a storage server it would be the same tub, and
+# clients keep one connection to each tub.
+
+TAC_NAME = "tahoe-introducer.tac"
+_SECTIONS = ("node", "connections", "tor", "i2p")
+_OTHER_NODES = (
+    "tahoe-client.tac",
+    CONFIG_NAME,
+    SERVERS_NAME,
+    INTRODUCERS_NAME,
+    f"private/{FURL_NAME}",
+)
+_PORT_FILE = "client.port"
+_OLD_FURL = "introducer.furl"
+_UNSUPPORTED_ENDPOINT = re.compile(r"(listen:)?(tor|i2p)\b")
+_ANY_PORT = re.compile(r"tcp:(port=)?0(?=:|\Z)")
+_NO_PAGE = ("", "0", "none")
+
+
+@attrs.frozen
+class IntroducerDirectory:
+    """
+    The introducer's settings in a directory.
+
+    Attributes:
+        settings: fields of ``IntroducerSettings`` by name; only those that the directory sets.
+        is_new: whether it has no ``tahoe.cfg`` yet.
+        warnings: a sentence for each setting that is not followed.
+    """
+
+    settings: Mapping[str, Any] = attrs.field(factory=dict)
+    is_new: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+def usual_directory() -> Path:
+    """Return the directory of the user's introducer; raises as ``default_directory`` does."""
+    own = default_directory()
+    return own.with_name(f"{own.name}-introducer")
+
+
+def load(directory: Path) -> IntroducerDirectory:
+    """
+    Return the introducer's settings in a directory.
+
+    Raises:
+        UsageError: it is another node's directory, a file cannot be parsed, or a setting cannot be followed.
+    """
+    for name in _OTHER_NODES:
+        if (directory / name).exists():
+            raise UsageError(
+                f"{directory} is a client's or a storage server's directory, since it has {name}; give the "
+                "introducer another with -d"
+            )
+    if not (directory / TAHOE_CONFIG_NAME).is_file():
+        return IntroducerDirectory(is_new=True)
+    _, parser = read_config(directory)
+    check(parser, "server")
+    for section in parser.sections():
+        if section not in _SECTIONS:
+            raise UsageError(
+                f"{parser.at_section(section)}: an introducer has no section [{section}]; remove it, or give "
+                "another directory with -d"
+            )
+    _move_old_furl(directory)
+    status = _text(parser, "web.port")
+    found = {
+        "port": _port(directory, parser),
+        "location": _location(directory, parser),
+        "status": None if status.lower() in _NO_PAGE else status,
+    }
+    settings = {name: value for name, value in found.items() if value is not None}
+    return IntroducerDirectory(settings, warnings=_warnings(directory, parser, status))
+
+
+def keep(
+    directory: Path, *, port: str, status: str | None, listening: Any, hints: tuple[str, ...]
+) -> None:
+    """
+    Write the settings of a new directory, so that the introducer has the same address at its next start.
+
+    Args:
+        port, status: the endpoints, as they were given.
+        listening: the address of the port.
+        hints: where clients find the introducer.
+
+    Raises:
+        UsageError: the directory cannot be written to.
+    """
+    number = getattr(listening, "port", None)
+    port = endpoint_text(port)
+    status = "" if status is None else endpoint_text(status, "127.0.0.1")
+    if number:
+        port = _ANY_PORT.sub(f"tcp:{number}", port)
+    text = (
+        "# An introducer of PipeGrid, or of Tahoe-LAFS.\n[node]\n"
+        f"web.port = {status}\ntub.port = {port}\ntub.location = {','.join(hints)}\n"
+    )
+    try:
+        create_file(directory / TAC_NAME, b"# an introducer\n", mode=0o644)
+        create_file(directory / TAHOE_CONFIG_NAME, text.encode("utf-8"), mode=0o644)
+    except OSError as error:
+        raise unusable(error, directory) from error
+
+
+def _port(directory: Path, parser: SettingsFile) -> str | None:
+    text = _text(parser, "tub.port")
+    if not text:  # Tahoe-LAFS chose a port and wrote it to a file
+        path = directory / _PORT_FILE
+        data = read_bounded(path)
+        return None if data is None else decode_text(data, str(path)).strip() or None
+    if text == "disabled":
+        raise _wrong(
+            parser, "tub.port", "is 'disabled': no client could reach the introducer; set it"
+        )
+    if any(_UNSUPPORTED_ENDPOINT.match(each.strip()) for each in text.split(",")):
+        raise _wrong(
+            parser, "tub.port", f"is {text!r}: no onion or I2P service is started; use a TCP port"
+        )
+    return text
+
+
+def _location(directory: Path, parser: SettingsFile) -> str | None:
+    hints = [each.strip() for each in _text(parser, "tub.location").split(",")]
+    hints = [each for each in hints if each]
+    if "disabled" in hints:
+        raise _wrong(
+            parser, "tub.location", "is 'disabled': no client could reach the introducer; set it"
+        )
+    if hints and "AUTO" not in hints:
+        return ",".join(hints)
+    # Clients use the addresses that Tahoe-LAFS detected itself; they are in the node's fURL.
+    known = load_furl(directory, INTRODUCER_FURL_NAME)
+    return None if known is None or not known.hints else ",".join(known.hints)
+
+
+def _move_old_furl(directory: Path) -> None:
+    """Move the fURL to where Tahoe-LAFS has kept it since 1.10, as Tahoe-LAFS does."""
+    old, new = directory / _OLD_FURL, directory / "private" / INTRODUCER_FURL_NAME
+    if not old.exists():
+        return
+    if new.exists():
+        raise UsageError(f"both {old} and {new} exist; remove the one that clients do not know")
+    try:
+        new.parent.mkdir(mode=0o700, exist_ok=True)
+        old.rename(new)
+    except OSError as error:
+        raise unusable(error, directory) from error
+
+
+def _warnings(directory: Path, parser: SettingsFile, status: str) -> tuple[str, ...]:
+    static = _text(parser, "web.static")
+    if static and status and (directory / static).is_dir():
+        return (
+            f"{parser.at('node', 'web.static')} is not followed: the status port has no other files",
+        )
+    return ()
+
+
+def _text(parser: SettingsFile, option: str) -> str:
+    return parser.get("node", option, fallback="").strip()
+
+
+def _wrong(parser: SettingsFile, option: str, what: str) -> UsageError:
+    return UsageError(f"{parser.at('node', option)} {what}")

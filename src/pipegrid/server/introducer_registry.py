@@ -1,0 +1,484 @@
+"""
+The announcements that an introducer passes on: which it accepts, which it keeps, and for how long.
+
+Source: the format reference, storage protocols, sections 4.1 and 4.2.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Hashable, Iterator
+from enum import Enum
+from typing import Any
+
+import attrs
+
+from pipegrid.wire.announcements import MAX_MESSAGE_BYTES, Announcement, Signed, verify
+
+# A client of an introducer knows its fURL and may announce any number of servers, each under a key of its
+# own, which costs it nothing. What it cannot have without cost are addresses, connections and time. So these
+# decide:
+#
+# * Space is limited: ``MAX_UNITS`` of ``UNIT_BYTES``. An announcement takes as many units as its message
+#   fills, at least one.
+# * A connection may announce ``MAX_PER_CONNECTION`` servers. A node announces itself, once per service.
+# * A server has seniority for the time that a connection which announced it was open. After
+#   ``ESTABLISHED_S`` it is established, and never gives way to another one. Established servers take at most
+#   seven eighths of the space, and those first announced from one address half of it, so that there is
+#   always space for new servers.
+# * When no space is left, a new server replaces one that is not established, of the address that has the
+#   most of them, and there the one with the least seniority. If the new server's own address would then
+#   have the most, it is refused. So a flood from one address replaces nothing: it fills the space that is
+#   free, and then is refused; a new server at another address is accepted all the same. And clients, which
+#   remember what they heard, get at most the free space of a flood.
+# * A server that no connection announces any more is removed after ``KEPT_S``, or ``KEPT_NEW_S`` if it is not
+#   established. Only time in which the introducer runs is counted, by a clock that cannot be set: neither
+#   an introducer that was down nor a wrong date removes a server.
+#
+# An announcement replaces that of the same key and service only if its sequence number is greater. An equal
+# one, repeated by another client, does no harm: it makes the server stay listed.
+
+UNIT_BYTES = 4096
+"""Usual announcements have 1 to 3 KB."""
+
+MAX_UNITS = 1024
+"""Together 4 MiB, which clients accept in one message: they count 16 MiB for it."""
+
+MAX_ESTABLISHED_UNITS = MAX_UNITS // 8 * 7
+MAX_PER_CONNECTION = 16
+ESTABLISHED_S = 24 * 3600.0
+KEPT_S = 30 * 24 * 3600.0
+KEPT_NEW_S = 7 * 24 * 3600.0
+MAX_SERVICE_CHARACTERS = 100
+MAX_NICKNAME_CHARACTERS = 100
+_MAX_PLACE_CHARACTERS = 100
+_FORMAT = 1
+
+ListingKey = tuple[str, str]
+"""Service and server id; each has one announcement."""
+
+
+class Outcome(Enum):
+    """What was done with an announcement."""
+
+    NEW = "new"
+    CHANGED = "changed"
+    KNOWN = "known"
+    OLD = "old"
+
+
+class RefusedAnnouncement(ValueError):
+    """
+    An announcement is not accepted; the text says why, without a subject.
+
+    Attributes:
+        reason: one of a few words, for counters.
+    """
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+@attrs.define(eq=False)
+class ListedServer:
+    """
+    One announcement that is passed on.
+
+    Attributes:
+        signed: message, signature and key, as received.
+        place: the address from which it was first announced.
+        nickname: the server's name, for people.
+        established: whether it no longer gives way to others.
+        holders: the open connections that announced it, the oldest first.
+        seniority_s: how long there were any, until ``since_s``.
+        absent_s: how long there have been none, until ``since_s``.
+        since_s: when ``holders`` last became empty, or not empty, or the times were last counted.
+    """
+
+    service: str
+    server_id: str
+    signed: Signed
+    place: str
+    nickname: str
+    seqnum: int | None
+    since_s: float
+    established: bool = False
+    seniority_s: float = 0.0
+    absent_s: float = 0.0
+    holders: dict[Hashable, None] = attrs.field(factory=dict)
+
+    @property
+    def index(self) -> ListingKey:
+        """What distinguishes it from others: one key may announce several services."""
+        return self.service, self.server_id
+
+    @property
+    def units(self) -> int:
+        """How much of the space it takes."""
+        return units_of(self.signed)
+
+    def count(self, now_s: float) -> None:
+        """Count the time until now."""
+        passed_s = max(0.0, now_s - self.since_s)
+        self.since_s = now_s
+        if self.holders:
+            self.seniority_s += passed_s
+            self.absent_s = 0.0
+        else:
+            self.absent_s += passed_s
+
+
+def units_of(signed: Signed) -> int:
+    """Return how many units an announcement takes."""
+    return max(1, -(-len(signed[0]) // UNIT_BYTES))
+
+
+class AnnouncementRegistry:
+    """
+    The listed servers of an introducer.
+
+    Args:
+        seconds: a clock that cannot be set.
+        changed: called with each new or changed announcement.
+    """
+
+    def __init__(
+        self,
+        seconds: Callable[[], float],
+        changed: Callable[[ListedServer], None] = lambda server: None,
+    ) -> None:
+        self._seconds = seconds
+        self._changed = changed
+        self._servers: dict[ListingKey, ListedServer] = {}
+        self._by_signed: dict[Signed, ListedServer] = {}
+        self._held: dict[Hashable, dict[ListingKey, None]] = {}
+        self._new_units: dict[str, int] = {}  # by address, of servers that are not established
+        self._established_units: dict[str, int] = {}
+        self.units = 0
+        self.replaced = 0
+        """How many servers gave way to others."""
+
+    def __len__(self) -> int:
+        return len(self._servers)
+
+    def __iter__(self) -> Iterator[ListedServer]:
+        return iter(list(self._servers.values()))
+
+    def __repr__(self) -> str:
+        return f"<AnnouncementRegistry of {len(self)} in {self.units} units>"
+
+    @property
+    def established(self) -> int:
+        """How many servers are established."""
+        return sum(each.established for each in self._servers.values())
+
+    def of_service(self, service: str) -> list[ListedServer]:
+        """Return the listed servers of a service."""
+        return [each for each in self._servers.values() if each.service == service]
+
+    def knows(self, signed: object) -> bool:
+        """Return whether this very announcement is listed, which takes no verification."""
+        return self._same(signed) is not None
+
+    def publish(self, signed: object, connection: Hashable, place: str) -> Outcome:
+        """
+        Accept an announcement, or ignore it if it is known or old.
+
+        Args:
+            connection: that it came from; ``lost`` is called with it later.
+            place: the client's address.
+
+        Raises:
+            RefusedAnnouncement: it is malformed, forged, or too large; or there is no space for it.
+        """
+        known = self._same(signed)
+        if known is not None:
+            self._hold(known, connection)
+            return Outcome.KNOWN
+        announcement, signed = _verified(signed)
+        service = _service_of(announcement)
+        known = self._servers.get((service, announcement.server_id))
+        if known is None:
+            return self._add(announcement, service, signed, connection, place)
+        if _fields(known.signed) == announcement.fields:  # signed again
+            self._hold(known, connection)
+            return Outcome.KNOWN
+        if not _is_newer(announcement.seqnum, known.seqnum):
+            return Outcome.OLD
+        self._replace(known, announcement, signed, connection, place)
+        return Outcome.CHANGED
+
+    def lost(self, connection: Hashable) -> None:
+        """Record that a connection has ended: the servers that it announced may be absent now."""
+        now_s = self._seconds()
+        for index in self._held.pop(connection, {}):
+            server = self._servers[index]
+            server.count(now_s)
+            del server.holders[connection]
+
+    def tick(self) -> int:
+        """Establish servers, and remove absent ones; returns how many were removed. Call it regularly."""
+        now_s = self._seconds()
+        removed = 0
+        for server in self:
+            server.count(now_s)
+            if server.absent_s > (KEPT_S if server.established else KEPT_NEW_S):
+                self._remove(server)
+                removed += 1
+        waiting = [each for each in self if _is_senior(each)]
+        for server in sorted(waiting, key=lambda each: -each.seniority_s):
+            self._establish(server)
+        return removed
+
+    # Storing.
+
+    def as_json(self) -> bytes:
+        """Return all listed servers, for ``restore`` in a later process."""
+        now_s = self._seconds()
+        entries = []
+        for server in self:
+            server.count(now_s)
+            message, signature, key = server.signed
+            entries.append(
+                {
+                    "message": base64.b64encode(message).decode("ascii"),
+                    "signature": signature.decode("ascii"),
+                    "key": key.decode("ascii"),
+                    "first_address": server.place,
+                    "connected_s": round(server.seniority_s),
+                    "absent_s": round(server.absent_s),
+                }
+            )
+        lines = ",\n".join(map(json.dumps, entries))
+        return f'{{"format": {_FORMAT}, "announcements": [\n{lines}\n]}}\n'.encode("ascii")
+
+    def restore(self, data: bytes) -> int:
+        """
+        List what ``as_json`` returned, each verified again; returns how many entries were skipped.
+
+        Raises:
+            ValueError: it is damaged as a whole.
+        """
+        try:
+            document = json.loads(data)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        entries = document.get("announcements") if isinstance(document, dict) else None
+        if not isinstance(entries, list) or document.get("format") != _FORMAT:
+            raise ValueError("it is not a list of announcements")
+        skipped = sum(not self._restored(each) for each in entries[:MAX_UNITS])
+        self.tick()
+        return skipped + max(0, len(entries) - MAX_UNITS)
+
+    def _restored(self, entry: Any) -> bool:
+        try:
+            message = base64.b64decode(entry["message"], validate=True)
+            signed = (message, entry["signature"].encode("ascii"), entry["key"].encode("ascii"))
+            place = str(entry["first_address"])[:_MAX_PLACE_CHARACTERS]
+            times = _seconds_of(entry["connected_s"]), _seconds_of(entry["absent_s"])
+            self.publish(signed, None, place)
+            server = self._by_signed[signed]
+        except (LookupError, TypeError, AttributeError, ValueError):
+            return False
+        server.seniority_s, server.absent_s = times
+        return True
+
+    # The parts of ``publish``.
+
+    def _same(self, signed: object) -> ListedServer | None:
+        try:
+            return self._by_signed.get(signed)  # type: ignore[call-overload, no-any-return]
+        except TypeError:  # it contains a list
+            return None
+
+    def _add(
+        self,
+        announcement: Announcement,
+        service: str,
+        signed: Signed,
+        connection: Hashable,
+        place: str,
+    ) -> Outcome:
+        if len(self._held.get(connection, ())) >= MAX_PER_CONNECTION:
+            raise RefusedAnnouncement(
+                "connection", f"one connection may announce {MAX_PER_CONNECTION} servers, no more"
+            )
+        self._make_space(units_of(signed), place)
+        server = ListedServer(
+            service=service,
+            server_id=announcement.server_id,
+            signed=signed,
+            place=place,
+            nickname=_nickname_of(announcement),
+            seqnum=announcement.seqnum,
+            since_s=self._seconds(),
+        )
+        self._servers[server.index] = server
+        self._by_signed[signed] = server
+        self._count_units(server, 1)
+        self._hold(server, connection)
+        self._changed(server)
+        return Outcome.NEW
+
+    def _replace(
+        self,
+        server: ListedServer,
+        announcement: Announcement,
+        signed: Signed,
+        connection: Hashable,
+        place: str,
+    ) -> None:
+        units = units_of(signed)
+        self._count_units(server, -1)
+        try:
+            # It takes its own space again; a larger one must find more, as a new server must.
+            if units > server.units:
+                if server.established and not self._may_establish(units, server.place):
+                    raise RefusedAnnouncement("full", "the introducer has no space for more of it")
+                self._make_space(units, server.place, but=server)
+        except RefusedAnnouncement:
+            self._count_units(server, 1)
+            raise
+        del self._by_signed[server.signed]
+        server.signed, server.seqnum = signed, announcement.seqnum
+        server.nickname = _nickname_of(announcement)
+        if not server.established and not server.holders:
+            server.place = place
+        self._by_signed[signed] = server
+        self._count_units(server, 1)
+        self._hold(server, connection)
+        self._changed(server)
+
+    def _hold(self, server: ListedServer, connection: Hashable) -> None:
+        """Record that a connection announces a server; None for no connection."""
+        held = self._held.get(connection, {})
+        if connection is None or connection in server.holders or len(held) >= MAX_PER_CONNECTION:
+            return
+        server.count(self._seconds())
+        server.absent_s = 0.0
+        server.holders[connection] = None
+        self._held.setdefault(connection, {})[server.index] = None
+
+    def _make_space(self, units: int, place: str, but: ListedServer | None = None) -> None:
+        """
+        Remove servers that give way to one of these units.
+
+        Args:
+            but: a server that must stay: it is the one that needs more.
+
+        Raises:
+            RefusedAnnouncement: too few give way; none was removed.
+        """
+        missing = self.units + units - MAX_UNITS
+        if missing <= 0:
+            return
+        loads = dict(self._new_units)
+        loads[place] = loads.get(place, 0) + units
+        victims: list[ListedServer] = []
+        candidates: dict[str, list[ListedServer]] = {}
+        while missing > 0:
+            most = max(loads, key=lambda each: loads[each])
+            if most == place or loads[most] <= loads[place]:
+                raise RefusedAnnouncement(
+                    "full", "the introducer has no space for more servers from this address"
+                )
+            if most not in candidates:
+                candidates[most] = self._new_servers(most, but)
+            if not candidates[most]:
+                del loads[most]
+                continue
+            victim = candidates[most].pop()
+            victims.append(victim)
+            loads[most] -= victim.units
+            missing -= victim.units
+        for victim in victims:
+            self._remove(victim)
+        self.replaced += len(victims)
+
+    def _new_servers(self, place: str, but: ListedServer | None) -> list[ListedServer]:
+        """Return the servers of an address that are not established; the last is the first to give way."""
+        now_s = self._seconds()
+        found = [
+            each
+            for each in self._servers.values()
+            if each.place == place and not each.established and each is not but
+        ]
+        for each in found:
+            each.count(now_s)
+        return sorted(found, key=lambda each: (not each.holders, -each.seniority_s))
+
+    def _remove(self, server: ListedServer) -> None:
+        self._count_units(server, -1)
+        del self._servers[server.index]
+        del self._by_signed[server.signed]
+        for connection in server.holders:
+            del self._held[connection][server.index]
+
+    def _establish(self, server: ListedServer) -> None:
+        if self._may_establish(server.units, server.place):
+            self._count_units(server, -1)
+            server.established = True
+            self._count_units(server, 1)
+
+    def _may_establish(self, units: int, place: str) -> bool:
+        """Return whether established servers of an address may take more units."""
+        of_all = sum(self._established_units.values())
+        of_place = self._established_units.get(place, 0)
+        return (
+            of_all + units <= MAX_ESTABLISHED_UNITS
+            and of_place + units <= MAX_ESTABLISHED_UNITS // 2
+        )
+
+    def _count_units(self, server: ListedServer, sign: int) -> None:
+        counts = self._established_units if server.established else self._new_units
+        self.units += sign * server.units
+        count = counts.get(server.place, 0) + sign * server.units
+        if count:
+            counts[server.place] = count
+        else:
+            counts.pop(server.place, None)
+
+
+def _is_senior(server: ListedServer) -> bool:
+    return not server.established and server.seniority_s >= ESTABLISHED_S
+
+
+def _is_newer(seqnum: int | None, known: int | None) -> bool:
+    return known is None or (seqnum is not None and seqnum > known)
+
+
+def _verified(signed: Any) -> tuple[Announcement, Signed]:
+    try:
+        return verify(signed), signed
+    except ValueError as error:
+        large = isinstance(signed, tuple) and any(
+            isinstance(each, bytes) and len(each) > MAX_MESSAGE_BYTES for each in signed
+        )
+        raise RefusedAnnouncement("large" if large else "invalid", str(error)) from None
+
+
+def _fields(signed: Signed) -> Any:
+    return json.loads(signed[0].decode("utf-8"))
+
+
+def _service_of(announcement: Announcement) -> str:
+    service = announcement.fields.get("service-name")
+    if not (isinstance(service, str) and 1 <= len(service) <= MAX_SERVICE_CHARACTERS):
+        raise RefusedAnnouncement(
+            "invalid",
+            f"its service-name is not a text of 1 to {MAX_SERVICE_CHARACTERS} characters",
+        )
+    return service
+
+
+def _nickname_of(announcement: Announcement) -> str:
+    nickname = announcement.fields.get("nickname")
+    return nickname[:MAX_NICKNAME_CHARACTERS] if isinstance(nickname, str) else ""
+
+
+def _seconds_of(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
+        raise ValueError("it is not a number of seconds")
+    return float(value)
