@@ -25,6 +25,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FRESH = (
     "README",
     "how-to-gateway",
+    "how-to-introducer",
     "how-to-library",
     "how-to-share-a-folder",
     "how-to-speedtest",

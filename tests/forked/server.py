@@ -57,6 +57,7 @@ NOT = (
         "cli.cmd_invite",
         "cli.cmd_join",
         "cli.cmd_mirror",
+        "cli.cmd_introducer",
         "cli.cmd_serve",
         "cli.cmd_speedtest",
         "cli.completion",
@@ -68,6 +69,7 @@ NOT = (
         "cli.twist_storage_server",
         "grid.introducer_discovery",
         "grid.introducer_client",
+        "grid.introducer_settings",
     ),
     *(
         "grid.invite_and_join",
