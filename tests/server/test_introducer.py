@@ -217,14 +217,15 @@ class ServiceTests(SynchronousTestCase):
         for number in range(3):
             self.publish(announced(number, 2))
             self.publish(announced(number, 1))
-        self.assertIn("by 192.0.2.1 is not accepted: a later one is known", self.said[0])
+        self.assertIn(" (n0) is listed for service storage", self.said[0])
+        self.assertIn("by 192.0.2.1 is not accepted: a later one is known", self.said[1])
         for _ in range(100):
             with self.assertRaises(ServerRefused):
                 self.publish((b"\x1b[2J", b"v0-", b"v0-\n"))
         self.assertEqual(len(self.said), MAX_LOG_LINES)
         self.assertNotIn("\x1b", "".join(self.said))
         self.clock.advance(LOG_S)
-        self.assertEqual(self.said[MAX_LOG_LINES:], ["83 more events not logged"])
+        self.assertEqual(self.said[MAX_LOG_LINES:], ["86 more events not logged"])
         self.log.stop()
 
     def test_pages(self) -> None:

@@ -50,7 +50,7 @@ class RegistryTestCase(SynchronousTestCase):
         self.heard: list[str] = []
         self.registry = AnnouncementRegistry(lambda: self.now_s, self.note)
 
-    def note(self, server: ListedServer) -> None:
+    def note(self, server: ListedServer, _is_new: bool) -> None:
         """Note what subscribers would receive."""
         self.heard.append(server.nickname)
 

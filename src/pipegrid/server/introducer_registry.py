@@ -141,13 +141,13 @@ class AnnouncementRegistry:
 
     Args:
         seconds: a clock that cannot be set.
-        changed: called with each new or changed announcement.
+        changed: called with each server whose announcement is new or changed, and whether the server is new.
     """
 
     def __init__(
         self,
         seconds: Callable[[], float],
-        changed: Callable[[ListedServer], None] = lambda server: None,
+        changed: Callable[[ListedServer, bool], None] = lambda server, is_new: None,
     ) -> None:
         self._seconds = seconds
         self._changed = changed
@@ -319,7 +319,7 @@ class AnnouncementRegistry:
         self._by_signed[signed] = server
         self._count_units(server, 1)
         self._hold(server, connection)
-        self._changed(server)
+        self._changed(server, True)
         return Outcome.NEW
 
     def _replace(
@@ -349,7 +349,7 @@ class AnnouncementRegistry:
         self._by_signed[signed] = server
         self._count_units(server, 1)
         self._hold(server, connection)
-        self._changed(server)
+        self._changed(server, False)
 
     def _hold(self, server: ListedServer, connection: Hashable) -> None:
         """Record that a connection announces a server; None for no connection."""

@@ -27,6 +27,7 @@ from pipegrid.server.introducer_registry import (
     AnnouncementRegistry,
     ListedServer,
     ListingKey,
+    Outcome,
     RefusedAnnouncement,
 )
 from pipegrid.version import __version__
@@ -57,7 +58,7 @@ SNAPSHOT_S = 1.0
 """How long the set of all servers is used for further subscribers: a thousand share one."""
 
 MAX_LOG_LINES = 20
-"""About rejected clients and announcements, in ``LOG_S``; others are only counted."""
+"""About clients and announcements, in ``LOG_S``; others are only counted."""
 LOG_S = 60.0
 
 log = Logger()
@@ -65,7 +66,7 @@ log = Logger()
 
 class LimitedLog:
     """
-    Logs what clients did wrong, with a limit of lines.
+    Logs which servers are new, and what clients did wrong, with a limit of lines.
 
     Args:
         clock: for the time in which the limit applies.
@@ -92,6 +93,15 @@ class LimitedLog:
     def stop(self) -> None:
         """Forget how many lines were not written: the introducer stops."""
         self._timer.stop()
+
+    def listed(self, server: ListedServer) -> None:
+        """Log that a server is listed now that was not before."""
+        self._line(
+            "server {server} ({nickname}) is listed for service {service}",
+            server=server.server_id,
+            nickname=server.nickname,
+            service=server.service,
+        )
 
     def _line(self, line: str, **values: str) -> None:
         if not self._timer.is_set:
@@ -261,7 +271,7 @@ class IntroducerService(Referenceable):
                 )
             outcome = self.registry.publish(announcement, client.broker, client.place)
             reason = outcome.value
-            if reason == "old":
+            if outcome is Outcome.OLD:
                 self._note(client, announcement, "a later one is known")
         except RefusedAnnouncement as error:
             reason = error.reason
@@ -302,7 +312,9 @@ class IntroducerService(Referenceable):
                 subscriber.stop()
             self.registry.lost(client.broker)
 
-    def _changed(self, server: ListedServer) -> None:
+    def _changed(self, server: ListedServer, is_new: bool) -> None:
+        if is_new:
+            self._log.listed(server)
         self._snapshots.pop(server.service, None)
         for client in self._clients.values():
             for (_, service), subscriber in client.subscribers.items():
