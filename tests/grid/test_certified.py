@@ -22,13 +22,11 @@ from pipegrid.grid import Grid
 from pipegrid.grid.client_creation import ClientPreferences, create_client
 from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
 from pipegrid.grid.servers_yaml import IntroducerAddress, Introducers
+from pipegrid.server.introducer_node import IntroducerNode, IntroducerSettings
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.wire import server_address
 from pipegrid.wire.announcements import AnnouncementKey, make_signing_key
-from pipegrid.wire.foolscap_broker import make_tub
 from pipegrid.wire.grid_manager import CERTIFICATES, parse_manager_key
-from pipegrid.wire.introducer_protocol import LOST_AFTER_S
-from tests.grid.introducer_support import RealIntroducer
 
 reactor: Any = installed_reactor
 
@@ -60,14 +58,14 @@ class CertifiedTests(TestCase):
 
     async def _set_up(self) -> None:
         self.directory = Path(self.mktemp())
-        self.tub = make_tub(LOST_AFTER_S)
-        self.tub.startService()
-        port = self.tub.listenOn("tcp:0:interface=127.0.0.1").getPortnum()
-        self.tub.setLocation(f"tcp:127.0.0.1:{port}")
-        self.introducer = RealIntroducer()
-        self.furl = server_address.parse_furl(
-            self.tub.registerReference(self.introducer, "introducer")
+        self.introducer = IntroducerNode(
+            reactor,
+            IntroducerSettings(
+                directory=self.directory / "introducer", port="tcp:0:interface=127.0.0.1"
+            ),
         )
+        await self.introducer.start()
+        self.furl = server_address.parse_furl(self.introducer.furl)
         self.keys = [make_signing_key() for _ in DAYS_S]
         self.certificates = [
             [] if left_s is None else [certificate(key, left_s)]
@@ -100,7 +98,7 @@ class CertifiedTests(TestCase):
     async def _tear_down(self) -> None:
         await gatherResults([grid.close() for grid in self.grids])
         await gatherResults([node.stop() for node in self.nodes])
-        await self.tub.stopService()
+        await self.introducer.stop()
         await flushEventualQueue()
 
     async def open(self, name: str, static: bool, managed: bool) -> Grid:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
 
 from foolscap.api import Referenceable
 from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
+from twisted.internet.protocol import Protocol
 from twisted.internet.task import Clock
 from twisted.logger import formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
@@ -187,6 +190,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(self.service.subscribers.total(), 0)
         self.assertEqual([len(each.holders) for each in self.service.registry], [0, 1])
         self.service.stop()
+        self.log.stop()
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_subscriptions(self) -> None:
@@ -361,6 +365,53 @@ class NodeTests(TestCase):
         node = await self.start()
         self.assertEqual(len(node.service.registry), 0)
         self.assertIn(f"cannot understand {path}: ", said[0])
+
+    def test_a_full_disk(self) -> Deferred[None]:
+        """That is said once, and the introducer goes on; when there is space again it writes."""
+        return Deferred.fromCoroutine(self._full())
+
+    async def _full(self) -> None:
+        said: list[str] = []
+        self.patch(introducer_node.log, "observer", lambda event: said.append(formatEvent(event)))
+        write = introducer_node.replace_file
+
+        def full(*_: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        node = await self.start()
+        self.patch(introducer_node, "replace_file", full)
+        path = self.directory / introducer_node.LISTED_NAME
+        for _ in range(2):
+            node._save()
+            await node._saved()
+        server = await self.connect()
+        await call(server, "publish_v2", announced(1), Referenceable())
+        self.assertEqual(
+            [each for each in said if "cannot" in each],
+            [f"cannot write {path}: No space left on device; it is tried again"],
+        )
+        self.patch(introducer_node, "replace_file", write)
+        await self.stop()
+        self.assertEqual(len(json.loads(path.read_bytes())["announcements"]), 1)
+
+    def test_other_protocols(self) -> Deferred[None]:
+        """What does not begin as Foolscap does is disconnected, and logged."""
+        return Deferred.fromCoroutine(self._other())
+
+    async def _other(self) -> None:
+        said: list[str] = []
+        self.patch(
+            introducer_service.log, "observer", lambda event: said.append(formatEvent(event))
+        )
+        node = await self.start()
+        lost: Deferred[None] = Deferred()
+        client = Protocol()
+        client.connectionLost = lambda reason: lost.callback(None)  # type: ignore[method-assign, misc]
+        endpoint = TCP4ClientEndpoint(self.reactor, "127.0.0.1", node.listening.port)
+        await connectProtocol(endpoint, client)
+        client.transport.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")  # type: ignore[union-attr]
+        await lost
+        self.assertEqual(said, ["turned 127.0.0.1 away: it does not speak Foolscap"])
 
     def test_one_at_a_time(self) -> Deferred[None]:
         """A second one in the directory does not start, and the first is not disturbed."""
