@@ -10,12 +10,14 @@ from typing import Any
 from foolscap.api import Referenceable
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
-from twisted.internet.protocol import Protocol
+from twisted.internet.protocol import Protocol, connectionDone
 from twisted.internet.task import Clock
 from twisted.logger import formatEvent
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface import implementer
 
+from pipegrid.disk.atomic_write import replace_file
 from pipegrid.errors import RemoteCallError, ServerRefused, UsageError
 from pipegrid.server import introducer_node, introducer_service
 from pipegrid.server.introducer_node import IntroducerNode, IntroducerSettings
@@ -289,6 +291,17 @@ class Subscribed(Referenceable):  # type: ignore[misc]
         return enough
 
 
+class LoneClient(Protocol):
+    """A client of another protocol."""
+
+    def __init__(self) -> None:
+        self.lost: Deferred[None] = Deferred()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """Note it."""
+        self.lost.callback(None)
+
+
 class NodeTests(TestCase):
     """A whole node, on a loopback port, and clients of Foolscap."""
 
@@ -373,7 +386,6 @@ class NodeTests(TestCase):
     async def _full(self) -> None:
         said: list[str] = []
         self.patch(introducer_node.log, "observer", lambda event: said.append(formatEvent(event)))
-        write = introducer_node.replace_file
 
         def full(*_: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -390,7 +402,7 @@ class NodeTests(TestCase):
             [each for each in said if "cannot" in each],
             [f"cannot write {path}: No space left on device; it is tried again"],
         )
-        self.patch(introducer_node, "replace_file", write)
+        self.patch(introducer_node, "replace_file", replace_file)
         await self.stop()
         self.assertEqual(len(json.loads(path.read_bytes())["announcements"]), 1)
 
@@ -404,13 +416,12 @@ class NodeTests(TestCase):
             introducer_service.log, "observer", lambda event: said.append(formatEvent(event))
         )
         node = await self.start()
-        lost: Deferred[None] = Deferred()
-        client = Protocol()
-        client.connectionLost = lambda reason: lost.callback(None)  # type: ignore[method-assign, misc]
+        client = LoneClient()
         endpoint = TCP4ClientEndpoint(self.reactor, "127.0.0.1", node.listening.port)
         await connectProtocol(endpoint, client)
-        client.transport.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")  # type: ignore[union-attr]
-        await lost
+        assert client.transport is not None
+        client.transport.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
+        await client.lost
         self.assertEqual(said, ["turned 127.0.0.1 away: it does not speak Foolscap"])
 
     def test_one_at_a_time(self) -> Deferred[None]:
