@@ -44,8 +44,13 @@ LISTED_NAME = "private/introducer-announcements.json"
 MAX_LISTED_BYTES = 16 << 20
 """The limit of that file; all units take 4 MiB, and a third more in base64."""
 
-MAX_MEMORY_BYTES = 32 << 20
+MAX_MEMORY_BYTES = 16 << 20
 """For messages of all connections that are being received or carried out."""
+
+FREE_BYTES = 1024
+"""
+Smaller messages are not counted; a connection may have 128 of them waiting, so that all may have 128 MB.
+"""
 
 BOUNDS = Bounds(turn_tokens=256)
 """A call may take 64 KiB, twice the longest announcement."""
@@ -203,6 +208,7 @@ class IntroducerNode:
             memory=HeldMemory(lambda more: True, MAX_MEMORY_BYTES),
             note_hostile=rejected.note_hostile,
             bounds=BOUNDS,
+            free_bytes=FREE_BYTES,
         )
         crowd: ConnectionLimits[ProtocolDetector] = ConnectionLimits(
             min(settings.max_connections, raise_file_limit()),

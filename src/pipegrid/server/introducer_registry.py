@@ -237,22 +237,14 @@ class AnnouncementRegistry:
     def as_json(self) -> bytes:
         """Return all listed servers, for ``restore`` in a later process."""
         now_s = self._seconds()
-        entries = []
+        parts = [b'{"format": %d, "announcements": [\n' % _FORMAT]
         for server in self:
             server.count(now_s)
-            message, signature, key = server.signed
-            entries.append(
-                {
-                    "message": base64.b64encode(message).decode("ascii"),
-                    "signature": signature.decode("ascii"),
-                    "key": key.decode("ascii"),
-                    "first_address": server.place,
-                    "connected_s": round(server.seniority_s),
-                    "absent_s": round(server.absent_s),
-                }
-            )
-        lines = ",\n".join(map(json.dumps, entries))
-        return f'{{"format": {_FORMAT}, "announcements": [\n{lines}\n]}}\n'.encode("ascii")
+            if len(parts) > 1:
+                parts.append(b",\n")
+            parts.append(_entry(server))
+        parts.append(b"\n]}\n")
+        return b"".join(parts)
 
     def restore(self, data: bytes) -> int:
         """
@@ -439,6 +431,19 @@ class AnnouncementRegistry:
             counts[server.place] = count
         else:
             counts.pop(server.place, None)
+
+
+def _entry(server: ListedServer) -> bytes:
+    message, signature, key = server.signed
+    entry = {
+        "message": base64.b64encode(message).decode("ascii"),
+        "signature": signature.decode("ascii"),
+        "key": key.decode("ascii"),
+        "first_address": server.place,
+        "connected_s": round(server.seniority_s),
+        "absent_s": round(server.absent_s),
+    }
+    return json.dumps(entry).encode("ascii")
 
 
 def _is_senior(server: ListedServer) -> bool:

@@ -224,7 +224,7 @@ measured.
 STRANGER_S = 30.0
 
 FREE_BYTES = 64 * 1024
-"""Smaller messages and answers are not counted."""
+"""Smaller messages and answers are not counted, unless the port says otherwise."""
 
 REFERENCE_COST = 2048
 """The memory of an object that a client may call, with its name and tracker."""
@@ -245,6 +245,7 @@ class ServerBroker(BoundedBroker):
         refused: called with the reason when the connection is closed for a violation.
         known: called when the client has named an existing object.
         bounds: limits for messages.
+        free_bytes: smaller messages and answers are not counted.
     """
 
     slicerStack: list[Any]
@@ -257,9 +258,11 @@ class ServerBroker(BoundedBroker):
         refused: Callable[[str], None],
         known: Callable[[], None],
         bounds: Bounds = BOUNDS,
+        free_bytes: int = FREE_BYTES,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, bounds=bounds, **kwargs)
+        self._free_bytes = free_bytes
         self._memory = memory
         self._governor = governor
         self._tell_refused = refused
@@ -389,7 +392,7 @@ class ServerBroker(BoundedBroker):
         """Count the memory of a message; raises LimitExceeded beyond its allowance."""
         super().charge(cost)
         more = self.held_cost - self._message_held
-        if more > FREE_BYTES:
+        if more > self._free_bytes:
             if not self._memory.hold(self, more):
                 raise LimitExceeded(
                     "the server has no memory for a message of this size now; try again"
@@ -436,7 +439,7 @@ class ServerBroker(BoundedBroker):
     def send(self, obj: Any) -> Any:
         """Send an answer or a call, and count the memory of a large answer."""
         size = answer_bytes(obj.results) if isinstance(obj, AnswerSlicer) else 0
-        if size > FREE_BYTES and self._hold_answer(size):
+        if size > self._free_bytes and self._hold_answer(size):
             return super().send(obj).addBoth(self._sent, size)
         return super().send(obj)
 

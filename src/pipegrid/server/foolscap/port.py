@@ -14,6 +14,7 @@ from zope.interface import implementer
 
 from pipegrid.server.foolscap.broker import (
     BOUNDS,
+    FREE_BYTES,
     Governor,
     HeldMemory,
     ServerBroker,
@@ -51,6 +52,7 @@ class FoolscapPort:
         others: returns a number that grows with the requests of other protocols.
         note_hostile: called with the address of a rejected client and the reason.
         bounds: limits for messages.
+        free_bytes: smaller messages and answers are not counted by ``memory``.
     """
 
     def __init__(
@@ -62,7 +64,9 @@ class FoolscapPort:
         others: Callable[[], int] = lambda: 0,
         note_hostile: Callable[[str, str], None] = lambda peer, reason: None,
         bounds: Bounds = BOUNDS,
+        free_bytes: int = FREE_BYTES,
     ) -> None:
+        self._free_bytes = free_bytes
         self._note_hostile = note_hostile
         self._served = served
         self._memory = memory
@@ -119,6 +123,7 @@ class FoolscapPort:
             memory=self._memory,
             governor=Governor(eventual.reactor, self._others),
             bounds=self._bounds,
+            free_bytes=self._free_bytes,
         )
         tub.registerReference(self._served, name=self._who.swissnum)
         accepted_elsewhere = _AcceptedElsewhere()
