@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pipegrid.wire.announcements import make_signing_key
 from tests.cli.processes import ProcessTestCase
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference-cli.md"
@@ -68,6 +69,22 @@ class JsonTests(ProcessTestCase):
         self.check("`encode`", self.objects("encode", "tree/file", "--shares", "shares"))
         decoded = self.objects("decode", stored["cap"], "shares", "-o", "decoded")
         self.check("`decode`", decoded)
+
+    def test_grid_managers(self) -> None:
+        """What certifies servers; a certificate and a configuration have the fields of their files."""
+        where, key = ("grid-manager", "--config", "gm"), make_signing_key().public_text
+        row = "`grid-manager` `create`"
+        self.check(row, self.objects(*where, "create"))
+        self.check(row, self.objects(*where, "public-identity"))
+        self.check(row, self.objects(*where, "add", "a", key))
+        signed = self.check("`grid-manager sign`", self.objects(*where, "sign", "a", "9"))
+        self.check("`grid-manager list`", self.objects(*where, "list"))
+        self.check(row, self.objects(*where, "remove", "a"))
+        (self.home / "node").mkdir()
+        (self.home / "node/node.pubkey").write_text(key)
+        (self.home / "cert").write_text(json.dumps(signed))
+        install = ("-d", "node", "grid-manager", "install", "cert")
+        self.check("`grid-manager install`", self.objects(*install))
 
     def caps(self, alias: str) -> list[str]:
         """Return the cap of an alias."""

@@ -25,7 +25,6 @@ SMALL = {
     "argument_checks.py": _CONTRACT,
     "state_table.py": _CONTRACT,
     "version.py": _EARLY,
-    "cli/cmd_status.py": "one command, loaded alone",
     "cli/mirror_verify.py": "work of one command, loaded alone",
     "cli/output_file.py": "one option, loaded only when it is given",
     "cli/startup/fast_json_encoder.py": _EARLY,

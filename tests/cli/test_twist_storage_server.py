@@ -50,6 +50,8 @@ class PluginTests(SynchronousTestCase):
             "1.5G",
             "--introducer",
             str(FURL),
+            "--certificate",
+            "/some.cert",
         ]
         options.parseOptions(["-d", "x", *arguments])
         expected = ServeSettings(
@@ -60,6 +62,7 @@ class PluginTests(SynchronousTestCase):
             keep_unfinished_s=12 * 3600,
             reserved_bytes=3 << 29,
             introducers={"introducer-1": FURL},
+            certificate_files=(Path("/some.cert"),),
         )
         self.assertEqual(options.settings(), expected)
 

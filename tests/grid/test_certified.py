@@ -12,6 +12,7 @@ from typing import Any
 from foolscap.api import flushEventualQueue
 from twisted.internet import reactor as installed_reactor
 from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from pipegrid.core import base32
@@ -23,7 +24,9 @@ from pipegrid.grid.client_creation import ClientPreferences, create_client
 from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
 from pipegrid.grid.servers_yaml import IntroducerAddress, Introducers
 from pipegrid.server.introducer_node import IntroducerNode, IntroducerSettings
+from pipegrid.server import serve
 from pipegrid.server.serve import ServeSettings, StorageNode
+from pipegrid.server.server_certificates import install
 from pipegrid.wire import server_address
 from pipegrid.wire.announcements import AnnouncementKey, make_signing_key
 from pipegrid.wire.grid_manager import CERTIFICATES, parse_manager_key
@@ -57,6 +60,7 @@ class CertifiedTests(TestCase):
         return Deferred.fromCoroutine(self._set_up())
 
     async def _set_up(self) -> None:
+        self.patch(serve, "LOOK_S", 0.2)
         self.directory = Path(self.mktemp())
         self.introducer = IntroducerNode(
             reactor,
@@ -88,9 +92,18 @@ class CertifiedTests(TestCase):
                 durability="none",
                 introducers={"test": self.furl},
                 nickname=f"node {number}",
-                certificates=tuple(self.certificates[number]),
+                certificate_files=self.certificate_files(directory, number),
             ),
         )
+
+    def certificate_files(self, directory: Path, number: int) -> list[Path]:
+        """Write the certificates of a server, and return their files."""
+        files = []
+        for count, each in enumerate(self.certificates[number]):
+            path = directory / f"{count}.cert"
+            path.write_text(json.dumps(each))
+            files.append(path)
+        return files
 
     def tearDown(self) -> Deferred[Any]:  # type: ignore[override]
         return Deferred.fromCoroutine(self._tear_down())
@@ -153,7 +166,18 @@ class CertifiedTests(TestCase):
         old = (await free.create_mutable(b"old")).cap
 
         grid = await self.open("managed", static, True)
-        reasons = {status.nickname: status.no_uploads for status in await grid.status()}
+        statuses = {status.nickname: status for status in await grid.status()}
+        reasons = {name: status.no_uploads for name, status in statuses.items()}
+        said = [
+            (statuses[f"node {number}"].certified_by, statuses[f"node {number}"].certified_until)
+            for number in DAYS_S
+        ]
+        self.assertEqual([by for by, _ in said], ["alice"] * 4 + [None])
+        expected = [
+            json.loads(each[0]["certificate"])["expires"] if each else None
+            for each in self.certificates
+        ]
+        self.assertEqual([until for _, until in said], expected)
         self.assertEqual([reasons[f"node {number}"] for number in range(3)], [None] * 3)
         self.assertIn("of grid manager alice has expired", reasons["node 3"] or "")
         self.assertIn("no certificate of a configured grid manager", reasons["node 4"] or "")
@@ -175,6 +199,28 @@ class CertifiedTests(TestCase):
         into = BytesIO()
         await grid.get(old, into)
         self.assertEqual(into.getvalue(), b"old")
+
+    def test_installed_while_the_server_runs(self) -> Deferred[None]:
+        """Clients that run learn of it, without a restart."""
+        return Deferred.fromCoroutine(self._test_installed())
+
+    async def _test_installed(self) -> None:
+        grid = await self.open("managed", False, True)
+        number = 4
+        directory = self.directory / f"node{number}"
+        self.assertIn("no certificate", await self.reason(grid, number) or "")
+        signed = certificate(self.keys[number], 86400.0)
+        install(directory, self.keys[number].public_text, "a", json.dumps(signed).encode(), "FILE")
+        for _ in range(200):
+            if await self.reason(grid, number) is None:
+                break
+            await deferLater(reactor, 0.1, lambda: None)
+        self.assertIsNone(await self.reason(grid, number))
+
+    async def reason(self, grid: Grid, number: int) -> str | None:
+        """Return why a server gets no new shares."""
+        (found,) = [each for each in await grid.status() if each.nickname == f"node {number}"]
+        return found.no_uploads
 
     def test_repair(self) -> Deferred[None]:
         """Missing shares are made anew on certified servers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from pipegrid.grid import storage_server_settings
 from pipegrid.server.serve import DEFAULT_PORT, ServeSettings
 from pipegrid.storage.share_file import Expiry
 from tests.grid.introducer_support import FURL
+from tests.server.test_server_certificates import certificate
 
 DAY_S = 86400
 NODE = """
@@ -78,9 +78,10 @@ class ServingTests(SynchronousTestCase):
         self.assertEqual(self.load("storage_dir = ~/shares").storage, home / "shares")
         refused = self.refused(lambda: self.load("storage_dir = ~nobody-has-this-name/shares"))
         self.assertIn("[storage] storage_dir is '~nobody-has-this-name/shares'", refused)
-        (home / "cert").write_text("{}")
+        (home / "cert").write_bytes(certificate())
         section = "[grid_manager_certificates]\nown = ~/cert"
-        self.assertEqual(self.load("grid_management = true", more=section).certificates, ({},))
+        files = self.load("grid_management = true", more=section).certificate_files
+        self.assertEqual(files, (home / "cert",))
 
     def test_choices_come_first(self) -> None:
         """What a caller chooses counts, what it leaves open does not."""
@@ -195,15 +196,21 @@ class ServingTests(SynchronousTestCase):
 
     def test_grid_managers(self) -> None:
         """Their certificates are announced; without them their clients would put nothing there."""
-        certificate = {"certificate": "{}", "signature": "v0-x"}
-        (self.directory / "gm.cert").write_text(json.dumps(certificate))
+        path = self.directory / "gm.cert"
+        path.write_bytes(certificate())
         section = "[grid_manager_certificates]\ndefault = gm.cert"
         settings = self.load("grid_management = true", more=section)
-        self.assertEqual(settings.certificates, (certificate,))
-        self.assertEqual(self.load("", more=section).certificates, ())
+        self.assertEqual(settings.certificate_files, (path,))
+        self.assertEqual(self.load("", more=section).certificate_files, ())
         wrong = section.replace("gm.cert", "gone.cert")
         text = self.refused(lambda: self.load("grid_management = true", more=wrong))
         self.assertIn("default", text)
+        # Tahoe-LAFS's clients do not use a server at all that announces what they cannot read.
+        for data in (b"{}", b'{"certificate": "{}", "signature": "v0-x"}'):
+            path.write_bytes(data)
+            text = self.refused(lambda: self.load("grid_management = true", more=section))
+            self.assertIn("default cannot be followed", text)
+            self.assertIn("ask for it again", text)
 
     def test_plugins(self) -> None:
         """They are left out, and that is said."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from pipegrid.core import base32
@@ -24,6 +26,8 @@ from pipegrid.wire.grid_manager import (
     Certification,
     ManagerKey,
     certified_by,
+    in_words,
+    parse_certificate,
     parse_manager_key,
     read_certificates,
 )
@@ -116,7 +120,7 @@ class CertificateTests(SynchronousTestCase):
             self.assertIn("grid manager 'bob'", str(caught.exception))
 
     def test_as_tahoe_decides(self) -> None:
-        """The same certificates, given to Tahoe-LAFS in its own process."""
+        """The same certificates, given to Tahoe-LAFS in its own process; also while they expire."""
         if not TAHOE_PYTHON.exists():
             raise SkipTest("Tahoe-LAFS is not installed")
         done = subprocess.run(
@@ -135,6 +139,50 @@ class CertificateTests(SynchronousTestCase):
             certified = certified_by(case["server_id"], found, managers)
             uploads = not managers or Certification(certified)() is None
             self.assertEqual(uploads, case["uploads"], case["name"])
+            for at_s, expected in case["later"]:
+                uploads = not managers or Certification(certified, partial(float, at_s))() is None
+                self.assertEqual(uploads, expected, (case["name"], at_s))
+        later = [tuple(each for _, each in case["later"]) for case in cases]
+        self.assertGreaterEqual(len(set(later)), 4)
+
+
+class FileTests(SynchronousTestCase):
+    """Files of certificates, and durations for people."""
+
+    def test_parsed(self) -> None:
+        """As announced; what clients could not use is refused."""
+        good = certificate()
+        self.assertEqual(attrs.asdict(parse_certificate(json.dumps(good).encode())), good)
+        wrong: Any
+        for wrong in (
+            None,
+            [],
+            {},
+            {**good, "x": 1},
+            {**good, "signature": 1},
+            {**good, "signature": "1" * 103},
+            certificate("2027-01-31T12:00:00"),
+            certificate(7),
+            certificate(public_key=[]),
+            certificate(x="x" * 512),
+        ):
+            self.assertRaises(ValueError, parse_certificate, json.dumps(wrong).encode())
+        for data in (b"", b"\xff", b"[" * 100_000):
+            self.assertRaises(ValueError, parse_certificate, data)
+
+    def test_in_words(self) -> None:
+        """Two units at least, so that what is said is not far off."""
+        for seconds, words in (
+            (0, "0 minutes"),
+            (-5, "0 minutes"),
+            (100, "1 minute"),
+            (7199, "119 minutes"),
+            (7200, "2 hours"),
+            (172_799, "47 hours"),
+            (172_800, "2 days"),
+            (86400 * 400.5, "400 days"),
+        ):
+            self.assertEqual(in_words(seconds), words)
 
 
 class AnnouncedTests(SynchronousTestCase):

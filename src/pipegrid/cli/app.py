@@ -137,6 +137,7 @@ SECTIONS = {
         "status": "cmd_status",
         "serve": "cmd_serve",
         "introducer": "cmd_introducer",
+        "grid-manager": "cmd_grid_manager",
         "gateway": "cmd_gateway",
     },
     "Mirrors": {

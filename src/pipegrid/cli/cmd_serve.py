@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,6 +42,7 @@ class ServeOptions(NamedTuple):
 
     Attributes:
         introducers: fURLs, ``configured`` or ``none``.
+        certificates: files.
     """
 
     port: str | None = None
@@ -54,6 +56,7 @@ class ServeOptions(NamedTuple):
     metrics: str | None = None
     introducers: tuple[str, ...] = ()
     nickname: str | None = None
+    certificates: tuple[str, ...] = ()
     max_connections: int | None = None
     max_per_address: int | None = None
     log_file: str | None = None
@@ -77,6 +80,10 @@ class ServeOptions(NamedTuple):
             metrics=self.metrics,
             introducers=introducers,
             nickname=self.nickname,
+            certificate_files=(
+                *found.settings.get("certificate_files", ()),
+                *(Path(os.path.abspath(each)) for each in self.certificates),
+            ),
             max_connections=self.max_connections,
             max_per_address=self.max_per_address,
         )
@@ -240,6 +247,15 @@ def settings_of(
 )
 @relay_option
 @click.option("--nickname", metavar="NAME", help="The server's nickname.")
+@click.option(
+    "--certificate",
+    "certificates",
+    multiple=True,
+    type=click.Path(dir_okay=False, readable=False),
+    metavar="FILE",
+    help="Announce this certificate of a grid manager, in addition to those that 'grid-manager install' has "
+    "installed in -d; may be repeated.",
+)
 @click.option(
     "--max-connections",
     type=click.IntRange(min=16),

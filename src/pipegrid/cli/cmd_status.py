@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from pipegrid.cli.command_job import GridJob
-from pipegrid.cli.console import Console, columns
+from pipegrid.cli.console import Console, columns, say_some
 from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.options import grid_options
 from pipegrid.core.text import amount, counted, printable
+from pipegrid.wire import grid_manager
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +31,9 @@ def status_command() -> GridJob:
     Ask every server for its round-trip time and its free space.
 
     The table has a line for each server: nickname, id, protocol, round trip, free space and address, or why
-    it cannot be reached, and why it gets no new shares; -v adds its version. A line for each introducer
-    follows.
+    it cannot be reached, and why it gets no new shares, or until when a grid manager has certified it; -v
+    adds its version. A line for each introducer follows. A certificate that expires within a week is
+    reported on standard error.
 
     With --wait-for it first waits until N servers have answered, and then reports all of them.
 
@@ -46,6 +50,7 @@ def status_command() -> GridJob:
             console.result(line, attrs.asdict(server))
         for introducer in grid.introducers:
             console.result(_introducer_line(introducer), {"introducer": attrs.asdict(introducer)})
+        say_some(console, _near_expiry(servers, time.time()))
         reachable = sum(server.reachable for server in servers)
         writable = sum(server.writable for server in servers)
         console.say(
@@ -64,7 +69,9 @@ def _lines(servers: Sequence[ServerStatus], directory: Path, with_version: bool)
     for server in servers:
         who = [server.nickname, *([_short(server.server_id)] if has_ids else []), server.protocol]
         address = server.address.removeprefix(f"{directory}/")
-        no_uploads = f"  no uploads: {server.no_uploads}" if server.no_uploads else ""
+        no_uploads = (
+            f"  no uploads: {server.no_uploads}" if server.no_uploads else _certified(server)
+        )
         if server.reachable:
             rtt = "" if server.rtt_s is None else f"{server.rtt_s * 1000:.1f} ms"
             version = [server.version or "unknown version"] if with_version else []
@@ -76,6 +83,27 @@ def _lines(servers: Sequence[ServerStatus], directory: Path, with_version: bool)
         rows.append([printable(cell) for cell in row])
     first = 3 if has_ids else 2
     return columns(rows, right=(first, first + 1))
+
+
+def _certified(server: ServerStatus) -> str:
+    if server.certified_until is None:
+        return ""
+    return f"  certified by {server.certified_by} until {server.certified_until[:10]}"
+
+
+def _near_expiry(servers: Sequence[ServerStatus], now_s: float) -> list[str]:
+    """Return a sentence for each certificate that expires soon."""
+    found = []
+    for server in servers:
+        if server.certified_until is None:
+            continue
+        left_s = datetime.fromisoformat(server.certified_until).timestamp() - now_s
+        if 0 < left_s <= grid_manager.NEAR_EXPIRY_S:
+            found.append(
+                f"the certificate of {server.nickname} by grid manager {server.certified_by} expires in "
+                f"{grid_manager.in_words(left_s)}; without another it then gets no new shares"
+            )
+    return found
 
 
 def _short(server_id: str) -> str:

@@ -71,11 +71,16 @@ class Options(usage.Options):
     def __init__(self) -> None:
         super().__init__()
         self._introducers: list[str] = []
+        self._certificates: list[str] = []
         self._settings: ServeSettings | None = None
 
     def opt_introducer(self, furl: str) -> None:
         """Announce the server there; 'configured' or 'none'."""
         self._introducers.append(furl)
+
+    def opt_certificate(self, file: str) -> None:
+        """Announce this certificate of a grid manager, in addition to those installed in the directory."""
+        self._certificates.append(file)
 
     def postOptions(self) -> None:
         """Refuse invalid values, and a process that may open too few files."""
@@ -111,6 +116,7 @@ class Options(usage.Options):
             metrics=self["metrics"],
             introducers=tuple(self._introducers),
             nickname=self["nickname"],
+            certificates=tuple(self._certificates),
             max_connections=self["max-connections"],
             max_per_address=self["max-per-address"],
         )

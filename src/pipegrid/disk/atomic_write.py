@@ -79,20 +79,24 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = 
         sync_name(path)
 
 
-def create_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+def create_file(path: Path, data: bytes, *, mode: int = 0o600) -> bool:
     """
     Create a file durably unless it exists; if it is created at the same time by another process, that one
-    stays.
+    stays. Returns whether it was created.
 
     Raises:
         OSError: it cannot be written.
     """
+    is_new = True
     with _hidden_file(path, data, mode, True) as name:
-        with suppress(FileExistsError):
+        try:
             os.link(name, path)
+        except FileExistsError:
+            is_new = False
         with suppress(OSError):  # the file exists, and a second name does no harm
             os.unlink(name)
     sync_name(path)
+    return is_new
 
 
 def sync_name(path: Path | str) -> None:

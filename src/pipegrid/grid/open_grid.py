@@ -286,6 +286,7 @@ class _Opener:
             certificates = () if known is None else known.certificates
             certified = certified_by(peer.identity.server_id, certificates, self._managers)
             peer.no_uploads = Certification(certified)
+            peer.certified = certified
 
     def finished(self, peer: Peer) -> Peer:
         """Return a peer with the settings that all peers of the grid have."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
@@ -20,6 +19,7 @@ from pipegrid.grid.strict_config import SettingsFile
 from pipegrid.grid.tahoe_settings_check import checked_config
 from pipegrid.server.identity import load_furl
 from pipegrid.server.serve import ServeSettings
+from pipegrid.server.server_certificates import read_certificate
 from pipegrid.storage.share_file import Expiry
 from pipegrid.wire.server_address import Furl
 
@@ -128,7 +128,7 @@ class _Reader:
             "read_only": self._flag("readonly", False) or None,
             "expiry": self._expiry(),
             "announce_nurls": not self._flag("force_foolscap", False),
-            "certificates": self._certificates(),
+            "certificate_files": self._certificate_files(),
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -186,20 +186,18 @@ class _Reader:
             "storage", "expire.mode", f"is {mode!r}; it must be 'age' or 'cutoff-date'"
         )
 
-    def _certificates(self) -> tuple[Mapping[str, Any], ...]:
+    def _certificate_files(self) -> tuple[Path, ...]:
         section = "grid_manager_certificates"
         if not self._flag("grid_management", False) or not self._parser.has_section(section):
             return ()
         found = []
         for name in self._parser.options(section):
-            data = read_bounded(self._place(self._text(name, section), section, name))
+            path = self._place(self._text(name, section), section, name)
             try:
-                certificate = json.loads(data or b"")
-            except ValueError:
-                certificate = None
-            if not isinstance(certificate, dict):
-                raise self._wrong(section, name, "names no file with a certificate; correct it")
-            found.append(certificate)
+                read_certificate(path)
+            except UsageError as error:
+                raise self._wrong(section, name, f"cannot be followed: {error}") from None
+            found.append(path)
         return tuple(found)
 
     def _place(self, text: str, section: str, option: str) -> Path:

@@ -95,6 +95,19 @@ def load_or_create(directory: Path, tub_id: bytes, has_shares: bool) -> Announce
         raise unusable(error, directory) from error
 
 
+def renewed(identity: AnnouncedIdentity, directory: Path) -> AnnouncedIdentity:
+    """
+    Return the identity with a new ``seqnum``, for an announcement that replaces the one before.
+
+    Raises:
+        UsageError: the number cannot be read, or cannot be stored.
+    """
+    try:
+        return attrs.evolve(identity, seqnum=_next_seqnum(directory / "announcement-seqnum"))
+    except OSError as error:
+        raise unusable(error, directory) from error
+
+
 def _load_key(directory: Path) -> AnnouncementKey:
     path = directory / "private" / "node.privkey"
     try:
@@ -194,20 +207,34 @@ class Announcer:
         clock: IReactorTime,
         canary: Callable[[], Any],
     ) -> None:
+        self._introducers = introducers
         self._signed = signed
         self._connect = connect
         self._clock = clock
         self._canary = canary
         self._complained: set[str] = set()
-        self._keeping = [self._keep(name, furl) for name, furl in introducers.items()]
+        self._keeping: list[Reconnecting] = []
+        self._stopped = False
 
     def start(self) -> None:
         """Start to announce, until ``stop``."""
+        self._keeping = [self._keep(name, furl) for name, furl in self._introducers.items()]
         for each in self._keeping:
             each.start()
 
+    def replace(self, signed: Signed) -> None:
+        """Announce this from now on, at once where an introducer is connected."""
+        self._signed = signed
+        if not self._stopped:
+            self._cancel()
+            self.start()
+
     def stop(self) -> None:
         """Stop announcing; introducers keep the last announcement."""
+        self._stopped = True
+        self._cancel()
+
+    def _cancel(self) -> None:
         for each in self._keeping:
             each.stop()
 

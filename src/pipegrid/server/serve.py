@@ -40,6 +40,7 @@ from pipegrid.server.listener import (
     PortListener,
     ProtocolDetector,
 )
+from pipegrid.server.server_certificates import LOOK_S, CertificateWatch
 from pipegrid.storage.lease_clock import NonDecreasingDate, look, why_wrong
 from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.share_store import KEEP_UNFINISHED_S, ShareStore, StoreSettings
@@ -245,7 +246,7 @@ class ServeSettings:
         introducers: where to announce the server: names, for the log, and fURLs.
         nickname: its name for people, when announced.
         announce_nurls: announce its HTTPS addresses; else only Foolscap.
-        certificates: of grid managers, as announced.
+        certificate_files: of grid managers, in addition to ``certificates/*.cert`` in the directory.
         max_connections: at a time; the limit of open files may allow less.
         max_per_address: of these, from one address; None for half of them.
     """
@@ -263,7 +264,7 @@ class ServeSettings:
     introducers: Mapping[str, Furl] = attrs.field(factory=dict)
     nickname: str = ""
     announce_nurls: bool = True
-    certificates: Sequence[Mapping[str, Any]] = ()
+    certificate_files: Sequence[Path] = ()
     max_connections: int = MAX_CONNECTIONS
     max_per_address: int | None = None
 
@@ -310,6 +311,7 @@ class StorageNode:
         self._timers: list[LoopingCall] = []
         self._lock: int | None = None
         self._announcer: Any = None
+        self._certificates: list[dict[str, str]] = []
         self._tub: Any = None
         self._alive: LoopingCall | None = None
         self._serves = False
@@ -402,6 +404,11 @@ class StorageNode:
                 " missing that were acknowledged",
                 storage=str(self.storage),
             )
+        if self.settings.certificate_files and not self.settings.introducers:
+            log.warn(
+                "certificates of grid managers are announced to introducers, and this server has none; name "
+                "one with --introducer"
+            )
         wrong = why_wrong(time.time())
         if wrong is not None:
             log.warn("{wrong}", wrong=wrong)
@@ -421,25 +428,49 @@ class StorageNode:
         from pipegrid.wire.introducer_protocol import LOST_AFTER_S
 
         has_shares = any((self.storage / "shares").glob("[a-z2-7][a-z2-7]/*"))
-        identity = announce.load_or_create(self.settings.directory, tub_id, has_shares)
-        fields = announce.storage_fields(
-            identity,
-            nickname=self.settings.nickname or socket.gethostname(),
-            nurls=nurls,
-            furl=self.furl,
-            certificates=self.settings.certificates,
+        directory = self.settings.directory
+        identity = announce.load_or_create(directory, tub_id, has_shares)
+        watch = CertificateWatch(
+            self.settings.certificate_files, directory, identity.key.public_text, wall_time
         )
+
+        def signed(
+            who: announce.AnnouncedIdentity, certificates: Sequence[Mapping[str, Any]]
+        ) -> tuple[bytes, bytes, bytes]:
+            name = self.settings.nickname or socket.gethostname()
+            fields = announce.storage_fields(
+                who, nickname=name, nurls=nurls, furl=self.furl, certificates=certificates
+            )
+            return sign(fields, who.key)
+
+        self._certificates = watch.read()
         self.server_id = identity.key.server_id
         self._tub = make_tub(LOST_AFTER_S)
         self._tub.startService()
         self._announcer = announce.Announcer(
             self.settings.introducers,
-            sign(fields, identity.key),
+            signed(identity, self._certificates),
             self._tub.getReference,
             self._reactor,
             Referenceable,
         )
         self._announcer.start()
+
+        def announce_again() -> int:
+            """Announce certificates that have changed."""
+            found = watch.look()
+            if found is None or found == self._certificates:
+                return 0
+            try:
+                again = signed(announce.renewed(identity, directory), found)
+            except UsageError as error:
+                log.warn("changed certificates are not announced yet: {reason}", reason=str(error))
+                return 0
+            self._certificates = found
+            self._reactor.callFromThread(self._announcer.replace, again)
+            return 1
+
+        self._every(LOOK_S, "announcements with other certificates", announce_again)
 
     def _every(self, interval_s: float, what: str, work: Callable[[], int]) -> None:
         def again() -> Deferred[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
@@ -18,6 +18,9 @@ from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.failure_messages import Shortfall
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.storage_messages import LeaseSecrets, ServerIdentity, UploadSecrets
+
+if TYPE_CHECKING:
+    from pipegrid.wire.grid_manager import Certified
 
 # Storage servers as transfers use them: each with the pipeline of writes to it; and what else transfers
 # share.
@@ -37,6 +40,7 @@ class Peer:
         protocol, address: how the server is reached, for display.
         preferred: whether the server comes before the others on every file's ring.
         no_uploads: returns why the server gets no new shares now; None: it gets some.
+        certified: its certificate of a configured grid manager, which may have expired; None: it has none.
     """
 
     server: StorageServer
@@ -45,6 +49,7 @@ class Peer:
     address: str = ""
     preferred: bool = False
     no_uploads: Callable[[], str | None] = lambda: None
+    certified: Certified | None = None
 
     @property
     def identity(self) -> ServerIdentity:

@@ -219,6 +219,8 @@ class ServerStatus:
     Attributes:
         reason: why the server is not reachable.
         no_uploads: why the server gets no new shares, even if it is reachable.
+        certified_by: the grid manager whose certificate it has; None if it has none of a configured one.
+        certified_until: when that expires, or has expired: ``2027-01-31T12:00:00+00:00``.
     """
 
     nickname: str
@@ -231,6 +233,8 @@ class ServerStatus:
     version: str | None
     available_bytes: int | None
     no_uploads: str | None = None
+    certified_by: str | None = None
+    certified_until: str | None = None
 
     @property
     def writable(self) -> bool:

@@ -15,6 +15,7 @@ from datetime import datetime
 import attrs
 
 from pipegrid.core import base32
+from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
 
 CERTIFICATES = "grid-manager-certificates"
@@ -24,8 +25,14 @@ MAX_CERTIFICATES = 16
 """The limit per server; further ones are ignored."""
 MAX_CERTIFICATE_CHARACTERS = 512
 """Usual ones have 130."""
+MAX_FILE_BYTES = 4096
+"""Of a file with one."""
+NEAR_EXPIRY_S = 7 * 86400.0
+"""How long before its expiry a certificate is reported."""
 _SIGNATURE_CHARACTERS = 103
 _KEY = re.compile(r"pub-(v0-[a-z2-7]{52})\Z")
+_DAY_S = 86400
+_UNITS = ((_DAY_S, "day"), (3600, "hour"), (60, "minute"))
 
 
 @attrs.frozen
@@ -63,16 +70,22 @@ def parse_manager_key(name: str, text: str) -> ManagerKey:
     Raises:
         UsageError: it is not a key.
     """
-    match = _KEY.match(text)
-    try:
-        public_bytes = base32.decode(match[1].removeprefix("v0-")) if match else b""
-    except ValueError:
-        public_bytes = b""
-    if len(public_bytes) != 32:
+    public_bytes = public_key_bytes(text)
+    if public_bytes is None:
         raise UsageError(
             f"the key of grid manager {name!r} is not pub-v0- and 52 characters of base32; copy it again"
         )
     return ManagerKey(name, public_bytes)
+
+
+def public_key_bytes(text: str) -> bytes | None:
+    """Return the 32 bytes of a public key such as ``pub-v0-...``; None if the text is not one."""
+    match = _KEY.match(text)
+    try:
+        public_bytes = base32.decode(match[1].removeprefix("v0-")) if match else b""
+    except ValueError:
+        return None
+    return public_bytes if len(public_bytes) == 32 else None
 
 
 @attrs.frozen
@@ -87,6 +100,75 @@ class SignedCertificate:
 
     certificate: str
     signature: str = attrs.field(repr=False)
+
+
+@attrs.frozen
+class CertificateTerms:
+    """
+    What a certificate says; whether its signature is a manager's is checked separately.
+
+    Attributes:
+        public_key: of the server, as in its ``node.pubkey``.
+        expires: a date with a time zone.
+    """
+
+    public_key: str
+    expires: datetime
+
+    @property
+    def expires_s(self) -> float:
+        """The time when it expires, in seconds since 1970."""
+        return self.expires.timestamp()
+
+
+def terms_of(signed: SignedCertificate) -> CertificateTerms | None:
+    """Return what a certificate says; None if it is malformed."""
+    try:
+        fields = json.loads(signed.certificate)
+        expires, public_key = datetime.fromisoformat(fields["expires"]), fields["public_key"]
+        # A time without a zone cannot be compared with now.
+        if expires.tzinfo is None or not isinstance(public_key, str):
+            return None
+        expires.timestamp()
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    return CertificateTerms(public_key, expires)
+
+
+def parse_certificate(data: bytes) -> SignedCertificate:
+    """
+    Return the certificate in a file that a grid manager has made.
+
+    Raises:
+        ValueError: it is not one, or clients of Tahoe-LAFS could not read it; the text continues "it is not
+            a certificate: ".
+    """
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not JSON") from None
+    if not isinstance(fields, dict) or set(fields) != {"certificate", "signature"}:
+        raise ValueError("it does not consist of 'certificate' and 'signature'")
+    found = read_certificates([fields])
+    if not found or terms_of(found[0]) is None or signature_of(found[0]) is None:
+        raise ValueError("a field of it is damaged")
+    return found[0]
+
+
+def signature_of(signed: SignedCertificate) -> bytes | None:
+    """Return the 64 bytes of a certificate's signature; None if it is not base32."""
+    try:
+        return base32.decode(signed.signature)
+    except ValueError:
+        return None
+
+
+def in_words(seconds: float) -> str:
+    """Return a duration for people, in whole days, hours or minutes: ``29 days``, ``47 hours``."""
+    for unit_s, name in _UNITS:
+        if seconds >= 2 * unit_s:
+            return counted(int(seconds / unit_s), name)
+    return counted(max(0, int(seconds / 60)), "minute")
 
 
 @attrs.frozen
@@ -143,20 +225,16 @@ def certified_by(
 def _certified(
     server_id: str, signed: SignedCertificate, managers: Sequence[ManagerKey]
 ) -> Certified | None:
+    terms, signature = terms_of(signed), signature_of(signed)
+    if terms is None or signature is None or terms.public_key != f"pub-{server_id}":
+        return None
     try:
-        fields = json.loads(signed.certificate)
-        expires = datetime.fromisoformat(fields["expires"])
-        # A time without a zone cannot be compared with now.
-        if fields["public_key"] != f"pub-{server_id}" or expires.tzinfo is None:
-            return None
-        expires_s = expires.timestamp()
-        signature = base32.decode(signed.signature)
         message = signed.certificate.encode("utf-8")
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except UnicodeEncodeError:  # JSON may contain half a character
         return None
     for manager in managers:
         if manager.has_signed(message, signature):
-            return Certified(manager.name, expires_s, expires.isoformat(), signed)
+            return Certified(manager.name, terms.expires_s, terms.expires.isoformat(), signed)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import attrs
 from twisted.internet.defer import CancelledError
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -67,6 +68,15 @@ class GridHealthTests(SynchronousTestCase):
             ],
         )
         self.assertEqual(rows[-1].name, "new")
+
+    def test_certified(self) -> None:
+        """A server's row says until when."""
+        known = server("a")
+        assert known.status is not None
+        until = "2027-01-31T12:00:00+00:00"
+        status = attrs.evolve(known.status, certified_by="alice", certified_until=until)
+        row = server_row(attrs.evolve(known, status=status))
+        self.assertEqual((row.tone, row.reason), ("good", "certified by alice until 2027-01-31"))
 
 
 class OverviewPageTests(DirectoryTestCase):

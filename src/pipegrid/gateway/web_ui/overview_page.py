@@ -29,7 +29,7 @@ class ServerRow:
     Attributes:
         state: in a word or two.
         tone: ``good``, ``warn`` or ``bad``.
-        reason: why it is not used, or empty.
+        reason: why it is not used, or until when it is certified, or empty.
         rtt_s, available_bytes: None: not known.
     """
 
@@ -77,6 +77,8 @@ def server_row(server: ServerState) -> ServerRow:
         reason = status.no_uploads or "It has no space left."
     else:
         state, tone, reason = "connected", "good", ""
+        if status.certified_until is not None:
+            reason = f"certified by {status.certified_by} until {status.certified_until[:10]}"
     return ServerRow(
         server.identity.nickname or server.identity.server_id,
         server.identity.server_id,

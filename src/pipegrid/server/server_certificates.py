@@ -1,0 +1,270 @@
+"""
+The certificates of grid managers that a storage server announces: its files, and when they expire.
+
+They are the files that the server's settings name, and ``certificates/*.cert`` in its directory, where
+``pipegrid grid-manager install`` puts them. They are read again while the server runs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import attrs
+from twisted.logger import Logger
+
+from pipegrid.core.text import printable
+from pipegrid.disk.atomic_write import is_part_name, replace_file
+from pipegrid.disk.file_system_calls import FULL
+from pipegrid.disk.private_files import make_directory
+from pipegrid.disk.safe_open import read_file
+from pipegrid.errors import SinkError, UsageError
+from pipegrid.wire.grid_manager import (
+    MAX_CERTIFICATES,
+    MAX_FILE_BYTES,
+    NEAR_EXPIRY_S,
+    CertificateTerms,
+    SignedCertificate,
+    in_words,
+    parse_certificate,
+    public_key_bytes,
+    terms_of,
+)
+
+DIRECTORY_NAME = "certificates"
+SUFFIX = ".cert"
+MAX_FILES = 64
+LOOK_S = 600.0
+"""How often the files are read again."""
+
+_MAX_NAME_CHARACTERS = 100
+
+log = Logger()
+
+
+def read_certificate(path: Path) -> SignedCertificate:
+    """
+    Return the certificate in a file.
+
+    Raises:
+        UsageError: there is none in it.
+    """
+    try:
+        return _parsed(read_file(path, MAX_FILE_BYTES + 1), str(path))
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the certificate {path}: {error.strerror}; restore it"
+        ) from error
+
+
+def _parsed(data: bytes, name: str) -> SignedCertificate:
+    try:
+        if len(data) > MAX_FILE_BYTES:
+            raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
+        return parse_certificate(data)
+    except ValueError as error:
+        raise UsageError(
+            f"{name} is not a certificate of a grid manager: {error}; ask for it again"
+        ) from None
+
+
+# Certificates in the server's directory.
+
+
+def path_of(directory: Path, manager: str) -> Path:
+    """Return where the certificate of a grid manager is installed in a server's directory."""
+    return directory / DIRECTORY_NAME / f"{manager}{SUFFIX}"
+
+
+def installed_files(directory: Path) -> list[Path]:
+    """
+    Return the files of certificates in a server's directory, in the order of their names.
+
+    Raises:
+        UsageError: there are more than ``MAX_FILES``, or they cannot be listed.
+    """
+    place = directory / DIRECTORY_NAME
+    found: list[Path] = []
+    try:
+        with os.scandir(place) as entries:
+            for entry in entries:
+                if entry.name.endswith(SUFFIX) and not is_part_name(entry.name):
+                    found.append(place / entry.name)
+                if len(found) > MAX_FILES:
+                    raise UsageError(
+                        f"{place} has more than {MAX_FILES} certificates; remove those that have expired"
+                    )
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UsageError(f"cannot list {place}: {error.strerror}; make it readable") from error
+    return sorted(found)
+
+
+def own_public_key(directory: Path) -> str:
+    """
+    Return the public key of the storage server in a directory.
+
+    Raises:
+        UsageError: it has none yet, or another program's file is there.
+    """
+    path = directory / "node.pubkey"
+    try:
+        text = read_file(path, MAX_FILE_BYTES).decode("ascii", "replace").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(
+            f"no storage server was announced from {directory}: it has no node.pubkey; start one with "
+            f"'pipegrid -d {directory} serve --introducer FURL', or name its directory with -d"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if public_key_bytes(text) is None:
+        raise UsageError(f"{path} does not hold a public key; restore it")
+    return text
+
+
+def install(
+    directory: Path, public_key: str, manager: str, data: bytes, source: str
+) -> CertificateTerms:
+    """
+    Install a certificate in a server's directory, in place of an earlier one of the same manager.
+
+    Args:
+        public_key: the server's.
+        manager: the user's name for the grid manager.
+        source: where the certificate comes from, for errors.
+
+    Raises:
+        UsageError: it is not a certificate for this server, it has expired, or the name cannot be used.
+        SinkError: the disk is full.
+    """
+    if not manager.isprintable() or "/" in manager or not manager.strip() or manager[0] in ".-":
+        raise UsageError(
+            f"'{printable(manager[:20])}' cannot be a grid manager's name, after which a file is named; "
+            "choose one without slashes"
+        )
+    if len(manager) > _MAX_NAME_CHARACTERS:
+        raise UsageError(
+            f"a grid manager's name has at most {_MAX_NAME_CHARACTERS} characters; choose a shorter one"
+        )
+    signed = _parsed(data, source)
+    terms = terms_of(signed)
+    assert terms is not None  # ``_parsed`` has checked it
+    if terms.public_key != public_key:
+        raise UsageError(
+            f"{source} is a certificate for {printable(terms.public_key[:60])}, and the server in "
+            f"{directory} has {public_key}; ask the grid manager for one for this key"
+        )
+    if terms.expires_s <= time.time():
+        raise UsageError(
+            f"{source} expired on {_day(terms)}; ask the grid manager for a new certificate"
+        )
+    path = path_of(directory, manager)
+    try:
+        make_directory(path.parent)
+        replace_file(path, data, mode=0o644)
+    except OSError as error:
+        text = f"cannot write {path}: {error.strerror}; nothing was changed"
+        if error.errno in FULL:
+            raise SinkError(f"{text}; free some space") from error
+        raise UsageError(f"{text}; make it writable") from error
+    return terms
+
+
+# What a running server announces.
+
+
+@attrs.frozen
+class _Found:
+    path: Path
+    signed: SignedCertificate
+    terms: CertificateTerms
+
+
+class CertificateWatch:
+    """
+    Reads the certificates of a server, and logs what is wrong with them, once until that changes.
+
+    Args:
+        files: of certificates, in addition to those in the directory.
+        directory: the server's.
+        public_key: the server's; certificates for other servers are not announced.
+        now: returns the time, in seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        directory: Path,
+        public_key: str,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._files = files
+        self._directory = directory
+        self._public_key = public_key
+        self._now = now
+        self._said: dict[Path, str] = {}
+        self._complaint = ""
+
+    def read(self) -> list[dict[str, str]]:
+        """
+        Return the certificates to announce, those that are valid longest first, at most
+        ``MAX_CERTIFICATES``: clients ignore further ones.
+
+        Raises:
+            UsageError: one of the files has none.
+        """
+        found = []
+        for path in dict.fromkeys([*self._files, *installed_files(self._directory)]):
+            signed = read_certificate(path)
+            terms = terms_of(signed)
+            assert terms is not None  # ``read_certificate`` has checked it
+            found.append(_Found(path, signed, terms))
+        self._said = {each.path: self._say(each) for each in found}
+        ours = [each for each in found if each.terms.public_key == self._public_key]
+        ours.sort(key=lambda each: each.terms.expires_s, reverse=True)
+        return [attrs.asdict(each.signed) for each in ours[:MAX_CERTIFICATES]]
+
+    def look(self) -> list[dict[str, str]] | None:
+        """Return what ``read`` does; None, with a line in the log, if a file cannot be used."""
+        try:
+            found = self.read()
+        except UsageError as error:
+            if self._complaint != str(error):
+                self._complaint = str(error)
+                log.warn("{reason}; the certificates that were announced remain", reason=str(error))
+            return None
+        self._complaint = ""
+        return found
+
+    def _say(self, each: _Found) -> str:
+        """Log the state of a certificate, unless that was its state before; returns the state."""
+        left_s = each.terms.expires_s - self._now()
+        fields = {"path": str(each.path), "day": _day(each.terms)}
+        if each.terms.public_key != self._public_key:
+            state = f"of another server, {printable(each.terms.public_key[:60])}"
+            text = "certificate {path} is not announced: it is for the server {other}, and this one is {own}"
+            fields |= {"other": printable(each.terms.public_key[:60]), "own": self._public_key}
+        elif left_s <= 0:
+            state = f"expired {fields['day']}"
+            text = (
+                "certificate {path} expired on {day}: clients of its grid manager store nothing new here; "
+                "ask for a new one"
+            )
+        elif left_s <= NEAR_EXPIRY_S:
+            state = f"near {fields['day']}"
+            text = (
+                "certificate {path} expires in {left}, on {day}; ask its grid manager for a new one"
+            )
+            fields["left"] = in_words(left_s)
+        else:
+            state, text = f"valid {fields['day']}", "certificate {path} is valid until {day}"
+        if self._said.get(each.path) != state:
+            (log.info if state.startswith("valid") else log.warn)(text, **fields)
+        return state
+
+
+def _day(terms: CertificateTerms) -> str:
+    return f"{terms.expires:%Y-%m-%d %H:%M %Z}"
