@@ -23,6 +23,7 @@ from pipegrid.wire.announcements import (
 from pipegrid.wire.grid_manager import (
     CERTIFICATES,
     MAX_CERTIFICATES,
+    MAX_READ_CERTIFICATES,
     Certification,
     ManagerKey,
     certified_by,
@@ -103,7 +104,8 @@ class CertificateTests(SynchronousTestCase):
             [certificate("9999-12-31T23:59:59-23:59", x="x" * 1000)],
             [certificate(public_key=None)],
             [{**good, "certificate": "[" * 500}],
-            [{}] * MAX_CERTIFICATES + [good],
+            [{}] * MAX_READ_CERTIFICATES + [good],
+            [certificate("2028-01-01T00:00:00+00:00", OTHER)] * MAX_CERTIFICATES + [good],
         ):
             self.assertEqual(
                 reason(announced), "it has no certificate of a configured grid manager"

@@ -211,7 +211,7 @@ class CertificateWatch:
     def read(self) -> list[dict[str, str]]:
         """
         Return the certificates to announce, those that are valid longest first, at most
-        ``MAX_CERTIFICATES``: clients ignore further ones.
+        ``MAX_CERTIFICATES``: clients verify no more.
 
         Raises:
             UsageError: one of the files has none.

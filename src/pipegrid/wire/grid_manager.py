@@ -22,7 +22,9 @@ CERTIFICATES = "grid-manager-certificates"
 """The key of certificates in announcements."""
 
 MAX_CERTIFICATES = 16
-"""The limit per server; further ones are ignored."""
+"""How many of a server are verified: those that are valid longest."""
+MAX_READ_CERTIFICATES = 128
+"""How many of a server are read; a server that keeps those that have expired announces many."""
 MAX_CERTIFICATE_CHARACTERS = 512
 """Usual ones have 130."""
 MAX_FILE_BYTES = 4096
@@ -191,7 +193,7 @@ class Certified:
 def read_certificates(announced: object) -> tuple[SignedCertificate, ...]:
     """Return the certificates of an announcement, which is untrusted; malformed ones are left out."""
     found = []
-    for each in announced[:MAX_CERTIFICATES] if isinstance(announced, list) else ():
+    for each in announced[:MAX_READ_CERTIFICATES] if isinstance(announced, list) else ():
         text, signature = (
             (each.get("certificate"), each.get("signature"))
             if isinstance(each, dict)
@@ -216,25 +218,27 @@ def certified_by(
         server_id: ``v0-`` and its key; a server with another id has no certificate.
         managers: the managers that the client trusts.
     """
-    found = [_certified(server_id, each, managers) for each in certificates if managers]
-    return max(
-        (each for each in found if each is not None), key=lambda each: each.expires_s, default=None
-    )
+    named = [
+        (terms, signed)
+        for signed in (certificates if managers else ())
+        if (terms := terms_of(signed)) is not None and terms.public_key == f"pub-{server_id}"
+    ]
+    named.sort(key=lambda each: each[0].expires_s, reverse=True)
+    for terms, signed in named[:MAX_CERTIFICATES]:
+        if (manager := _signer(signed, managers)) is not None:
+            return Certified(manager.name, terms.expires_s, terms.expires.isoformat(), signed)
+    return None
 
 
-def _certified(
-    server_id: str, signed: SignedCertificate, managers: Sequence[ManagerKey]
-) -> Certified | None:
-    terms, signature = terms_of(signed), signature_of(signed)
-    if terms is None or signature is None or terms.public_key != f"pub-{server_id}":
-        return None
+def _signer(signed: SignedCertificate, managers: Sequence[ManagerKey]) -> ManagerKey | None:
+    signature = signature_of(signed)
     try:
         message = signed.certificate.encode("utf-8")
     except UnicodeEncodeError:  # JSON may contain half a character
         return None
     for manager in managers:
-        if manager.has_signed(message, signature):
-            return Certified(manager.name, terms.expires_s, terms.expires.isoformat(), signed)
+        if signature is not None and manager.has_signed(message, signature):
+            return manager
     return None
 
 
