@@ -40,11 +40,11 @@ parameters parent parser path paths peers pipe plan pool port private process pr
 progress protocol proxy put query queue quick range ranges raw reactor reader readers readiness
 reading readonly rebuild received receiver receivers registry relay repair report rereadable
 resource responder restore results resume retained retry root rpm runner safe search selection
-selfcheck serve service settings signature signatures sink small socket sockets source spans
+selfcheck serve service settings signature signatures sink small socket sockets source space spans
 speedtest spool sqlite state states stats status store stream streams strict system systemd table
 tahoe tcp templates text throttle timeline timeouts tls to tokenizer trace tracker transfer
-transfers transport twist twisted update uploader urls user verdict verifier with without workers
-wormhole writer yaml zip
+transfers transport twist twisted update uploader urls usage user verdict verifier with without
+workers wormhole writer yaml zip
 """
 
 ORDINARY = set(_WORDS.split())

@@ -273,6 +273,10 @@ class NoSpace(ServerRefused):
     """The server has no space for the share."""
 
 
+class QuotaReached(NoSpace):
+    """The server's quota leaves no space for the share."""
+
+
 class Overloaded(ServerRefused):
     """The server holds too much in memory for other clients now; it may accept the request later."""
 

@@ -17,7 +17,7 @@ from twisted.trial.unittest import TestCase
 
 from pipegrid.cli.app import start
 from pipegrid.cli.console import Console
-from pipegrid.disk.running_process import process_began
+from pipegrid.disk.directory_claim import process_began
 from pipegrid.grid.servers_yaml import load_introducers
 from pipegrid.server import identity
 from tests.cli.processes import ProcessTestCase, in_fresh_processes

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from pathlib import Path
+from threading import Event
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
@@ -22,6 +23,7 @@ from pipegrid.grid.storage_server_settings import ServerDirectory
 from pipegrid.server import identity
 from pipegrid.storage.share_store import ShareStore
 from pipegrid.wire import server_address
+from pipegrid.wire.storage_messages import ShareChange, SlotSecrets
 from tests.storage.support import SECRETS, SI
 
 LOOPBACK = "tcp:0:interface=127.0.0.1"
@@ -115,6 +117,69 @@ class ServeTests(TestCase):
             self.assertEqual(await serving, 0)
             self.assertIn("1 unfinished uploads can be resumed", self.err.getvalue())
         self.assertFalse(any(storage.glob("shares/incoming/*")))
+
+    def test_usage(self) -> Deferred[None]:
+        """It shows what shares take, and what the quota leaves, also while a server runs."""
+        return Deferred.fromCoroutine(self._test_usage())
+
+    async def _usage(self, *options: str, status: int = 0) -> str:
+        self.out.truncate(0)
+        self.out.seek(0)
+        self.assertEqual(await self.serve(*options, "serve", "--usage"), status)
+        return self.out.getvalue().decode()
+
+    async def _test_usage(self) -> None:
+        self.assertEqual(await self._usage(status=2), "")
+        self.assertIn(
+            f"there is no storage directory {self.directory}/storage", self.err.getvalue()
+        )
+        store = ShareStore(Path(self.directory) / "storage", clock=time.time)
+        store.allocate(SI, {0, 1}, 10_000, SECRETS)
+        for number in (0, 1):
+            store.upload(SI, number, SECRETS.upload).write(0, [b"x" * 10_000])
+        store.upload(SI, 0, SECRETS.upload).publish()
+        change = ShareChange((), ((0, b"y" * 528),), None)
+        slot = SlotSecrets(SECRETS.lease, b"w" * 32)
+        store.slots.testv_and_readv_and_writev(bytes(16), slot, {0: change}, ())
+        store.close()
+        self.assertEqual(
+            await self._usage(),
+            "immutable   1  share   10.1 kB\nmutable     1  share   1 kB\n"
+            "unfinished  1  share   10.1 kB\nall         3  shares  21.2 kB\n",
+        )
+        self.out.truncate(0)
+        serving = self.serve("serve", "--port", LOOPBACK, "--quota", "25kB")
+        await self.until_output()
+        self.assertIn(
+            "all         3  shares  21.2 kB of 25 kB, 3.83 kB left\n", await self._usage()
+        )
+        told = json.loads(await self._usage("--json"))
+        self.assertEqual(told["immutable"], {"shares": 1, "bytes": 10_084})
+        self.assertEqual(told["all"], {"shares": 3, "bytes": 21_168})
+        self.assertEqual((told["quota"], told["left"]), (25_000, 3832))
+        serving.cancel()
+        self.assertEqual(await serving, 0, self.err.getvalue())
+
+    def test_told_to_end_while_it_counts(self) -> Deferred[None]:
+        """A start that counts shares for its quota waits a little; told to end meanwhile, it ends with 0."""
+        return Deferred.fromCoroutine(self._test_counting())
+
+    async def _test_counting(self) -> None:
+        begun, ended = Event(), Event()
+
+        def count(store: ShareStore) -> int:
+            begun.set()
+            ended.wait(20)
+            return 0
+
+        self.patch(ShareStore, "count_usage", count)
+        serving = self.serve("serve", "--port", LOOPBACK, "--quota", "25kB")
+        while not begun.is_set():
+            await deferLater(reactor, 0.005)
+        self.assertEqual(self.out.getvalue(), b"")
+        serving.cancel()
+        ended.set()
+        self.assertEqual(await serving, 0, self.err.getvalue())
 
     def test_refusals(self) -> Deferred[None]:
         """What cannot be served is a sentence and status 2."""

@@ -48,6 +48,8 @@ class PluginTests(SynchronousTestCase):
             "12h",
             "--reserved-space",
             "1.5G",
+            "--quota",
+            "2G",
             "--introducer",
             str(FURL),
             "--certificate",
@@ -61,6 +63,7 @@ class PluginTests(SynchronousTestCase):
             read_only=True,
             keep_unfinished_s=12 * 3600,
             reserved_bytes=3 << 29,
+            quota_bytes=2 << 30,
             introducers={"introducer-1": FURL},
             certificate_files=(Path("/some.cert"),),
         )

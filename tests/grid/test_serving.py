@@ -254,7 +254,11 @@ class ServingTests(SynchronousTestCase):
         self.assertEqual(
             storage_server_settings.load(self.directory), storage_server_settings.ServerDirectory()
         )
-        (self.directory / "pipegrid.cfg").write_text("[storage]\nreserved_space = 5MB\n")
+        (self.directory / "pipegrid.cfg").write_text(
+            "[storage]\nreserved_space = 5MB\nquota = 2TiB\n"
+        )
         found = storage_server_settings.load(self.directory)
+        self.assertEqual(found.serve_settings(self.directory).quota_bytes, 2 << 40)
+        self.assertEqual(found.serve_settings(self.directory, quota_bytes=0).quota_bytes, 0)
         self.assertEqual(found.serve_settings(self.directory).reserved_bytes, 5_000_000)
         self.assertFalse(found.is_tahoe)

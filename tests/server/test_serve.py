@@ -41,6 +41,7 @@ from pipegrid.server.serve import ServeSettings
 from pipegrid.storage import lease_clock, share_file
 from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.share_store import ShareStore
+from pipegrid.storage.space_usage import read_note
 from pipegrid.wire import gbs_cbor_bodies, server_address
 from pipegrid.wire.storage_messages import LeaseSecrets
 from tests import vectors
@@ -420,6 +421,38 @@ class LoopbackTests(TestCase):
         self.assertIn('pipegrid_answers_total{operation="write",status="201"} 1.0', text)
         self.assertIn("pipegrid_received_bytes_total 300009.0", text)
         self.assertIn("pipegrid_unfinished_uploads 1.0", text)
+
+    def test_a_quota(self) -> Deferred[None]:
+        """It is shown in the metrics, kept over restarts, and a server without one forgets the number."""
+        return Deferred.fromCoroutine(self._test_quota())
+
+    async def _test_quota(self) -> None:
+        node = await self.start(metrics="0", quota_bytes=400_000)
+        data = os.urandom(300_000)
+        client = await connect(server_address.parse_nurl(node.nurl))
+        requests = (allocate({0}, len(data)), write(0, 0, data), allocate({1}, len(data)))
+        replies = await client.ask(*requests)
+        self.assertEqual([reply.status for reply in replies], [200, 201, 200])
+        where = f"http://127.0.0.1:{node.metrics_port}/metrics".encode()
+        text = (await readBody(await Agent(reactor).request(b"GET", where))).decode()
+        self.assertIn("pipegrid_quota_bytes 400000.0", text)
+        self.assertIn("pipegrid_used_bytes 300084.0", text)
+        self.assertIn("pipegrid_allocated_bytes 0.0", text)
+        self.assertIn("pipegrid_available_bytes 99832.0", text)
+        await node.stop()
+        note = read_note(node.storage)
+        assert note is not None
+        self.assertEqual((note.bytes, note.exact), (300_084, True))
+
+        again = await self.start(quota_bytes=100_000)
+        client = await connect(server_address.parse_nurl(again.nurl))
+        replies = await client.ask(read(0), VERSION, allocate({0}, 1, si=bytes(16)))
+        self.assertEqual(replies[0].body, data)
+        self.assertEqual(replies[2].status, 507)
+        await again.stop()
+        third = await self.start()
+        self.assertIsNone(read_note(third.storage))
+        await third.stop()
 
     def test_refusals(self) -> Deferred[None]:
         """A second server, a port that is taken, and nonsense are refused with a sentence."""

@@ -9,6 +9,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UnhappyError
+from pipegrid.storage.share_store import ShareStore
 from pipegrid.transfer.put.full_servers import FULL_S
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import CLIENT, GridWorld
@@ -59,6 +60,19 @@ class FullServersTests(SynchronousTestCase):
         self.assertLessEqual(took_s, 1.1 * RTT_S)
         self.assertLess(sent, 4000)
         self.assertLess(sent * 10, sent_before)
+
+    def test_a_quota(self) -> None:
+        """The servers say why they refuse, in bundles and alone; others take the shares if they suffice."""
+        self.patch(ShareStore, "quota_refuses", lambda store, _: store.available_bytes() == 0)
+        for size in (20_000, 3_000_000):
+            self.room(0, 2)
+            self.assertIsNone(self.put(size)[0])
+            self.world.clock.advance(30)  # servers look at their disks from time to time
+            self.room(0, 4)
+            error = self.put(size)[0]
+            self.assertIn("s0 has no space: its quota is used up (s1, s2, s3 too)", str(error))
+            self.room(1 << 40)
+            self.world.clock.advance(30)
 
     def test_two_hundred_files(self) -> None:
         """All are refused at once, but for some that find out."""

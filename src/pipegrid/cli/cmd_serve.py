@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from pipegrid.cli import log_file
-from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, failure
-from pipegrid.cli.console import Console
+from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, failure, status_of_job
+from pipegrid.cli.console import Console, columns
 from pipegrid.cli.error_report import ExitStatus, Interrupted
 from pipegrid.cli.options import (
     RELAY_URL,
@@ -22,17 +22,19 @@ from pipegrid.cli.options import (
     relay_option,
 )
 from pipegrid.cli.startup import lazy_modules
+from pipegrid.core.text import amount
 from pipegrid.disk import directory_claim
 from pipegrid.errors import UsageError
 from pipegrid.grid import client_paths, storage_server_settings
 from pipegrid.reactor.process_settings import SHORTAGE
 from pipegrid.server import serve, systemd
-from pipegrid.storage import share_file
+from pipegrid.storage import share_file, space_usage
 from pipegrid.wire import server_address
 
 if TYPE_CHECKING:
     from pipegrid.grid.storage_server_settings import ServerDirectory
     from pipegrid.server.serve import ServeSettings, StorageNode
+    from pipegrid.storage.space_usage import StoredSpace
     from pipegrid.wire.server_address import Furl
 
 
@@ -49,6 +51,8 @@ class ServeOptions(NamedTuple):
     location: str | None = None
     storage: str | None = None
     reserved_bytes: int | None = None
+    quota_bytes: int | None = None
+    usage: bool = False
     keep_unfinished_s: int | None = None
     read_only: bool | None = None
     durability: str = "batch"
@@ -73,6 +77,7 @@ class ServeOptions(NamedTuple):
             location=self.location,
             storage=None if self.storage is None else Path(self.storage),
             reserved_bytes=self.reserved_bytes,
+            quota_bytes=self.quota_bytes,
             keep_unfinished_s=self.keep_unfinished_s,
             read_only=self.read_only or None,
             durability=self.durability,
@@ -163,6 +168,74 @@ class ServeJob(GridJob):
         return settings_of(_directory(invocation), self._options, warn)
 
 
+class UsageJob(GridJob):
+    """Measures a storage directory, whether a server runs there or not."""
+
+    asks_servers = False
+
+    def __init__(self, options: ServeOptions) -> None:
+        self._options = options
+
+    async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
+        """Print how much the shares take."""
+        return await status_of_job(invocation.console, self._measure(invocation, reactor))
+
+    async def _measure(self, invocation: Invocation, reactor: Any) -> int:
+        from twisted.internet.task import deferLater
+
+        directory, options = _directory(invocation), self._options
+        found = storage_server_settings.load(directory).settings
+        storage = Path(options.storage or found.get("storage") or directory / "storage")
+        if not storage.is_dir():
+            raise UsageError(
+                f"there is no storage directory {storage}; give it with -d or --storage"
+            )
+        measured = space_usage.StoredSpace()
+        began = reactor.seconds()
+        try:
+            for _ in measured.measure(storage):
+                if reactor.seconds() - began > _TURN_S:  # Ctrl-C ends it
+                    await deferLater(reactor, 0)
+                    began = reactor.seconds()
+        except OSError as error:
+            raise UsageError(
+                f"cannot read {error.filename or storage}: {error.strerror}; run this as the server's user"
+            ) from error
+        note = space_usage.read_note(storage)
+        given = options.quota_bytes, found.get("quota_bytes"), note and note.quota_bytes
+        quota = next((each for each in given if each is not None), None) or None
+        invocation.console.result(*usage_report(storage, measured, quota))
+        return ExitStatus.DONE
+
+
+_TURN_S = 0.05
+
+
+def usage_report(
+    storage: Path, measured: StoredSpace, quota_bytes: int | None
+) -> tuple[str, dict[str, object]]:
+    """Return what a storage directory holds, as a table and as fields."""
+    kinds = {
+        "immutable": measured.immutable,
+        "mutable": measured.mutable,
+        "unfinished": measured.unfinished,
+        "all": measured.all,
+    }
+    rows = [
+        [name, str(each.shares), "share" if each.shares == 1 else "shares", amount(each.bytes)]
+        for name, each in kinds.items()
+    ]
+    left = None
+    if quota_bytes is not None:
+        left = max(0, quota_bytes - measured.all.bytes)
+        rows[-1][-1] += f" of {amount(quota_bytes)}, {amount(left)} left"
+    fields: dict[str, object] = {
+        name: {"shares": each.shares, "bytes": each.bytes} for name, each in kinds.items()
+    }
+    fields |= {"quota": quota_bytes, "left": left, "storage": str(storage)}
+    return "\n".join(columns(rows, right=(1,))), fields
+
+
 def _directory(invocation: Invocation) -> Path:
     return Path(invocation.directory or client_paths.default_directory())
 
@@ -210,6 +283,18 @@ def settings_of(
     type=byte_space,
     metavar="SIZE",
     help="Disk space to leave free, such as 1G.",
+)
+@click.option(
+    "--quota",
+    "quota_bytes",
+    type=byte_space,
+    metavar="SIZE",
+    help="Space for all shares and unfinished uploads, such as 500G; 0 for none.",
+)
+@click.option(
+    "--usage",
+    is_flag=True,
+    help="Print how much the shares take, and how much the quota leaves, and exit; a server may be running.",
 )
 @click.option(
     "--keep-unfinished",
@@ -286,7 +371,7 @@ def serve_command(options: ServeOptions) -> GridJob:
     keeps the server's key. It may be a Tahoe-LAFS node's directory: its tahoe.cfg is followed, and options
     given here take precedence.
     """
-    return ServeJob(options)
+    return UsageJob(options) if options.usage else ServeJob(options)
 
 
 def introducers_of(

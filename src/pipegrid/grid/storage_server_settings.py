@@ -27,13 +27,13 @@ from pipegrid.wire.server_address import Furl
 # replace the node. ``pipegrid.cfg`` has the same settings under the same names:
 #
 #     [node]     nickname, tub.port, tub.location
-#     [storage]  enabled, anonymous, storage_dir, reserved_space, readonly, force_foolscap, keep_unfinished,
-#                expire.enabled, expire.mode, expire.override_lease_duration, expire.cutoff_date,
-#                expire.immutable, expire.mutable, grid_management, plugins, announce
+#     [storage]  enabled, anonymous, storage_dir, reserved_space, quota, readonly, force_foolscap,
+#                keep_unfinished, expire.enabled, expire.mode, expire.override_lease_duration,
+#                expire.cutoff_date, expire.immutable, expire.mutable, grid_management, plugins, announce
 #     [grid_manager_certificates]
 #
-# ``keep_unfinished`` and ``announce`` exist only in ``pipegrid.cfg``: Tahoe-LAFS does not start with a
-# setting that it does not know.
+# ``quota``, ``keep_unfinished`` and ``announce`` exist only in ``pipegrid.cfg``: Tahoe-LAFS does not start
+# with a setting that it does not know.
 #
 # In a Tahoe-LAFS node's directory, or with ``announce``, the server announces itself to the introducers of
 # its directory. A setting that cannot be followed is refused, never guessed: a wrong guess might delete
@@ -124,6 +124,7 @@ class _Reader:
             "nickname": nickname_of(self._parser) or None,
             "storage": self._place(storage, "storage", "storage_dir") if storage else None,
             "reserved_bytes": self._parsed("reserved_space", parse_size),
+            "quota_bytes": self._parsed("quota", parse_size),
             "keep_unfinished_s": self._parsed("keep_unfinished", parse_kept),
             "read_only": self._flag("readonly", False) or None,
             "expiry": self._expiry(),

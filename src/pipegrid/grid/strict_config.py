@@ -38,6 +38,7 @@ KNOWN: Mapping[str, Collection[str] | None] = {
         "anonymous",
         "storage_dir",
         "reserved_space",
+        "quota",
         "readonly",
         "force_foolscap",
         "keep_unfinished",

@@ -223,6 +223,12 @@ class StorageCollector(Collector):
         yield gauge("connections", "Open connections.", len(self._server.connections))
         yield gauge("commits", "Shares that wait to become durable.", self._service.commits)
         yield gauge("unfinished_uploads", "Unfinished uploads.", self._store.upload_count)
+        usage = self._store.usage
+        if usage is not None:
+            yield gauge("quota_bytes", "The quota for shares.", usage.quota_bytes)
+            yield gauge("used_bytes", "Of the quota, taken by shares.", usage.used_bytes)
+            used = usage.granted_bytes() - usage.used_bytes
+            yield gauge("allocated_bytes", "Of the quota, allocated to unfinished uploads.", used)
         with suppress(ServerRefused):  # with a failing disk, all other metrics are yielded
             room = self._store.available_bytes()
             if room is not None:

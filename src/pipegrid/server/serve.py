@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.endpoints import serverFromString
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
@@ -44,6 +44,7 @@ from pipegrid.server.server_certificates import LOOK_S, CertificateWatch
 from pipegrid.storage.lease_clock import NonDecreasingDate, look, why_wrong
 from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.share_store import KEEP_UNFINISHED_S, ShareStore, StoreSettings
+from pipegrid.storage.space_usage import remove_note
 from pipegrid.wire.server_address import Furl
 
 # Where a server listens, and its addresses for clients: as text in settings, and as hints of fURLs.
@@ -223,6 +224,8 @@ DEFAULT_PORT = "tcp:8098"
 DURABILITIES: tuple[Policy, ...] = ("none", "batch", "strict")
 HOUSEKEEPING_S = 5 * 60.0
 COLLECTION_S = 12 * 3600.0
+COUNT_WAIT_S = 10.0
+"""How long a start waits until the shares are counted, if they have to be."""
 _SPARE_FILES = 64
 
 
@@ -238,6 +241,7 @@ class ServeSettings:
             (``tcp:host:port``); None: the port's own interface, or the host's name.
         storage: the storage directory; None: ``storage`` in the node's.
         reserved_bytes: space on the disk to leave free.
+        quota_bytes: for all shares and unfinished uploads; 0: no quota.
         keep_unfinished_s: how long after its last write an unfinished upload is kept, unless it is evicted.
         read_only: accept no shares.
         durability: the durability policy.
@@ -256,6 +260,7 @@ class ServeSettings:
     location: str | None = None
     storage: Path | None = None
     reserved_bytes: int = 0
+    quota_bytes: int = 0
     keep_unfinished_s: float = KEEP_UNFINISHED_S
     read_only: bool = False
     durability: Policy = "batch"
@@ -297,6 +302,7 @@ class StorageNode:
             self.storage,
             StoreSettings(
                 reserved_bytes=settings.reserved_bytes,
+                quota_bytes=settings.quota_bytes or None,
                 keep_unfinished_s=settings.keep_unfinished_s,
                 read_only=settings.read_only,
             ),
@@ -345,6 +351,8 @@ class StorageNode:
         alone = self._lock is not None
         try:
             left = self._store.adopt_leftovers() if alone else 0
+            if alone:
+                await self._begin_counting()
             if left:
                 log.info("{count} unfinished uploads can be resumed", count=left)
             who = identity.load_or_create(self.settings.directory)
@@ -381,6 +389,8 @@ class StorageNode:
             raise
         if alone:
             self._every(HOUSEKEEPING_S, "unfinished uploads given up", self._store.expire_uploads)
+            if self._store.usage is not None:
+                self._every(HOUSEKEEPING_S, "shares counted", self._store.count_usage)
         expiry = self.settings.expiry
         if expiry is not None and alone:
             collect = LeaseCollector(self._store, self.storage, expiry, self._date)
@@ -395,6 +405,42 @@ class StorageNode:
         )
         self._warn_of_surroundings()
         return self
+
+    async def _begin_counting(self) -> None:
+        """
+        Learn how much of the quota is used. If shares have to be counted for that, wait a little, since
+        until then no new ones are accepted.
+        """
+        usage = self._store.usage
+        if usage is None:
+            remove_note(self.storage)
+            return
+        usage.open()
+        if usage.exact:
+            return
+        counted: Deferred[None] = Deferred()
+        counted.addTimeout(COUNT_WAIT_S, self._reactor)
+
+        def done(result: Any) -> Any:
+            if not counted.called:
+                counted.callback(None)
+            return result
+
+        def failed(failure: Any) -> None:
+            if not failure.check(CancelledError):  # the node is stopping
+                log.failure("counting shares failed", failure)
+
+        self._collector.run(self._store.count_usage).addBoth(done).addErrback(failed)
+        try:
+            await counted
+        except TimeoutError:
+            log.info(
+                "counting the shares in {storage} for the quota takes a while; {what}",
+                storage=str(self.storage),
+                what="no more than the quota is accepted meanwhile"
+                if usage.counted
+                else "no new ones are accepted before it is done",
+            )
 
     def _warn_of_surroundings(self) -> None:
         """Log problems of the file system and the clock."""
@@ -509,6 +555,7 @@ class StorageNode:
             await self._foolscap.stop()
         if self._front is not None:
             await self._front.stop()
+        self._store.stop_counting()
         await self._collector.stop()
         await self._workers.stop()
         self._store.close()
@@ -550,7 +597,10 @@ async def serve(
     Raises:
         UsageError: it cannot listen, or cannot use its directory.
     """
-    node = await StorageNode(reactor, settings).start()
+    try:
+        node = await StorageNode(reactor, settings).start()
+    except CancelledError:
+        return
     try:
         announcing = announce(node)
         if announcing is not None:

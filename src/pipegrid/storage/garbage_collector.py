@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from pipegrid.disk import file_system_calls as disk
@@ -12,6 +12,7 @@ from pipegrid.disk.safe_open import is_directory
 from pipegrid.storage import share_file
 from pipegrid.storage.mutable import slot_file as slotfiles
 from pipegrid.storage.share_file import Expiry
+from pipegrid.storage.space_usage import file_bytes
 from pipegrid.storage.uploads import incoming_files as sidecar
 
 # Files are removed only while their lock is held, so other processes may work at the same time.
@@ -52,19 +53,34 @@ def remove_abandoned(incoming: str, too_old: float, worthless: float) -> int:
     return removed
 
 
-def remove_expired(shares: str, expiry: Expiry, now: float) -> int:
-    """Remove shares whose leases have all expired; returns how many."""
+def remove_expired(
+    shares: str,
+    expiry: Expiry,
+    now: float,
+    gone: Callable[[str, int], object] = lambda directory, size: None,
+) -> int:
+    """
+    Remove shares whose leases have all expired; returns how many.
+
+    Args:
+        gone: called for each, with the directory of its storage index and the length of its file.
+    """
     removed = 0
     threshold = expiry.threshold(now)
     for directory, name in _walk(shares):
         path = f"{directory}/{name}"
         if not _NUMBER.match(name):
             continue
+        size = file_bytes(path)  # a lease that is added from now on keeps the share
         if slotfiles.is_mutable_file(path):
-            removed += expiry.mutable and slotfiles.remove_if_expired(path, threshold)
+            if not (expiry.mutable and slotfiles.remove_if_expired(path, threshold)):
+                continue
         elif expiry.immutable and share_file.remove_if_expired(path, threshold):
             disk.remove_empty(directory)
-            removed += 1
+        else:
+            continue
+        gone(directory, size)
+        removed += 1
     return removed
 
 

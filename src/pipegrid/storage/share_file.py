@@ -310,7 +310,12 @@ MOST_READ = 1 << 16
 
 
 def renew_lease(
-    path: str, owner: int, secrets: LeaseSecrets, now: float, has_space: HasRoom
+    path: str,
+    owner: int,
+    secrets: LeaseSecrets,
+    now: float,
+    has_space: HasRoom,
+    grew: Callable[[int], object] = lambda more_bytes: None,
 ) -> bool:
     """
     Renew the lease of these secrets on one share, or add it.
@@ -318,7 +323,8 @@ def renew_lease(
     Args:
         owner: the number to store in a lease that is added.
         now: seconds since 1970. An expiry is only ever moved to a later time.
-        has_space: see ``leaserecords``; renewing needs none.
+        has_space: see ``HasRoom``; renewing needs none.
+        grew: called with the difference of the file's length, before its lock is released.
 
     Returns:
         whether the share exists.
@@ -333,6 +339,7 @@ def renew_lease(
     except FileNotFoundError:
         return False
     assert fd is not None, "waiting for a lock gives it"
+    before = os.fstat(fd).st_size
     try:
         header, begin, records = _without_lost(fd, *_read(fd))
         fresh = make_lease(header.version, owner, secrets, now)
@@ -354,6 +361,7 @@ def renew_lease(
             _append(fd, fresh.pack(), begin + len(records), header.lease_count + 1)
         return True
     finally:
+        grew(os.fstat(fd).st_size - before)
         os.close(fd)
 
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import attrs
+from twisted.logger import Logger
 
 from pipegrid.core import base32, dates
 from pipegrid.core.text import harmless
@@ -25,6 +26,7 @@ from pipegrid.storage.mutable.slot_file import NODE_ID_BYTES
 from pipegrid.storage.mutable.slots import Slots
 from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.share_reader import ShareReader, holds_share, list_numbers, open_reader
+from pipegrid.storage.space_usage import SpaceChange, SpaceUsage
 from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER, Paths, check_key, check_number
 from pipegrid.storage.uploads.eviction import NOBODY, Client, UploadDemand
 from pipegrid.storage.uploads.incoming_share import IncomingShare
@@ -33,6 +35,8 @@ from pipegrid.version import __version__
 from pipegrid.wire.storage_messages import Allocation, LeaseSecrets, ServerVersion, UploadSecrets
 
 _PLENTY_BYTES = 1 << 30
+
+log = Logger()
 
 
 class FreeSpace:
@@ -194,6 +198,8 @@ class StoreSettings:
 
     Attributes:
         reserved_bytes: space on the disk that shares must leave free.
+        quota_bytes: for the files of complete shares and unfinished uploads; None: no quota. A store with a
+            quota accepts nothing before ``usage`` is opened.
         read_only: accept no shares. Leases are renewed nevertheless.
         max_open_uploads: files that are kept open; further unfinished uploads are closed, the longest
             unused first, and opened again for their next write. Complete ones that wait to become durable
@@ -206,6 +212,7 @@ class StoreSettings:
     """
 
     reserved_bytes: int = 0
+    quota_bytes: int | None = None
     read_only: bool = False
     max_open_uploads: int = 64
     max_uploads: int = 4096
@@ -229,6 +236,7 @@ class ShareStore:
 
     Attributes:
         slots: mutable shares; the rest of the store is about immutable ones, unless stated otherwise.
+        usage: how much of the quota is used; None: there is no quota.
 
     Raises, in all methods:
         UsageError: a storage index that is not 16 bytes, or a number that is not 0 to 255.
@@ -254,6 +262,11 @@ class ShareStore:
         self._clock, self._date = clocks = clock, date or clock
         self._room = FreeSpace(self._paths.shares, clock, free_bytes)
         self._advisories = Advisories(self._paths.advisories, clock)
+        self.usage: SpaceUsage | None = None
+        if settings.quota_bytes is not None:
+            self.usage = SpaceUsage(
+                root, settings.quota_bytes, lambda: self._unfinished.file_bytes, clock, boot_id
+            )
         self._unfinished = UnfinishedUploads(
             self._paths,
             *clocks,
@@ -261,12 +274,14 @@ class ShareStore:
             settings.max_open_uploads,
             settings.max_uploads,
             boot_id,
+            self.usage,
         )
         self.slots = Slots(
             self._paths.directory,
             self._paths.incoming,
             self._date,
             self._fits,
+            self._change,
             settings.read_only,
             settings.node_id,
         )
@@ -290,10 +305,29 @@ class ShareStore:
         """
         if self.read_only:
             return 0
-        free = self._room.free_bytes()
-        if free is None:
-            return None
-        return max(0, free - self.reserved_bytes - self._unfinished.kept_bytes())
+        kept, free = self._unfinished.kept(), self._room.free_bytes()
+        if free is not None:
+            free = max(0, free - self.reserved_bytes - kept.remaining_bytes)
+        if self.usage is None:
+            return free
+        # A share of exactly this size must fit.
+        left = max(0, self.usage.room_bytes(kept.file_bytes) - share_file.container_bytes(0))
+        return left if free is None else min(free, left)
+
+    def quota_refuses(self, share_bytes: int) -> bool:
+        """Return whether the quota has no space for a share."""
+        usage = self.usage
+        if usage is None or self.read_only:
+            return False
+        return usage.missing(share_file.container_bytes(share_bytes)) > 0
+
+    def _change(self, storage_index: bytes) -> SpaceChange:
+        """Return what counts a change of the shares of a storage index; used with ``with``."""
+        return SpaceChange(self.usage, storage_index, self._fits, self._make_room)
+
+    def _make_room(self, missing_bytes: int) -> bool:
+        """Evict uploads for what mutable shares and leases lack; return whether that suffices."""
+        return self._unfinished.make_space(NOBODY, UploadDemand(0, 0, 0, missing_bytes))
 
     def _missing_bytes(self, more_bytes: int, fresh: bool = False) -> int:
         """Return how much space is missing for more bytes; see ``FreeSpace.missing_bytes``."""
@@ -303,10 +337,11 @@ class ShareStore:
 
     def _fits(self, more_bytes: int) -> bool:
         """
-        Return whether more bytes of mutable shares and leases fit, after evicting uploads if necessary.
+        Return whether the disk has space for more bytes of mutable shares and leases, after evicting uploads
+        if necessary.
         """
         missing = self._missing_bytes(more_bytes, fresh=True)
-        return not missing or self._unfinished.make_space(NOBODY, UploadDemand(0, 0, 0, missing))
+        return not missing or self._make_room(missing)
 
     def version(self) -> ServerVersion:
         """Return what the server reports about itself."""
@@ -491,7 +526,9 @@ class ShareStore:
 
     def _renew(self, storage_index: bytes, number: int, owner: int, secrets: LeaseSecrets) -> bool:
         path = self._paths.final(storage_index, number)
-        return share_file.renew_lease(path, owner, secrets, self._date(), self._fits)
+        with self._change(storage_index) as space:
+            now, fits = self._date(), space.has_space
+            return share_file.renew_lease(path, owner, secrets, now, fits, space.grew)
 
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str, mutable: bool = False
@@ -537,15 +574,52 @@ class ShareStore:
 
         Only called if the operator wants it. It may take long; call it in a thread.
         """
-        return garbage_collector.remove_expired(self._paths.shares, expiry, now or self._clock())
+        call = self._paths.shares, expiry, now or self._clock()
+        return garbage_collector.remove_expired(*call, self._gone)
+
+    def _gone(self, directory: str, size: int) -> None:
+        """Count a share that was removed."""
+        if self.usage is not None:
+            with suppress(ValueError):  # not the name of a storage index, and so not counted
+                storage_index = base32.decode(os.path.basename(directory))
+                self.usage.begin(storage_index)
+                self.usage.grew(storage_index, -size)
+                self.usage.end(storage_index)
+
+    def count_usage(self) -> int:
+        """
+        Count the space that all shares take, if that is due; returns 0, since it logs a difference itself.
+
+        Call it every few minutes, in the worker thread that also collects garbage: it may take long.
+        """
+        usage = self.usage
+        if usage is None or not usage.is_due():
+            return 0
+        try:
+            usage.count()
+        except OSError as error:
+            log.error(
+                "cannot count the shares in {storage} for the quota ({reason}): make {path} readable",
+                storage=str(self.root),
+                reason=error.strerror or str(error),
+                path=error.filename or str(self.root),
+            )
+        return 0
 
     def release(self) -> None:
         """Close the files of unfinished uploads, so that other processes may resume them."""
         self._unfinished.release()
 
+    def stop_counting(self) -> None:
+        """End ``count_usage`` soon, before ``close``."""
+        if self.usage is not None:
+            self.usage.stop()
+
     def close(self) -> None:
         """Release everything; the next process that opens the directory may resume the uploads."""
         self._unfinished.close()
+        if self.usage is not None:
+            self.usage.close()
 
 
 def _is_immutable(path: str) -> bool:

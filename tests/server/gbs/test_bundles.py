@@ -333,6 +333,34 @@ class AsPlainRequestsTests(BundleTestCase):
         refused = BundledAnswer(Allocation(NONE, NONE), {1: 404})
         self.assertEqual(answers, [allocated, refused, stored(NONE, 1)])
 
+    def test_a_quota(self) -> None:
+        """What it has no space for is refused with 507, as alone; shares that are there are told."""
+        self.store = self.make_store(quota_bytes=1500)
+        self.restart()
+        assert self.store.usage is not None
+        self.store.usage.counted = True
+        uploads = [
+            make_upload(0, {1: b"x" * 900}),
+            make_upload(1, {1: b"y" * 600}),
+            make_upload(2, {1: b"z" * 300}),
+        ]
+        answers = self.send(uploads)
+        self.assertEqual(answers[0], stored(NONE, 1))
+        self.assertEqual(answers[1].allocation, 507)
+        self.assertEqual(answers[2], stored(NONE, 1))
+        known_before = self.send([make_upload(0, {1: b"x" * 900})])[0].allocation
+        self.assertEqual(known_before, Allocation(frozenset({1}), NONE))
+        refused, empty, known = self.ask(
+            allocate({1}, 600, si=index(1)),
+            allocate(set(), 600, si=index(1)),
+            allocate({1, 2}, 900, si=index(0)),
+        )
+        self.assertEqual(
+            (refused.status, refused.body), (507, b"the quota of this server is used up")
+        )
+        self.assertEqual((empty.status, known.status), (200, 200))
+        self.assertEqual(self.store.usage.granted_bytes(), 900 + 300 + 2 * 84)
+
     def test_a_disk_that_is_full_while_writing(self) -> None:
         """That is said of the share, whose upload stays; its neighbours are stored."""
         real = os.pwritev

@@ -22,6 +22,7 @@ from pipegrid.errors import (
     NoSpace,
     NoSuchShare,
     PipegridError,
+    QuotaReached,
     ServerRefused,
     UsageError,
     WrongSecret,
@@ -49,6 +50,7 @@ _TELLABLE: dict[type[PipegridError], str] = {
     NoSuchShare: "there is no such share, or no such unfinished upload",
     ConflictingWrite: "other bytes were written there before",
     NoSpace: "no space is left",
+    QuotaReached: "the quota of this server is used up",
 }
 
 

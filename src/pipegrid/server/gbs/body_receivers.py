@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from twisted.internet.defer import Deferred
@@ -329,6 +330,19 @@ class ShareStream:
         self._reader.close()
 
 
+def is_over_quota(
+    store: ShareStore, wanted: AbstractSet[int], share_bytes: int, allocation: Allocation
+) -> bool:
+    """
+    Return whether an allocation of shares has no effect because of the quota.
+
+    Then the client learns that; other refusals have no reason.
+    """
+    if not wanted or allocation.allocated or allocation.already_have:
+        return False
+    return store.quota_refuses(share_bytes)
+
+
 class AllocateCall(InSteps):
     """
     A request to allocate shares of one file; with many shares it takes several turns.
@@ -346,6 +360,7 @@ class AllocateCall(InSteps):
         self._store = store
         self._headers = headers
         self._allocation = Allocation(frozenset(), frozenset())
+        self._refuses_all = False
 
     def _allocate(self, body: Buffer) -> Iterator[None]:
         try:
@@ -353,15 +368,20 @@ class AllocateCall(InSteps):
         except ValueError as error:
             self.refuse(responses.text(400, str(error)))
             return
-        self._allocation = yield from self._store.allocate_in_steps(
+        allocation = yield from self._store.allocate_in_steps(
             self._admitted.target.storage_index,
             possible_numbers(wanted.share_numbers),
             wanted.share_bytes,
             UploadSecrets(self._admitted.lease, self._admitted.secrets[UPLOAD_SECRET]),
             self._admitted.client,
         )
+        self._allocation = allocation
+        self._refuses_all = is_over_quota(
+            self._store, wanted.share_numbers, wanted.share_bytes, allocation
+        )
 
     def _say(self, _: Buffer) -> Answer:
-        return responses.cbor(
-            gbs_cbor_bodies.pack_allocation(self._allocation), headers=self._headers
-        )
+        allocation = self._allocation
+        if self._refuses_all:
+            return responses.QUOTA_REACHED
+        return responses.cbor(gbs_cbor_bodies.pack_allocation(allocation), headers=self._headers)

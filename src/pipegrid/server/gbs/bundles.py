@@ -15,7 +15,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.disk.group_commit import Ending
 from pipegrid.errors import NoSuchShare
 from pipegrid.server.gbs import responses
-from pipegrid.server.gbs.body_receivers import InSteps, Service, Turn, reason_of
+from pipegrid.server.gbs.body_receivers import InSteps, Service, Turn, is_over_quota, reason_of
 from pipegrid.server.gbs.request_check import Operation, Rule
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.storage.share_store import ShareStore
@@ -194,7 +194,11 @@ class Bundle(InSteps):
         except Exception as error:
             status = self.service.answer_error(Operation.ALLOCATE, error).status
             return Allocation(_NONE, taken) if taken else status
-        return Allocation(allocation.already_have, allocation.allocated | taken)
+        allocation = Allocation(allocation.already_have, allocation.allocated | taken)
+        store, numbers = self._service.store, wanted.share_numbers
+        if is_over_quota(store, numbers, wanted.share_bytes, allocation):
+            return responses.QUOTA_REACHED.status
+        return allocation
 
     def _write(
         self, wanted: BundledUpload, number: int, data: bytes, statuses: dict[int, int]

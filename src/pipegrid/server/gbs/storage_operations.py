@@ -21,6 +21,7 @@ from pipegrid.errors import (
     NoSpace,
     NoSuchShare,
     PipegridError,
+    QuotaReached,
     UsageError,
     WrongSecret,
 )
@@ -231,7 +232,9 @@ class GbsService:
             return responses.text(400, str(error))
         if isinstance(error, NoSpace):
             log.warn("{operation}: {error}", operation=operation.value, error=str(error))
-            return responses.NO_SPACE
+            return (
+                responses.QUOTA_REACHED if isinstance(error, QuotaReached) else responses.NO_SPACE
+            )
         if isinstance(error, PipegridError):
             log.error("{operation}: {error}", operation=operation.value, error=str(error))
         else:

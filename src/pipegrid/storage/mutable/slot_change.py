@@ -42,10 +42,6 @@ class SlotPlace(Protocol):
     node_id: bytes
     disk: Disk
 
-    @property
-    def has_space(self) -> HasRoom:
-        """Returns whether a number of bytes more may be stored."""
-
     def fresh_lease(self, share: SlotFile | None, secrets: LeaseSecrets) -> slot_file.MutableLease:
         """Return the lease to add to a share, or to renew there; None: the share does not exist yet."""
 
@@ -70,6 +66,9 @@ class SlotChange:
     of the writes, and if the container was growing, perhaps not the leases after the fourth. Readers detect
     that by the share's hashes. Tahoe-LAFS changes all shares in place, and syncs none. Acknowledged changes
     are durable, unless the policy is ``none``.
+
+    Args:
+        has_space: returns whether the shares may grow by a number of bytes.
     """
 
     def __init__(
@@ -79,8 +78,10 @@ class SlotChange:
         directory: str,
         shares: dict[int, SlotFile],
         secrets: SlotSecrets,
+        has_space: HasRoom,
     ) -> None:
         self._place = place
+        self._has_space = has_space
         self._name = base32.encode(storage_index)
         self._directory = directory
         self._shares = shares
@@ -132,7 +133,7 @@ class SlotChange:
                 header = share.header
             growth = slot_file.measure(header, change.writes, change.new_length)
             more += growth.extra_offset - header.extra_offset
-        if more and not self._place.has_space(more):
+        if more and not self._has_space(more):
             raise NoSpace(
                 f"there is no space for {more} more bytes in the slot {self._name}; "
                 "use another server"
@@ -173,12 +174,12 @@ class SlotChange:
         disk.write_all(fd, content, 0)
         fresh = self._place.fresh_lease(share, self._secrets.lease)
         copy = SlotFile(fd, path, header, len(content))
-        slotfiles.change_file(copy, change.writes, change.new_length, fresh, self._place.has_space)
+        slotfiles.change_file(copy, change.writes, change.new_length, fresh, self._has_space)
 
     def _change_in_place(self, number: int, change: ShareChange, durable: bool) -> None:
         share = self._shares[number]
         fresh = self._place.fresh_lease(share, self._secrets.lease)
-        slotfiles.change_file(share, change.writes, change.new_length, fresh, self._place.has_space)
+        slotfiles.change_file(share, change.writes, change.new_length, fresh, self._has_space)
         if durable:
             os.fsync(share.fd)
 

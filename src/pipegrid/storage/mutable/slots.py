@@ -22,6 +22,7 @@ from pipegrid.storage.mutable.slot_change import SlotChange
 from pipegrid.storage.mutable.slot_file import SlotFile
 from pipegrid.storage.share_file import HasRoom
 from pipegrid.storage.share_reader import ShareReader
+from pipegrid.storage.space_usage import SpaceChange, file_bytes
 from pipegrid.storage.storage_paths import SHARE_NUMBERS, check_number
 from pipegrid.wire.gbs_cbor_bodies import MAX_MUTABLE_SHARE_BYTES
 from pipegrid.wire.storage_messages import (
@@ -52,7 +53,8 @@ class Slots:
         directory_of: returns the directory of a storage index; raises UsageError if that is malformed.
         incoming: where new files are created, on the same file system.
         clock: seconds since 1970.
-        has_space: returns whether a number of bytes more fits.
+        has_space: returns whether a number of bytes more fits on the disk.
+        change: returns what counts a change of the shares of a storage index, and says how far they may grow.
         read_only: create no new shares. Existing ones may be changed and deleted.
 
     Attributes:
@@ -67,6 +69,7 @@ class Slots:
         incoming: str,
         clock: Callable[[], float],
         has_space: HasRoom,
+        change: Callable[[bytes], SpaceChange],
         read_only: bool,
         node_id: bytes,
     ) -> None:
@@ -75,6 +78,7 @@ class Slots:
         self.incoming = incoming
         self._clock = clock
         self.has_space = has_space
+        self._change = change
         self.read_only = read_only
         self.disk = Disk()
 
@@ -129,11 +133,31 @@ class Slots:
                     )
                     data = _read(shares, r_vector, may_read)
                     if success and tw_vectors:
-                        change_slot = SlotChange(self, storage_index, directory, shares, secrets)
-                        change_slot.carry_out(tw_vectors, durable)
+                        call = storage_index, directory, shares, secrets
+                        self._carry_out(*call, tw_vectors, durable)
             finally:
                 disk.remove_empty(directory)
             return SlotResult(success, data)
+
+    def _carry_out(
+        self,
+        storage_index: bytes,
+        directory: str,
+        shares: dict[int, SlotFile],
+        secrets: SlotSecrets,
+        changes: Mapping[int, ShareChange],
+        durable: bool,
+    ) -> None:
+        """Carry out a change, and count by how much it makes the shares grow, also if it fails midway."""
+        before = sum(shares[number].file_bytes for number in changes if number in shares)
+        with self._change(storage_index) as space:
+            change = SlotChange(self, storage_index, directory, shares, secrets, space.has_space)
+            try:
+                change.carry_out(changes, durable)
+            finally:
+                if space.counts:
+                    after = sum(file_bytes(f"{directory}/{number:d}") for number in changes)
+                    space.grew(after - before)
 
     def readv(
         self, storage_index: bytes, share_numbers: Collection[int], r_vector: Reads
@@ -194,7 +218,7 @@ class Slots:
         with self._locked(storage_index, create=False) as directory:
             for number in sorted(_numbers_in(directory)) if directory is not None else ():
                 try:
-                    found |= self._renew(f"{directory}/{number}", secrets)
+                    found |= self._renew(storage_index, f"{directory}/{number}", secrets)
                 except NoSpace:  # noqa: PERF203
                     raise  # as in ``ShareStore.add_lease``
                 except ServerRefused as error:  # the other shares would expire
@@ -203,14 +227,19 @@ class Slots:
             raise failed
         return found
 
-    def _renew(self, path: str, secrets: LeaseSecrets) -> bool:
+    def _renew(self, storage_index: bytes, path: str, secrets: LeaseSecrets) -> bool:
         share = slotfiles.open_file(path, os.O_RDWR)
         if share is None:
             return False
         try:
             fresh = self.fresh_lease(share, secrets)
-            with slotfiles.reported(f"renew the lease of {path!r}", path):
-                slotfiles.renew(share, fresh, self.has_space)
+            with (
+                self._change(storage_index) as space,
+                slotfiles.reported(f"renew the lease of {path!r}", path),
+            ):
+                slotfiles.renew(share, fresh, space.has_space)
+                if space.counts:
+                    space.grew(os.fstat(share.fd).st_size - share.file_bytes)
         finally:
             share.close()
         return True

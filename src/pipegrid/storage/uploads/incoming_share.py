@@ -18,6 +18,7 @@ from pipegrid.disk.atomic_write import can_name, open_unnamed
 from pipegrid.disk.private_files import PRIVATE_FILE
 from pipegrid.errors import ConflictingWrite, NoSuchShare, PipegridError, ServerRefused
 from pipegrid.storage import share_file
+from pipegrid.storage.space_usage import SpaceUsage
 from pipegrid.storage.storage_paths import Paths, ShareKey
 from pipegrid.storage.uploads import incoming_files as incoming
 from pipegrid.storage.uploads import incoming_files as sidecar
@@ -185,7 +186,14 @@ def slice_pieces(pieces: Sequence[Buffer], begin: int, end: int) -> Iterator[mem
 
 
 class UploadKeeper(Protocol):
-    """The registry of all uploads of a store."""
+    """
+    The registry of all uploads of a store.
+
+    Attributes:
+        usage: counts complete shares; None: there is no quota.
+    """
+
+    usage: SpaceUsage | None
 
     def used(self, upload: IncomingShare) -> None:
         """Record that it was written to, or opened."""
@@ -430,7 +438,12 @@ class IncomingShare(ShareWriter):
                 self._require_open()
             assert self.complete, f"{self!r} is published too early"
             try:
-                changed = self._place()
+                usage = self._keeper.usage
+                if usage is None:
+                    changed = self._place()
+                else:
+                    size = share_file.container_bytes(self.share_bytes)
+                    changed = usage.placing(self.storage_index, size, self._place)
             except FileExistsError:
                 # Another process has finished it meanwhile; its leases must not be lost.
                 self._leave()

@@ -10,14 +10,17 @@ import hmac
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
+import attrs
 from twisted.logger import Logger
 
 from pipegrid.disk import file_system_calls as disk
-from pipegrid.errors import NoSpace
+from pipegrid.errors import NoSpace, QuotaReached
 from pipegrid.storage import share_file
+from pipegrid.storage.space_usage import SpaceUsage
 from pipegrid.storage.storage_paths import Paths, ShareKey, check_key
 from pipegrid.storage.uploads import eviction, incoming_files
 from pipegrid.storage.uploads import incoming_files as incoming
@@ -95,6 +98,21 @@ class OpenFiles:
 log = Logger()
 
 MANY_UPLOADS = 256
+_CONTAINER_BYTES = share_file.container_bytes(0)
+
+
+@attrs.frozen
+class KeptUploads:
+    """
+    Space that the uploads need that cannot be evicted.
+
+    Attributes:
+        remaining_bytes: still to arrive.
+        file_bytes: the full length of their files.
+    """
+
+    remaining_bytes: int = 0
+    file_bytes: int = 0
 
 
 class UnfinishedUploads:
@@ -107,8 +125,10 @@ class UnfinishedUploads:
         date: the same for leases.
         missing_bytes: returns how much space is missing to promise more bytes; 0: none.
         max_open, max_uploads, boot_id: see ``ShareStore``.
+        usage: the quota that uploads count against with the full length of their files, if there is one.
 
     Attributes:
+        usage: as above.
         allocated_bytes: their lengths, however much of them has arrived.
         allocate_lock: held by callers of ``allocate``, from before they list the complete shares.
     """
@@ -122,7 +142,9 @@ class UnfinishedUploads:
         max_open: int,
         max_uploads: int,
         boot_id: Callable[[], bytes],
+        usage: SpaceUsage | None = None,
     ) -> None:
+        self.usage = usage
         self._paths = paths
         self._clock = clock
         self._date = date
@@ -133,7 +155,8 @@ class UnfinishedUploads:
         self._uploads: dict[ShareKey, IncomingShare] = {}
         self.allocated_bytes = 0
         self._promised_bytes = 0
-        self._kept: tuple[int, int] = (-1, 0)  # the second in which it was computed, and the result
+        # The second in which they were computed, and the results.
+        self._kept: tuple[int, KeptUploads] = (-1, KeptUploads())
         self._full_minute = -1  # the minute in which a full disk was last reported
         self._given_up = 0  # evicted uploads since the last report
         self._eviction: Eviction[IncomingShare] = Eviction()
@@ -152,19 +175,26 @@ class UnfinishedUploads:
         """Return the disk space that all of them still need."""
         return self._promised_bytes
 
-    def kept_bytes(self) -> int:
-        """
-        Return the same for uploads that cannot be evicted; where there are many, computed once a second.
-        """
+    @property
+    def file_bytes(self) -> int:
+        """The full length of the files of all of them."""
+        return self.allocated_bytes + len(self._uploads) * _CONTAINER_BYTES
+
+    def kept(self) -> KeptUploads:
+        """Return what uploads need that cannot be evicted; where there are many, computed once a second."""
         now = self._clock()
         second, kept = self._kept
         if second == int(now) and len(self._uploads) > MANY_UPLOADS:
             return kept
         with self._table_lock:
-            kept = sum(
-                upload.remaining_bytes
+            those = [
+                upload
                 for upload in self._uploads.values()
                 if upload.client == NOBODY or eviction.is_being_written(upload, now)
+            ]
+            kept = KeptUploads(
+                sum(upload.remaining_bytes for upload in those),
+                sum(share_file.container_bytes(upload.share_bytes) for upload in those),
             )
         self._kept = (int(now), kept)
         return kept
@@ -214,11 +244,27 @@ class UnfinishedUploads:
             upload.discard()
         if not self._has_space(share_bytes, client):
             return False
-        path = self._paths.unfinished(storage_index, number)
+        call = key, share_bytes, secrets, secret_hash, new_index, client
+        if self.usage is None:
+            return self._begin(*call)
+        with self._reserved(share_bytes) as fits:
+            return fits and self._begin(*call)
+
+    def _begin(
+        self,
+        key: ShareKey,
+        share_bytes: int,
+        secrets: UploadSecrets,
+        secret_hash: bytes,
+        new_index: bool,
+        client: Client,
+    ) -> bool:
+        """Begin an upload for which there is space, or resume it; returns whether that is allowed."""
+        path = self._paths.unfinished(*key)
         try:
             begun = incoming_files.begin(
                 path,
-                self._paths.final(storage_index, number),
+                self._paths.final(*key),
                 share_bytes,
                 secret_hash,
                 self._known_boot_id(),
@@ -247,6 +293,14 @@ class UnfinishedUploads:
         full = len(self._uploads) >= self._max_uploads or self._missing_bytes(len(data))
         if key in self._uploads or full:
             return None
+        if self.usage is None:
+            return self._store_whole(key, data, secrets)
+        with self._reserved(len(data)) as fits:
+            return self._store_whole(key, data, secrets) if fits else None
+
+    def _store_whole(
+        self, key: ShareKey, data: bytes, secrets: UploadSecrets
+    ) -> IncomingShare | None:
         share = self._whole.make(
             key, data, secrets.upload, partial(self._make_lease, secrets.lease)
         )
@@ -255,6 +309,20 @@ class UnfinishedUploads:
                 self._uploads[key] = share
                 self.allocated_bytes += share.share_bytes
         return share
+
+    @contextmanager
+    def _reserved(self, share_bytes: int) -> Iterator[bool]:
+        """Reserve the quota for an upload until it is in the table; yields whether the quota allows it."""
+        usage, size = self.usage, share_file.container_bytes(share_bytes)
+        if usage is None:
+            yield True
+        elif usage.reserve(size):
+            yield False
+        else:
+            try:
+                yield True
+            finally:
+                usage.release(size)
 
     def _tell_full(self, refusal: NoSpace) -> None:
         """Log, once a minute, that the disk is full although it reports free space: a quota is used up."""
@@ -280,6 +348,9 @@ class UnfinishedUploads:
         if share_bytes > share_file.MAX_SHARE_BYTES:
             return False
         missing_bytes = self._missing_bytes(share_bytes)
+        if self.usage is not None:
+            over = self.usage.missing(share_file.container_bytes(share_bytes))
+            missing_bytes = max(missing_bytes, over)
         missing_uploads = max(0, len(self._uploads) + 1 - self._max_uploads)
         if not missing_bytes and not missing_uploads:
             return True
@@ -393,7 +464,11 @@ class UnfinishedUploads:
         path = self._paths.unfinished(*key)
         fd, note = incoming_files.take_up(path, key, secret_hash, self._known_boot_id())
         begun = OpenedUpload(fd, path, self._paths.final(*key), note)
-        return self._adopt(key, note.share_bytes, secret_hash, begun, NOBODY)
+        with self._reserved(note.share_bytes) as fits:
+            if fits:
+                return self._adopt(key, note.share_bytes, secret_hash, begun, NOBODY)
+        os.close(fd)
+        raise QuotaReached("the quota leaves no space for this upload; use another server")
 
     def _adopt(
         self,

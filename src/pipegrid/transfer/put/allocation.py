@@ -10,7 +10,7 @@ from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from pipegrid.errors import NoSpace, ServerError
+from pipegrid.errors import NoSpace, QuotaReached, ServerError
 from pipegrid.transfer import failure_messages
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put.file_key import ShareSet
@@ -165,6 +165,7 @@ class Refusals:
         self._known_full = full
         self._shares: dict[Peer, set[int]] = {}
         self._full: set[Peer] = set()
+        self._over_quota: set[Peer] = set()  # whose reason says more than their free space
         self._asked: set[Peer] = set()
         self._questions: set[Deferred[Any]] = set()
         self._lists: list[tuple[Peer, frozenset[int]]] = []
@@ -175,6 +176,8 @@ class Refusals:
         self._shares.setdefault(peer, set()).add(share_number)
         if isinstance(error, NoSpace):
             self._full.add(peer)
+            if isinstance(error, QuotaReached):
+                self._over_quota.add(peer)
             self._explain(peer, str(error))
         else:
             self.explained.setdefault(peer.name, failure_messages.not_reported(peer.name))
@@ -211,6 +214,8 @@ class Refusals:
 
     def _received_version(self, version: ServerVersion, peer: Peer) -> None:
         room = version.available_bytes
+        if peer in self._over_quota:
+            return
         if room is not None and room < self._of_file.share_bytes:
             self._explain(
                 peer, failure_messages.servers_full(peer.name, room, self._of_file.share_bytes)

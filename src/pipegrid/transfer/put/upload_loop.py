@@ -207,6 +207,8 @@ class UploadEvents:
         for answer in answers:
             if not isinstance(answer.result, Failure):
                 self._allocated(answer.result, answer)
+            elif isinstance(answer.result.value, NoSpace):
+                self._refused_all(answer, answer.result.value)
             elif answer.result.check(ServerError, CancelledError):
                 self._uploads.peer_failed(answer.peer, answer.result.value)
             else:
@@ -224,6 +226,15 @@ class UploadEvents:
                 # The server had no space, or has an unfinished upload. If that upload is ours, the writes
                 # resume it.
                 upload.granted = upload.share_number in allocation.allocated
+
+    def _refused_all(self, answer: AllocationResponse, error: ServerError) -> None:
+        """Record a server that says why it takes none of the shares; what it is sent is refused, too."""
+        for number in answer.numbers:
+            self._refusals.note(answer.peer, number, error)
+        for upload in self._uploads.open:
+            if upload.peer is answer.peer and upload.share_number in answer.numbers:
+                upload.last_activity = self._clock.seconds()
+                upload.granted = False
 
     def _ended(self, upload: ShareUpload) -> None:
         peer, number = upload.peer, upload.share_number
@@ -361,7 +372,11 @@ class Upload:
             happiness=self._plan.happiness(),
             elapsed_s=self._clock.seconds() - self._started,
             dropped=sorted(self._dropped),
-            reasons={**{name: too_slow(name) for name in self._dropped}, **self._uploads.reasons},
+            reasons={
+                **{name: too_slow(name) for name in self._dropped},
+                **self._refusals.explained,
+                **self._uploads.reasons,
+            },
         )
 
     async def _await_first_responses(self) -> None:

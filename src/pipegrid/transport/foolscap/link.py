@@ -25,6 +25,7 @@ from pipegrid.errors import (
     ConflictingWrite,
     NoSpace,
     NoSuchShare,
+    QuotaReached,
     ServerError,
     ServerProtocolError,
     ServerRefused,
@@ -73,6 +74,7 @@ _MEANINGS: dict[str, type[ServerRefused]] = {
     "ConflictingWrite": ConflictingWrite,
     "ConflictingWriteError": ConflictingWrite,
     "NoSpace": NoSpace,
+    "QuotaReached": QuotaReached,
     "WrongSecret": WrongSecret,
     "BadWriteEnablerError": WrongSecret,
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pipegrid.errors import (
     ConflictingWrite,
     NoSpace,
+    QuotaReached,
     ServerError,
     ServerProtocolError,
     ServerRefused,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WRONG_SWISSNUM = b"Wrong Authorization header"
+OVER_QUOTA = b"the quota"
 _EXCERPT_CHARACTERS = 120
 
 
@@ -75,8 +77,14 @@ class GbsAnswers:
     def refused_allocation(self, status: int, body: bytes = b"") -> ServerError:
         """Return the error for the status of a refused allocation."""
         if status == 507:
-            return NoSpace(f"{self._server} has no space; use another server", self._server)
+            return self._over_quota()
         return self._refusal(status, body, "an allocation")
+
+    def _over_quota(self) -> QuotaReached:
+        server = self._server
+        return QuotaReached(
+            f"{server} has no space: its quota is used up; use another server", server
+        )
 
     def write_result(self, answer: RawResponse, share_number: int, upto: int) -> WriteAnswer:
         """Return the result of a write up to byte ``upto`` of the share."""
@@ -222,6 +230,8 @@ class GbsAnswers:
                 "server, or made by another client: repair it from another client, or delete it there",
                 server,
             )
+        if answer.status == 507 and answer.body.startswith(OVER_QUOTA):
+            raise self._over_quota()
         if answer.status == 507:
             raise NoSpace(f"{server} has no space; use another server", server)
         if answer.status == 413:

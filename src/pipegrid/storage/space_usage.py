@@ -1,0 +1,583 @@
+"""
+The space that the shares of a storage directory take, and the quota on it: counted, kept over restarts,
+counted again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import attrs
+from twisted.logger import Logger
+
+from pipegrid.core import base32
+from pipegrid.core.text import amount
+from pipegrid.disk.atomic_write import replace_file
+from pipegrid.disk.safe_open import is_directory, is_file, read_file
+from pipegrid.errors import NoSpace, QuotaReached
+from pipegrid.storage.mutable.slot_file import is_mutable_file
+from pipegrid.storage.share_file import HasRoom
+from pipegrid.storage.storage_paths import SHARE_NUMBERS, Paths
+
+# What counts is the length of the files of complete shares, of either kind, with their leases, and the full
+# length of unfinished uploads, however much of them has arrived. It is known without looking at the disk:
+# every change of this process adds its difference.
+#
+# A note in the storage directory keeps the number for the next process:
+#
+# * written when the server stops, it is exact. It holds a checksum of the times at which the 1024 directories
+#   of shares have changed; if another program has added or removed storage indexes since, they are counted;
+# * while the server runs, the note says that the number is not exact, and gives one that is never exceeded.
+#   That one is raised in steps of ``STEP_BYTES``, before it would be. So after ``kill -9`` the next process
+#   never accepts more than the quota, although it counts the shares only then, while it works;
+# * after a power cut the note may be an old one. Then, as where there is none, no new share is accepted until
+#   all have been counted.
+#
+# Shares are counted again at least every ``RECOUNT_S``, and an hour after the last time if the quota has
+# refused something since: shares that were removed by hand give their space back then.
+
+NOTE_NAME = "space-usage.json"
+MAX_NOTE_BYTES = 1000
+STEP_BYTES = 256 << 20
+RECOUNT_S = 12 * 3600.0
+RECOUNT_FULL_S = 3600.0
+NOT_COUNTED = 1 << 62
+"""How much is missing as long as it is unknown how much is used: more than can be given up."""
+
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
+PREFIXES = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
+"""The directories of shares; that of a storage index is the one of its first ten bits."""
+
+_NAME_CHARACTERS = 26  # of a storage index in base32
+_MOST_TRIES = 500
+_TRY_AGAIN_S = 0.01
+_LONGEST_REST_S = 0.1
+
+T = TypeVar("T")
+
+log = Logger()
+
+
+@attrs.frozen
+class UsageNote:
+    """
+    What one process records for the next.
+
+    Attributes:
+        bytes: taken by complete shares; never more, unless it is exact.
+        exact: whether the server had stopped when it was written.
+        boot_id: of the machine's last start, in hexadecimal.
+        checksum: see ``checksum_of``; empty unless it is exact.
+        counted_s: when all shares were last counted, in seconds since 1970.
+        quota_bytes: the quota, for other programs that read the directory.
+    """
+
+    bytes: int
+    exact: bool
+    boot_id: str
+    checksum: str
+    counted_s: float
+    quota_bytes: int
+
+
+def read_note(storage: Path) -> UsageNote | None:
+    """Return the note in a storage directory; None if it is missing or damaged."""
+    try:
+        noted = json.loads(read_file(storage / NOTE_NAME, MAX_NOTE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(noted, Mapping):
+        return None
+    try:
+        note = UsageNote(**noted)
+    except TypeError:
+        return None
+    kinds = {"bytes": int, "exact": bool, "boot_id": str, "checksum": str, "quota_bytes": int}
+    right = all(type(getattr(note, name)) is kind for name, kind in kinds.items())
+    if not right or not isinstance(note.counted_s, int | float):
+        return None
+    return note if note.bytes >= 0 and note.quota_bytes >= 0 else None
+
+
+def remove_note(storage: Path) -> None:
+    """Remove the note, if any: for a server without a quota, whose changes are not counted."""
+    with suppress(OSError):
+        os.unlink(storage / NOTE_NAME)
+
+
+def checksum_of(shares: str) -> str:
+    """
+    Return a checksum of when the directories of shares have changed, by adding or removing a storage index.
+    """
+    checksum = hashlib.blake2b(digest_size=16)
+    for prefix in PREFIXES:
+        with suppress(OSError):
+            found = os.lstat(f"{shares}/{prefix}")
+            checksum.update(f"{prefix} {found.st_ino} {found.st_mtime_ns}\n".encode("ascii"))
+    return checksum.hexdigest()
+
+
+def storage_indexes(shares: str, prefix: str) -> list[str]:
+    """
+    Return the paths of the directories that hold the shares of one storage index each.
+
+    Raises:
+        OSError: they cannot be listed.
+    """
+    try:
+        with os.scandir(f"{shares}/{prefix}") as entries:
+            found = [
+                entry.path
+                for entry in entries
+                if len(entry.name) == _NAME_CHARACTERS
+                and entry.name.startswith(prefix)
+                and is_directory(entry)
+            ]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return found
+
+
+def share_files(directory: str) -> list[tuple[str, int]]:
+    """
+    Return path and length of the files of all shares of one storage index.
+
+    Raises:
+        OSError: they cannot be listed.
+    """
+    found = []
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.name in SHARE_NUMBERS and is_file(entry):
+                    with suppress(FileNotFoundError):  # removed at this moment
+                        found.append((entry.path, entry.stat(follow_symlinks=False).st_size))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return found
+
+
+@attrs.define
+class ShareTotal:
+    """A number of shares, and the length of their files."""
+
+    shares: int = 0
+    bytes: int = 0
+
+    def add(self, size: int) -> None:
+        """Count a share whose file is ``size`` bytes long."""
+        self.shares += 1
+        self.bytes += size
+
+
+class StoredSpace:
+    """
+    What is in a storage directory, measured without a server, also while one runs.
+
+    Attributes:
+        immutable, mutable: complete shares.
+        unfinished: uploads, with what their files take now.
+    """
+
+    def __init__(self) -> None:
+        self.immutable = ShareTotal()
+        self.mutable = ShareTotal()
+        self.unfinished = ShareTotal()
+
+    @property
+    def all(self) -> ShareTotal:
+        """The sum of the three."""
+        parts = self.immutable, self.mutable, self.unfinished
+        return ShareTotal(sum(each.shares for each in parts), sum(each.bytes for each in parts))
+
+    def measure(self, storage: Path) -> Iterator[None]:
+        """
+        Measure a directory in many steps.
+
+        Raises:
+            OSError: a part of it cannot be listed.
+        """
+        paths = Paths(storage)
+        for prefix in PREFIXES:
+            for directory in storage_indexes(paths.shares, prefix):
+                for path, size in share_files(directory):
+                    (self.mutable if is_mutable_file(path) else self.immutable).add(size)
+            yield
+        for name in os.listdir(paths.incoming) if os.path.isdir(paths.incoming) else ():
+            index, _, number = name.partition(".")
+            if len(index) == _NAME_CHARACTERS and number in SHARE_NUMBERS:
+                self.unfinished.add(file_bytes(f"{paths.incoming}/{name}"))
+
+
+def file_bytes(path: str) -> int:
+    """Return the length of a file; 0 if it does not exist."""
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
+
+
+class SpaceUsage:
+    """
+    How much of its quota a store uses. Methods may be called from any thread, and wait for no disk, unless
+    stated otherwise.
+
+    A store calls ``reserve`` before it accepts bytes and ``release`` when they count as something else,
+    ``begin`` before a change of the shares of a storage index, ``grew`` with its difference, and ``end``.
+
+    Args:
+        allocated: returns the full length of the files of unfinished uploads.
+        clock: seconds since 1970.
+        boot_id: 16 bytes that change whenever the machine starts.
+
+    Attributes:
+        quota_bytes: for complete shares and unfinished uploads.
+        used_bytes: taken by complete shares; an upper limit, unless it is exact.
+        counted: whether ``used_bytes`` is known at all.
+        exact: whether all shares have been counted since another process used the directory.
+    """
+
+    def __init__(
+        self,
+        storage: Path,
+        quota_bytes: int,
+        allocated: Callable[[], int],
+        clock: Callable[[], float],
+        boot_id: Callable[[], bytes],
+    ) -> None:
+        self.quota_bytes = quota_bytes
+        self.used_bytes = 0
+        self.counted = self.exact = False
+        self._storage = storage
+        self._shares = Paths(storage).shares
+        self._allocated = allocated
+        self._clock = clock
+        self._boot_id = boot_id
+        self._reserved_bytes = 0
+        self._upto_bytes = -1  # what the note says is never exceeded
+        self._counted_s = 0.0
+        self._refused = self._opened = self._stopping = False
+        self._unnoted = False  # the note could not be written
+        self._changing: dict[bytes, int] = {}  # storage indexes, each with its number of changes
+        # While all are counted: the prefix at hand, or the number of prefixes; those before it are counted.
+        self._counting: int | None = None
+        self._recounted_bytes = 0
+        self._touched: set[bytes] = set()  # those with that prefix that have changed meanwhile
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<SpaceUsage {self.used_bytes} of {self.quota_bytes} bytes>"
+
+    # What fits.
+
+    def granted_bytes(self) -> int:
+        """Return what counts against the quota now."""
+        return self.used_bytes + self._reserved_bytes + self._allocated()
+
+    def missing(self, more_bytes: int) -> int:
+        """Return how many bytes the quota lacks for more; 0 if none."""
+        if not self.counted:
+            return NOT_COUNTED
+        missing = max(0, self.granted_bytes() + more_bytes - self.quota_bytes)
+        self._refused = self._refused or missing > 0
+        return missing
+
+    def room_bytes(self, kept_bytes: int) -> int:
+        """
+        Return the space that the quota leaves.
+
+        Args:
+            kept_bytes: the length of those unfinished uploads that do not give way to others.
+        """
+        if not self.counted:
+            return 0
+        return max(0, self.quota_bytes - self.used_bytes - self._reserved_bytes - kept_bytes)
+
+    def reserve(self, more_bytes: int) -> int:
+        """
+        Reserve space for more bytes, and return 0; or return how many the quota lacks.
+
+        The disk is written to when the number that the note gives is reached.
+        """
+        with self._lock:
+            missing = self.missing(more_bytes)
+            if missing:
+                return missing
+            self._reserved_bytes += more_bytes
+            if self.granted_bytes() > self._upto_bytes:
+                self._note(False)
+            return 0
+
+    def release(self, bytes_: int) -> None:
+        """Release what was reserved: it counts as allocated or used now, or is not needed."""
+        with self._lock:
+            self._reserved_bytes -= bytes_
+
+    # What changes.
+
+    def begin(self, storage_index: bytes) -> None:
+        """Begin a change of the shares of a storage index."""
+        with self._lock:
+            self._changing[storage_index] = self._changing.get(storage_index, 0) + 1
+
+    def grew(self, storage_index: bytes, more_bytes: int) -> None:
+        """Count a difference, which may be negative; between ``begin`` and ``end``."""
+        with self._lock:
+            self.used_bytes += more_bytes
+            if self._counting is not None and _prefix_number(storage_index) < self._counting:
+                self._recounted_bytes += more_bytes
+            if self.used_bytes > self._upto_bytes and self.counted:
+                self._note(False)
+
+    def end(self, storage_index: bytes) -> None:
+        """Record that a change is over, so that a running count looks at these shares again."""
+        with self._lock:
+            left = self._changing[storage_index] - 1
+            if left:
+                self._changing[storage_index] = left
+            else:
+                del self._changing[storage_index]
+            if self._counting == _prefix_number(storage_index):
+                self._touched.add(storage_index)
+
+    def placing(self, storage_index: bytes, size: int, place: Callable[[], T]) -> T:
+        """Call a function that makes a complete share of ``size`` bytes visible, and count it."""
+        self.begin(storage_index)
+        try:
+            result = place()
+            self.grew(storage_index, size)
+            return result
+        finally:
+            self.end(storage_index)
+
+    # What is kept.
+
+    def open(self) -> None:
+        """Read what the last process recorded, for the only process that serves the directory."""
+        note = read_note(self._storage)
+        same_boot = note is not None and note.boot_id == self._boot_id().hex()
+        with self._lock:
+            self._opened = True
+            if note is not None and (note.exact or same_boot):
+                self.used_bytes, self._counted_s = note.bytes, note.counted_s
+                self.counted = True
+                self.exact = note.exact and note.checksum == checksum_of(self._shares)
+                self._note(False, durable=True)  # after a power cut the exact one must not be there
+            if self.counted and self.used_bytes > self.quota_bytes:
+                log.warn(
+                    "the shares in {storage} take {used}, more than the quota of {quota}: no new ones are "
+                    "accepted",
+                    storage=str(self._storage),
+                    used=amount(self.used_bytes),
+                    quota=amount(self.quota_bytes),
+                )
+
+    def stop(self) -> None:
+        """End counting, which takes some time; ``close`` follows."""
+        self._stopping = True
+
+    def close(self) -> None:
+        """Record the number for the next process; nothing is changed any more."""
+        with self._lock:
+            opened, self._opened = self._opened, False
+            if opened and self.counted:
+                self._note(self.exact and not self._changing, durable=True)
+
+    def _note(self, at_rest: bool, durable: bool = False) -> None:
+        """Write the note, under the lock; without it, the next process counts all shares first."""
+        granted = self.granted_bytes()
+        upto = min(granted + STEP_BYTES, max(granted, self.quota_bytes))
+        note = UsageNote(
+            self.used_bytes if at_rest else upto,
+            at_rest,
+            self._boot_id().hex(),
+            checksum_of(self._shares) if at_rest else "",
+            self._counted_s,
+            self.quota_bytes,
+        )
+        self._upto_bytes = upto
+        text = json.dumps(attrs.asdict(note)).encode("ascii") + b"\n"
+        try:
+            replace_file(self._storage / NOTE_NAME, text, durable=durable)
+        except OSError as error:
+            remove_note(self._storage)
+            self._upto_bytes = -1  # try again with the next share
+            if not self._unnoted:
+                log.warn(
+                    "cannot note in {storage} how much its shares take ({reason}): if this lasts, they are "
+                    "counted at the next start; free some space",
+                    storage=str(self._storage),
+                    reason=error.strerror or str(error),
+                )
+            self._unnoted = True
+        else:
+            self._unnoted = False
+
+    # Counting.
+
+    def is_due(self) -> bool:
+        """Whether all shares should be counted: no process has, or it was long ago."""
+        if not self.exact:
+            return True
+        passed = abs(self._clock() - self._counted_s)  # a clock that jumps causes a count more
+        return passed >= (RECOUNT_FULL_S if self._refused else RECOUNT_S)
+
+    def count(self) -> bool:
+        """
+        Count all shares, while they change; returns whether that could be finished.
+
+        It may take long: call it in a worker thread.
+
+        Raises:
+            OSError: a directory cannot be listed; the number is unchanged.
+        """
+        with self._lock:
+            self._counting, self._recounted_bytes = 0, 0
+        try:
+            for number in range(len(PREFIXES)):
+                began = time.monotonic()
+                if self._stopping or not self._count_prefix(number):
+                    return False
+                if self.counted:  # clients are served at the same time
+                    time.sleep(min(_LONGEST_REST_S, time.monotonic() - began))
+            self._adopt_count()
+        finally:
+            with self._lock:
+                self._counting = None
+                self._touched.clear()
+        return True
+
+    def _adopt_count(self) -> None:
+        with self._lock:
+            difference = self._recounted_bytes - self.used_bytes
+            if self.exact and difference:
+                log.info(
+                    "the shares in {storage} take {used}, {amount} {how} than was known: another program "
+                    "has changed them",
+                    storage=str(self._storage),
+                    used=amount(self._recounted_bytes),
+                    amount=amount(abs(difference)),
+                    how="less" if difference < 0 else "more",
+                )
+            self.used_bytes = self._recounted_bytes
+            self._counted_s = self._clock()
+            self.counted, self._refused = True, False
+            # Another process may have begun with an estimate, and this one has changed it since.
+            self.exact = True
+            if self._opened:
+                self._note(False)
+
+    def _count_prefix(self, number: int) -> bool:
+        """Count the shares with one prefix; returns False if they do not stop to change."""
+        with self._lock:
+            self._counting = number
+            self._touched.clear()
+        sizes = {
+            directory: _bytes_in(directory)
+            for directory in storage_indexes(self._shares, PREFIXES[number])
+        }
+        for _ in range(_MOST_TRIES):
+            with self._lock:
+                busy = {each for each in self._changing if _prefix_number(each) == number}
+                again = self._touched | busy
+                if not again:
+                    self._recounted_bytes += sum(sizes.values())
+                    self._counting = number + 1
+                    return True
+                self._touched = busy
+            for storage_index in again:
+                directory = self._paths_directory(storage_index)
+                sizes[directory] = _bytes_in(directory)
+            if busy:
+                time.sleep(_TRY_AGAIN_S)
+        return False
+
+    def _paths_directory(self, storage_index: bytes) -> str:
+        return Paths(self._storage).directory(storage_index)
+
+
+def _bytes_in(directory: str) -> int:
+    return sum(size for _, size in share_files(directory))
+
+
+def _prefix_number(storage_index: bytes) -> int:
+    return storage_index[0] << 2 | storage_index[1] >> 6
+
+
+class SpaceChange:
+    """
+    One change of the shares of a storage index, which may make them grow; used with ``with``. Where the quota
+    was in the way, ``NoSpace`` within becomes ``QuotaReached``.
+
+    Args:
+        usage: None: there is no quota.
+        has_disk_space: returns whether the disk has space for a number of bytes.
+        make_room: gives up unfinished uploads for a number of bytes that the quota lacks; returns whether
+            that is enough.
+    """
+
+    def __init__(
+        self,
+        usage: SpaceUsage | None,
+        storage_index: bytes,
+        has_disk_space: HasRoom,
+        make_room: HasRoom,
+    ) -> None:
+        self._usage = usage
+        self._storage_index = storage_index
+        self._has_disk_space = has_disk_space
+        self._make_room = make_room
+        self._reserved_bytes = 0
+        self._over_quota = False
+
+    def __repr__(self) -> str:
+        return f"<SpaceChange of {self._storage_index.hex()}>"
+
+    def __enter__(self) -> SpaceChange:
+        if self._usage is not None:
+            self._usage.begin(self._storage_index)
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        usage = self._usage
+        if usage is None:
+            return
+        usage.release(self._reserved_bytes)
+        usage.end(self._storage_index)
+        if self._over_quota and isinstance(error, NoSpace):
+            raise QuotaReached(
+                f"the quota of {amount(usage.quota_bytes)} leaves no space for a change of the shares of "
+                f"{base32.encode(self._storage_index)}; use another server"
+            ) from error
+
+    @property
+    def counts(self) -> bool:
+        """Whether ``grew`` has any effect."""
+        return self._usage is not None
+
+    def has_space(self, more_bytes: int) -> bool:
+        """Return whether the shares may grow by more bytes, which are reserved until the change ends."""
+        if not self._has_disk_space(more_bytes):
+            return False
+        usage = self._usage
+        if usage is None:
+            return True
+        missing = usage.reserve(more_bytes)
+        if missing and (not self._make_room(missing) or usage.reserve(more_bytes)):
+            self._over_quota = True
+            return False
+        self._reserved_bytes += more_bytes
+        return True
+
+    def grew(self, more_bytes: int) -> None:
+        """Count a difference, which may be negative."""
+        if self._usage is not None and more_bytes:
+            self._usage.grew(self._storage_index, more_bytes)
