@@ -9,6 +9,8 @@ import threading
 from typing import Any
 from unittest import mock
 
+from twisted.logger import capturedLogs, formatEvent
+
 from pipegrid.core import base32
 from pipegrid.errors import NoSpace, QuotaReached
 from pipegrid.storage import space_usage
@@ -239,8 +241,13 @@ class RestartTests(UsageTestCase):
         """Then nothing is counted at the start."""
         self.restart()
         self.assertEqual((self.used, self.counts), (container_bytes(4000), 0))
-        self.restart(quota_bytes=1000)
+        with capturedLogs() as logged:
+            self.restart(quota_bytes=1000)
         self.assertEqual((self.used, self.store.available_bytes()), (container_bytes(4000), 0))
+        (told,) = map(formatEvent, logged)
+        self.assertRegex(
+            told, r"the shares in \S+ take 4.08 kB, more than the quota of 1 kB: no new"
+        )
         self.restart(quota_bytes=20_000)
         self.assertEqual((self.used, self.counts), (container_bytes(4000), 0))
         self.assertFalse(self.store.quota_refuses(15_000))
@@ -254,9 +261,11 @@ class RestartTests(UsageTestCase):
         self.assertFalse(self.store.usage.exact)
         self.assertEqual(self.used, QUOTA)
         self.assertTrue(self.store.quota_refuses(1))
-        self.store.usage.count()
+        with capturedLogs() as logged:
+            self.store.usage.count()
         self.assertEqual(self.used, self.on_disk())
         self.assertTrue(self.store.usage.exact)
+        self.assertEqual(logged, [])
 
     def test_a_killed_process_of_a_large_store(self) -> None:
         """It is wrong by one step at most."""

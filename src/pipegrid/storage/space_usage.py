@@ -371,14 +371,19 @@ class SpaceUsage:
                 self.counted = True
                 self.exact = note.exact and note.checksum == checksum_of(self._shares)
                 self._note(False, durable=True)  # after a power cut the exact one must not be there
-            if self.counted and self.used_bytes > self.quota_bytes:
-                log.warn(
-                    "the shares in {storage} take {used}, more than the quota of {quota}: no new ones are "
-                    "accepted",
-                    storage=str(self._storage),
-                    used=amount(self.used_bytes),
-                    quota=amount(self.quota_bytes),
-                )
+            if self.exact:
+                self._warn_of_excess()
+
+    def _warn_of_excess(self) -> None:
+        """Log if the shares take more than the quota."""
+        if self.used_bytes > self.quota_bytes:
+            log.warn(
+                "the shares in {storage} take {used}, more than the quota of {quota}: no new ones are "
+                "accepted",
+                storage=str(self._storage),
+                used=amount(self.used_bytes),
+                quota=amount(self.quota_bytes),
+            )
 
     def stop(self) -> None:
         """End counting, which takes some time; ``close`` follows."""
@@ -470,8 +475,9 @@ class SpaceUsage:
             self.used_bytes = self._recounted_bytes
             self._counted_s = self._clock()
             self.counted, self._refused = True, False
-            # Another process may have begun with an estimate, and this one has changed it since.
-            self.exact = True
+            if not self.exact:
+                self.exact = True
+                self._warn_of_excess()
             if self._opened:
                 self._note(False)
 
