@@ -23,8 +23,8 @@ from pipegrid.grid import Grid
 from pipegrid.grid.client_creation import ClientPreferences, create_client
 from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
 from pipegrid.grid.servers_yaml import IntroducerAddress, Introducers
-from pipegrid.server.introducer_node import IntroducerNode, IntroducerSettings
 from pipegrid.server import serve
+from pipegrid.server.introducer_node import IntroducerNode, IntroducerSettings
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.server.server_certificates import install
 from pipegrid.wire import server_address

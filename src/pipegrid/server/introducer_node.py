@@ -15,8 +15,8 @@ from twisted.logger import Logger
 
 from pipegrid.core.text import counted
 from pipegrid.disk.atomic_write import replace_file
-from pipegrid.disk.private_files import make_directory
 from pipegrid.disk.directory_claim import INTRODUCER_LOCK_NAME, DirectoryClaim
+from pipegrid.disk.private_files import make_directory
 from pipegrid.disk.safe_open import read_file
 from pipegrid.reactor.deferreds import Timer
 from pipegrid.reactor.workers import Workers
