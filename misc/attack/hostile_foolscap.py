@@ -32,6 +32,7 @@ from misc.command import environment
 from misc.speedtest.processes import peak_bytes
 from pipegrid.core import base32
 from pipegrid.grid.client_paths import CONFIG_NAME, SERVERS_NAME
+from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
 from pipegrid.wire.announcements import FURL
 from pipegrid.wire.foolscap_broker import make_tub
 from pipegrid.wire.foolscap_interfaces import PROTOCOL, RIStorageServer
@@ -113,7 +114,7 @@ async def attack(only: list[str]) -> bool:
     """Be all kinds of servers; returns whether all bounds held."""
     elsewhere = Elsewhere()
     there = reactor.listenTCP(0, elsewhere, interface="127.0.0.1")
-    other = make_tub(60)
+    other = make_tub(60, DIRECT_CONNECTIONS)
     other.setLocation(f"tcp:127.0.0.1:{there.getHost().port}")
     gift = other.registerReference(Referenceable())
     idle = await deferToThread(run_client, gift, "status")

@@ -8,6 +8,7 @@ import os
 import time
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
@@ -24,6 +25,7 @@ from pipegrid.server import identity
 from pipegrid.storage.share_store import ShareStore
 from pipegrid.wire import server_address
 from pipegrid.wire.storage_messages import ShareChange, SlotSecrets
+from tests.server.test_onion_service import FakeTor
 from tests.storage.support import SECRETS, SI
 
 LOOPBACK = "tcp:0:interface=127.0.0.1"
@@ -70,6 +72,40 @@ class ServeTests(TestCase):
         formats = [json.loads(line)["log_format"] for line in log.read_text().splitlines()]
         self.assertIn("stopped serving {storage}", formats)
         self.assertNotIn(address.swissnum, log.read_text() + self.err.getvalue())
+
+    def test_an_onion_service(self) -> Deferred[None]:
+        """``--tor``: the onion service is the only address; options that would reveal another are refused."""
+        return Deferred.fromCoroutine(self._test_an_onion_service())
+
+    async def _test_an_onion_service(self) -> None:
+        tor = FakeTor()
+        loop: Any = reactor
+        listening = loop.listenTCP(0, tor, interface="127.0.0.1")
+        self.addCleanup(listening.stopListening)
+        control = f"tcp:127.0.0.1:{listening.getHost().port}"
+        serving = self.serve("--json", "serve", "--tor", "--tor-control-port", control)
+        await self.until_output()
+        result = json.loads(self.out.getvalue())
+        self.assertEqual(len(result["nurls"]), 1)
+        self.assertRegex(result["nurl"], r"pb\+tor://.*@a{56}\.onion:3457/")
+        self.assertRegex(result["furl"], r"@tor:a{56}\.onion:3457/")
+        self.assertRegex(tor.asked[0], r"^ADD_ONION NEW:ED25519-V3 Port=3457,127\.0\.0\.1:[0-9]+$")
+        serving.cancel()
+        self.assertEqual(await serving, 0)
+        while tor.connections:
+            await deferLater(reactor, 0.005)
+        for options, words in (
+            (["--tor", "--location", "a.b:1"], "leave --location out"),
+            (["--tor", "--port", "8098"], "is open to others"),
+            (["--tor", "--join", "1-a-b"], "cannot be given together"),
+            (["--tor-control-port", control], "give --tor, too"),
+            (["--tor", "--tor-control-port", "tor.example:9051"], "must be an address"),
+            (["--tor", "--tor-control-port", "tcp:127.0.0.1:1"], "is Tor running"),
+        ):
+            status = await self.serve("serve", *options)
+            self.assertEqual(status, 2, (options, self.err.getvalue()))
+            self.assertIn(words, self.err.getvalue())
+        self.assertEqual(len(tor.asked), 1)
 
     def test_all_addresses(self) -> Deferred[None]:
         """A server in several places prints a NURL for each, and one fURL with all of them."""

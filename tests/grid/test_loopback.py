@@ -19,6 +19,7 @@ from pipegrid.grid.announcement_cache import cache_name, write_cache
 from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import INTRODUCERS_NAME
 from pipegrid.grid.servers_yaml import IntroducerAddress, Introducers
+from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.wire import server_address
 from pipegrid.wire.announcements import Announcement
@@ -41,7 +42,7 @@ class LoopbackTests(TestCase):
     async def _set_up(self) -> None:
         self.directory = Path(self.mktemp())
         self.introducer = RealIntroducer()
-        self.tub = make_tub(LOST_AFTER_S)
+        self.tub = make_tub(LOST_AFTER_S, DIRECT_CONNECTIONS)
         self.tub.startService()
         port = self.listen("tcp:0:interface=127.0.0.1")
         self.port = port

@@ -28,6 +28,7 @@ from pipegrid.grid.servers_yaml import (
     open_server,
     parse_static_servers,
 )
+from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS, RefusedWay
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.foolscap.client import FoolscapServer
@@ -40,7 +41,7 @@ reactor: Any = installed_reactor
 def open_static(reactor: Any, servers: Sequence[KnownServer], shares: int) -> list[Peer]:
     """Return a peer for each server; files are spread over so many, which share the memory for windows."""
     windows = Windows.shared_by(max(1, min(len(servers), shares)))
-    return [open_server(reactor, each, windows) for each in servers]
+    return [open_server(reactor, each, windows, DIRECT_CONNECTIONS) for each in servers]
 
 
 RECORDED = vectors.load("gbs-http")
@@ -105,12 +106,23 @@ class ParseTests(SynchronousTestCase):
         one = {"anonymous-storage-NURLs": [at(1)]}
         both_known, one_known = parse({"both": {"ann": both}, "one": {"ann": one}}).servers
         self.assertEqual(
-            open_server(reactor, both_known, Windows(1 << 20, 1 << 20)).protocol, "https"
+            open_server(
+                reactor, both_known, Windows(1 << 20, 1 << 20), DIRECT_CONNECTIONS
+            ).protocol,
+            "https",
         )
-        peer = open_server(reactor, both_known, Windows(1 << 20, 1 << 20), force_foolscap=True)
+        peer = open_server(
+            reactor, both_known, Windows(1 << 20, 1 << 20), DIRECT_CONNECTIONS, force_foolscap=True
+        )
         self.assertEqual(peer.protocol, "foolscap")
         with self.assertRaises(ValueError) as caught:
-            open_server(reactor, one_known, Windows(1 << 20, 1 << 20), force_foolscap=True)
+            open_server(
+                reactor,
+                one_known,
+                Windows(1 << 20, 1 << 20),
+                DIRECT_CONNECTIONS,
+                force_foolscap=True,
+            )
         self.assertIn("it speaks HTTPS only", str(caught.exception))
 
     def test_foolscap_beside_https(self) -> None:
@@ -122,26 +134,68 @@ class ParseTests(SynchronousTestCase):
         ways = []
         for known in found.servers:
             server: Any = open_server(
-                reactor, known, Windows(1 << 20, 1 << 20), foolscap_beside=True
+                reactor, known, Windows(1 << 20, 1 << 20), DIRECT_CONNECTIONS, foolscap_beside=True
             ).server
             ways.append(getattr(server, "_current", server)._beside)
         self.assertEqual((len(ways), ways[1]), (2, None))
-        server = open_server(reactor, found.servers[0], Windows(1 << 20, 1 << 20)).server
+        server = open_server(
+            reactor, found.servers[0], Windows(1 << 20, 1 << 20), DIRECT_CONNECTIONS
+        ).server
         self.assertIsNone(server._current._beside)
         other = ways[0]._open_server()
         self.assertIsInstance(other, FoolscapServer)
         self.assertFalse(other._uploads._close_behind)
         self.assertEqual(other._link._connector._pin, found.servers[0].nurl.spki_hash)
 
-    def test_tor_is_the_last_choice(self) -> None:
-        """Of several addresses a direct one is taken."""
+    def test_the_choice_of_addresses(self) -> None:
+        """With direct connections those of TCP are taken, if there are any; else onion services."""
         tor = NURL.replace("pb:", "pb+tor:").replace("127.0.0.1", "abc.onion")
-        entry = {"ann": {"anonymous-storage-NURLs": [tor, NURL]}}
-        self.assertEqual(str(parse({"x": entry}).servers[0].nurl), NURL)
+        tub, _, secret = FURL.partition("@")
+        onion = f"{tub}@tor:abc.onion:1/x"
+        both = f"{tub}@tor:abc.onion:1,{secret}"
+        through = DIRECT_CONNECTIONS._replace(tcp=DIRECT_CONNECTIONS.tor)
+        disabled = DIRECT_CONNECTIONS._replace(tcp=RefusedWay("no TCP"))
+        no_tor = DIRECT_CONNECTIONS._replace(tor=RefusedWay("no Tor"))
+        home, away = ("https", "127.0.0.1"), ("https", "abc.onion")
+        for nurls, furl, policy, expected in (
+            ([tor, NURL], None, DIRECT_CONNECTIONS, home),
+            ([tor, NURL], None, no_tor, home),
+            ([tor, NURL], None, through, away),
+            ([tor, NURL], None, disabled, away),
+            ([NURL], None, through, home),
+            ([tor], None, DIRECT_CONNECTIONS, away),
+            ([tor], FURL, DIRECT_CONNECTIONS, ("foolscap", "127.0.0.1")),
+            ([tor], FURL, through, away),
+            ([tor], onion, DIRECT_CONNECTIONS, away),
+            ([], onion, DIRECT_CONNECTIONS, ("foolscap", "abc.onion")),
+            (
+                [],
+                both,
+                disabled,
+                ("foolscap", "abc.onion"),
+            ),
+            ([NURL], onion, disabled, ("foolscap", "abc.onion")),
+            ([tor], None, no_tor, "no Tor"),
+            ([NURL], FURL, disabled, "no TCP"),
+            ([], onion, no_tor, "no Tor"),
+        ):
+            ann: dict[str, Any] = {"anonymous-storage-NURLs": nurls} if nurls else {}
+            ann |= {"anonymous-storage-FURL": furl} if furl else {}
+            (known,) = parse({"x": {"ann": ann}}).servers
+            windows = Windows(1 << 20, 1 << 20)
+            if isinstance(expected, str):
+                with self.assertRaises(ValueError) as caught:
+                    open_server(reactor, known, windows, policy)
+                self.assertIn(
+                    f"no connection to it is permitted: {expected}", str(caught.exception)
+                )
+                continue
+            peer = open_server(reactor, known, windows, policy)
+            found = (peer.protocol, peer.address.rpartition(":")[0])
+            self.assertEqual(found, expected, (nurls, furl))
 
     def test_bad_entries_are_skipped(self) -> None:
         """Each is named with its reason, and the others are there."""
-        tor = NURL.replace("pb:", "pb+tor:").replace("127.0.0.1", "abc.onion")
         good = {"ann": {"anonymous-storage-NURLs": [NURL]}}
         bad: list[Any] = [
             None,
@@ -151,11 +205,10 @@ class ParseTests(SynchronousTestCase):
             {"ann": {}},
             {"ann": {"anonymous-storage-FURL": NURL}},
             {"ann": {"anonymous-storage-NURLs": [FURL]}},
-            {"ann": {"anonymous-storage-FURL": f"pb://{FURL[5:37]}@tor:abc.onion:1/x"}},
+            {"ann": {"anonymous-storage-FURL": f"pb://{FURL[5:37]}@i2p:abc.i2p/x"}},
             {"ann": {"anonymous-storage-NURLs": NURL}},
             {"ann": {"anonymous-storage-NURLs": [7]}},
             {"ann": {"anonymous-storage-NURLs": ["pb://nonsense"]}},
-            {"ann": {"anonymous-storage-NURLs": [tor]}},
             {"ann": {"anonymous-storage-NURLs": [NURL], "nickname": 7}},
             {"ann": {"anonymous-storage-NURLs": [NURL], "anonymous-storage-FURL": "x"}},
             {"ann": {"anonymous-storage-NURLs": [NURL], "permutation-seed-base32": "1"}},

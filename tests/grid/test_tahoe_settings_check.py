@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from misc import settings_page
+from twisted.internet import reactor as installed_reactor
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from pipegrid.cli.startup.preconnect_servers import dial
@@ -13,13 +15,12 @@ from pipegrid.core import base32
 from pipegrid.errors import UsageError
 from pipegrid.grid import client_config, storage_server_settings
 from pipegrid.grid.client_creation import create_like_tahoe
-from pipegrid.grid.tahoe_settings_check import (
-    MAX_MANAGERS,
-    SETTINGS,
-    RefusedSetting,
-    checked_config,
-    section_of,
-)
+from pipegrid.grid.servers_yaml import Windows, open_server
+from pipegrid.grid.strict_config import RefusedSetting
+from pipegrid.grid.tahoe_settings_check import MAX_MANAGERS, SETTINGS, checked_config, section_of
+from pipegrid.reactor.connection_policy import DirectWay, ProxyWay, RefusedWay
+
+reactor: Any = installed_reactor
 
 LIST = Path(__file__).with_name("tahoe_settings_1_20.txt")
 TAHOE_PYTHON = Path(__file__).parents[2] / ".venv-tahoe/bin/python"
@@ -30,15 +31,13 @@ REFUSED = (
     ("node", "reveal-IP-address", "false"),
     ("node", "reveal-ip-address", "no"),
     ("node", "reveal-IP-address", "perhaps"),
-    ("connections", "tcp", "tor"),
-    ("connections", "tcp", "Disabled"),
+    ("connections", "tcp", "i2p"),
     ("connections", "tcp", "socks"),
     ("connections", "tcp", ""),
-    ("tor", "enabled", "true"),
+    ("tor", "enabled", "perhaps"),
     ("tor", "launch", "true"),
-    ("tor", "onion", "true"),
-    ("tor", "socks.port", "tcp:127.0.0.1:9050"),
-    ("tor", "control.port", "tcp:127.0.0.1:9051"),
+    ("tor", "socks.port", "tcp:tor.example:9050"),
+    ("tor", "control.port", "tcp:127.0.0.1"),
     ("i2p", "enabled", "true"),
     ("i2p", "launch", "true"),
     ("i2p", "dest", "true"),
@@ -51,12 +50,19 @@ REFUSED = (
 )
 """Section, name, and a value that is refused."""
 
-OF_SERVERS = ("storage", "enabled"), ("storage", "anonymous"), ("storage", "debug_discard")
+OF_SERVERS = (
+    ("storage", "enabled"),
+    ("storage", "anonymous"),
+    ("storage", "debug_discard"),
+)
 
 PASSING = (
     "[node]\nreveal-IP-address = true\n[connections]\ntcp = tcp\n",
     "[connections]\ntcp = TCP\n",
     "[tor]\nenabled = false\nsocks.port = tcp:127.0.0.1:9050\nlaunch = false\nonion = no\n",
+    "[connections]\ntcp = Tor\n[tor]\nsocks.port = unix:/run/tor/socks\n[node]\nreveal-IP-address = no\n",
+    "[connections]\ntcp = Disabled\n[tor]\ncontrol.port = tcp:127.0.0.1:9051\n",
+    "[tor]\nenabled = true\nsocks.port =\n",
     "[i2p]\nenabled = false\nsam.port = tcp:127.0.0.1:7656\ndest = false\n",
     "[client]\nhelper.furl = None\nstorage.plugins =\nmutable.format = mdmf\n",
     "[storageclient.plugins.example]\nwhatever = 1\n[storageserver.plugins.example]\nx = 2\n",
@@ -153,16 +159,17 @@ class RefusalTests(SynchronousTestCase):
             known = section_of(section)
             assert known is not None
             setting = known.get(name.lower()) or known["*"]
-            if setting.server == "refused":
+            if setting.server != "not used":
                 self.assertRaises(RefusedSetting, storage_server_settings.load, node)
             else:
                 storage_server_settings.load(node)
-        for name, value in (
-            ("enabled", "false"),
-            ("anonymous", "false"),
-            ("debug_discard", "true"),
+        for section, name, value in (
+            ("storage", "enabled", "false"),
+            ("storage", "anonymous", "false"),
+            ("storage", "debug_discard", "true"),
+            ("tor", "onion", "true"),
         ):
-            node = make_node(Path(self.mktemp()), f"[storage]\n{name} = {value}\n")
+            node = make_node(Path(self.mktemp()), f"[{section}]\n{name} = {value}\n")
             self.assertRaises(UsageError, storage_server_settings.load, node)
             client_config.load(node)
 
@@ -217,9 +224,8 @@ class ServersTests(SynchronousTestCase):
     def test_refused(self) -> None:
         """A server that is to be reached otherwise is not reached at all, announced or not."""
         for ways in (
-            "{tcp: tor}",
-            "{tcp: disabled}",
             "{tcp: null}",
+            "{tor: disabled}",
             "{tcp: socks}",
             "{tor: tcp}",
             "tor",
@@ -235,16 +241,41 @@ class ServersTests(SynchronousTestCase):
             "storage:\n  alice: {connections: {tcp: tor}, ann: {\n",
         ):
             self.assertRaises(RefusedSetting, self.load, text)
+        for settings, ways in (
+            ("[node]\nreveal-IP-address = false\n[connections]\ntcp = tor\n", "{tcp: tcp}"),
+            ("[tor]\nenabled = false\n", "{tcp: tor}"),
+        ):
+            for nurl in (NURL, "no NURL"):  # its server may be announced
+                node = make_node(Path(self.mktemp()), settings, entry(ways, nurl))
+                with self.assertRaises(RefusedSetting) as caught:
+                    client_config.load(node)
+                self.assertIn(
+                    "server 'alice': its 'connections' are 'tcp: t", str(caught.exception)
+                )
 
     def test_passing(self) -> None:
         """What asks for nothing else passes; other names are reported."""
         for ways in ("", "{}", "{tcp: tcp}", "{tcp: tcp, tor: tor, i2p: i2p}"):
             self.assertEqual(self.load(entry(ways)).warnings, ())
+            self.assertIsInstance(self.load(entry(ways)).connections_to("alice").tcp, DirectWay)
+        for way, kind in (("tor", ProxyWay), ("disabled", RefusedWay)):
+            for nurl in (NURL, "no NURL"):  # its server may be announced
+                found = self.load(entry(f"{{tcp: {way}}}", nurl))
+                self.assertIsInstance(found.connections_to("alice").tcp, kind)
+                self.assertIsInstance(found.connections_to("bob").tcp, DirectWay)
         (warning,) = self.load(entry(more="\n    comment: hers")).warnings
         self.assertIn("server 'alice': 'comment' is not read", warning)
 
     def test_nobody_connects_in_advance(self) -> None:
-        """Where a file may say how to reach a server, however that is written."""
+        """Where a file may say how to reach a server, however that is written; or where a proxy is used."""
+        for settings in (
+            "[connections]\ntcp = tor\n",
+            "[connections]\ntcp = disabled\n",
+            "[node]\nreveal-IP-address = false\n[connections]\ntcp = tor\n",
+        ):
+            node = make_node(Path(self.mktemp()), settings, entry())
+            client_config.load(node)
+            self.assertIsNone(dial(node))
         for text in (
             entry("{tcp: tor}"),
             entry("{tcp: tcp}"),
@@ -256,24 +287,33 @@ class ServersTests(SynchronousTestCase):
         """No name server is asked for a name of Tor's or I2P's, whatever the scheme says."""
         onion = NURL.replace("127.0.0.1", "abc.ONION")
         hints = ("tor:abc.onion:80", "tcp:abc.onion:80", "i2p:abc.i2p", "tcp:abc.i2p.:1")
+        windows = Windows(1 << 20, 1 << 20)
         for address in (
             f"anonymous-storage-NURLs: ['{onion}']",
             *(f"anonymous-storage-FURL: 'pb://{'a' * 32}@{hint}/x'" for hint in hints),
         ):
-            found = self.load(f"storage:\n  bob:\n    ann: {{{address}}}\n")
-            self.assertEqual(found.static.servers, ())
-            self.assertEqual(len(found.warnings), 1)
+            text = f"storage:\n  bob:\n    ann: {{{address}}}\n"
+            node = make_node(Path(self.mktemp()), "[tor]\nenabled = false\n", text)
+            found = client_config.load(node)
+            if "i2p:" in address:
+                self.assertEqual((found.static.servers, len(found.warnings)), ((), 1))
+                continue
+            (bob,) = found.static.servers
+            why = "I2P is not supported" if "i2p" in address else "[tor] enabled is false"
+            with self.assertRaises(ValueError) as caught:
+                open_server(reactor, bob, windows, found.connections_to("bob"))
+            self.assertIn(why, str(caught.exception))
 
     def test_introducers_of_other_networks(self) -> None:
         """They are left out, with a warning, and other settings of one are reported."""
         node = make_node(Path(self.mktemp()), "")
-        tor = f"pb://{'a' * 32}@tor:abc.onion:80/x"
+        tor = f"pb://{'a' * 32}@i2p:abc.i2p/x"
         (node / "private" / "introducers.yaml").write_text(
             f"introducers:\n  far: {{furl: '{tor}'}}\n"
-            f"  near: {{furl: '{tor.replace('tor:abc.onion', 'tcp:127.0.0.1')}', tor: 1}}\n"
+            f"  near: {{furl: '{tor.replace('i2p:abc.i2p', 'tcp:127.0.0.1:80')}', tor: 1}}\n"
         )
         found = client_config.load(node).introducers
         self.assertEqual([each.name for each in found.addresses], ["near"])
         far, near = found.warnings
-        self.assertIn("introducer 'far' is skipped: its fURL has no TCP address", far)
+        self.assertIn("introducer 'far' is skipped: its fURL has no address for TCP or Tor", far)
         self.assertIn("introducer 'near': 'tor' is not read", near)

@@ -21,6 +21,7 @@ from pipegrid.errors import InvitationError, UsageError
 from pipegrid.grid import wormhole_exchange
 from pipegrid.grid.invitation import AddReply, GridNumbers, Invitation, JoinReply
 from pipegrid.grid.wormhole_exchange import Relay, WormholeExchange, start_relay
+from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
 from tests.grid.test_invitation import LITERAL, server
 
 NUMBERS = GridNumbers(Params(1, 1), 1)
@@ -51,7 +52,7 @@ class ExchangeTestCase(TestCase):
 
     def exchange(self, url: str) -> WormholeExchange:
         """Return an end that is closed after the test."""
-        found = WormholeExchange(self.reactor, url, "ask for a new code")
+        found = WormholeExchange(self.reactor, url, "ask for a new code", DIRECT_CONNECTIONS)
         self.addCleanup(lambda: Deferred.fromCoroutine(found.close()))
         return found
 

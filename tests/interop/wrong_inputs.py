@@ -25,6 +25,7 @@ from zope.interface import implementer
 
 from pipegrid.grid.announcement_cache import cache_name, read_cache
 from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
+from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
 from pipegrid.server import identity
 from pipegrid.wire import cbor
 from pipegrid.wire.announcements import FURL, NURLS, make_signing_key, sign
@@ -108,7 +109,7 @@ class WrongInputTests(TestCase):
         self.tahoe = TahoeGrid(self.root, 3)
         self.addCleanup(self.tahoe.stop)
         self.liar = RealIntroducer()
-        self.tub = make_tub(LOST_AFTER_S)
+        self.tub = make_tub(LOST_AFTER_S, DIRECT_CONNECTIONS)
         self.tub.startService()
         self.addCleanup(self.tub.stopService)
         port = self.tub.listenOn("tcp:0:interface=127.0.0.1").getPortnum()

@@ -17,8 +17,8 @@ from twisted.trial.unittest import TestCase
 from pipegrid.reactor import preconnect as module
 from pipegrid.reactor.client_tls import PreconnectedEndpoint
 from pipegrid.reactor.preconnect import MOST, Preconnected, Preconnector
+from pipegrid.reactor.tcp_endpoints import endpoint_for
 from pipegrid.reactor.tls_settings import http_context
-from pipegrid.transport.gbs.client import endpoint_for
 from tests.reactor.test_server_tls import WHO
 
 reactor: Any = installed_reactor

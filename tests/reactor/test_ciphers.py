@@ -12,6 +12,7 @@ from misc.speedtest.processes import first_line, running
 from OpenSSL import SSL
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
 from pipegrid.reactor.tls_settings import http_context
 from pipegrid.server import identity
 from pipegrid.wire import server_address
@@ -58,7 +59,7 @@ class ClientTests(SynchronousTestCase):
 
     def test_foolscap(self) -> None:
         """Nor over Foolscap, for tubs that call and for those that are called."""
-        tub = make_tub(120)
+        tub = make_tub(120, DIRECT_CONNECTIONS)
         self.assertTrue(issubclass(tub.negotiationClass, StrictNegotiation))
         negotiation = StrictNegotiation()
         started: list[Any] = []

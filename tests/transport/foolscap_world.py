@@ -23,6 +23,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.disk.group_commit import GroupCommit
+from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
 from pipegrid.server.foolscap.broker import Governor, HeldMemory, ServerBroker
 from pipegrid.server.foolscap.remote_objects import FoolscapStorage
 from pipegrid.server.gbs.storage_operations import GbsService
@@ -114,7 +115,7 @@ class MemoryConnector:
         self.wires: list[Wire] = []
         self.results: list[Deferred[Any]] = []
         self._world = world
-        self._tub = make_tub(LOST_AFTER_S, BOUNDS)
+        self._tub = make_tub(LOST_AFTER_S, DIRECT_CONNECTIONS, BOUNDS)
         self._closing = False
 
     def connect(self) -> Deferred[Any]:
@@ -166,7 +167,7 @@ class FoolscapWorld:
         durability = GroupCommit(InlineWorkers(), self.clock, "none")
         self.service = GbsService(self.store, durability, SWISSNUM)
         self.storage = FoolscapStorage(self.service)
-        self.tub = make_tub(LOST_AFTER_S)
+        self.tub = make_tub(LOST_AFTER_S, DIRECT_CONNECTIONS)
         self.tub.setLocation("tcp:localhost:1")
         self.furl = self.tub.registerReference(self.storage, name=SWISSNUM)
         self.refusals: list[str] = []

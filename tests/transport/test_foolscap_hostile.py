@@ -11,6 +11,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import ServerError, ServerProtocolError
+from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
 from pipegrid.transport.foolscap.client import FoolscapServer
 from pipegrid.transport.foolscap.link import TubConnector
 from pipegrid.wire import server_address
@@ -105,7 +106,9 @@ class HostileFoolscapTests(SynchronousTestCase):
 
     def test_no_reference_over_tcp(self) -> None:
         """The connector leaves it as it is, for the link to say so."""
-        connector = TubConnector(server_address.parse_furl(self.world.furl), pin=b"p" * 32)
+        connector = TubConnector(
+            server_address.parse_furl(self.world.furl), DIRECT_CONNECTIONS, pin=b"p" * 32
+        )
         connector._tub = self.world.tub
         self.patch(self.world.tub, "getReference", lambda _: succeed(5))
         self.assertEqual(self.successResultOf(connector.connect()), 5)

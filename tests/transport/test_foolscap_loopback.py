@@ -12,6 +12,7 @@ from twisted.protocols.tls import BufferingTLSTransport
 from twisted.trial.unittest import TestCase
 
 from pipegrid.errors import NoSuchShare, ServerRefused, ServerUnreachable, UsageError
+from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS, NO_CONNECTIONS
 from pipegrid.reactor.server_tls import BatchingTLS, is_ours
 from pipegrid.server import serve
 from pipegrid.server.serve import ServeSettings
@@ -37,7 +38,7 @@ class LoopbackTests(TestCase):
 
     def connect(self, address: server_address.Furl) -> FoolscapServer:
         """Return a client that does not outlive the test."""
-        server = FoolscapServer(IDENTITY, TubConnector(address), reactor)
+        server = FoolscapServer(IDENTITY, TubConnector(address, DIRECT_CONNECTIONS), reactor)
         self.addCleanup(server.disconnect)
         return server
 
@@ -53,7 +54,7 @@ class LoopbackTests(TestCase):
         foolscap = self.connect(server_address.parse_furl(node.furl))
         address = server_address.parse_nurl(node.nurl)
         self.assertEqual(address.swissnum, server_address.parse_furl(node.furl).swissnum)
-        endpoints = endpoints_for(reactor, address, "s")
+        endpoints = endpoints_for(reactor, address, "s", DIRECT_CONNECTIONS)
         https = GbsServer(IDENTITY, address, endpoints, reactor)
         self.addCleanup(https.disconnect)
         await foolscap.version()
@@ -88,7 +89,7 @@ class LoopbackTests(TestCase):
 
     async def _test_tls_for_bulk(self) -> None:
         node = await self.start()
-        connector = TubConnector(server_address.parse_furl(node.furl))
+        connector = TubConnector(server_address.parse_furl(node.furl), DIRECT_CONNECTIONS)
         self.addCleanup(connector.close)
         storage = await connector.connect()
         transport = storage.tracker.broker.transport
@@ -112,7 +113,9 @@ class LoopbackTests(TestCase):
             server_address.parse_nurl(node.nurl).spki_hash,
         )
         for key in (pin, pin[::-1]):
-            server = FoolscapServer(IDENTITY, TubConnector(address, pin=key), reactor)
+            server = FoolscapServer(
+                IDENTITY, TubConnector(address, DIRECT_CONNECTIONS, pin=key), reactor
+            )
             self.addCleanup(server.disconnect)
             if key is pin:
                 await server.version()
@@ -159,12 +162,16 @@ class LoopbackTests(TestCase):
                 await self.connect(address).version()
             self.assertIn(words, str(caught.exception))
         with self.assertRaises(UsageError):
-            TubConnector(server_address.Furl(right.tub_id, ("tor:abc.onion:1",), "x"))
+            TubConnector(
+                server_address.Furl(right.tub_id, ("tor:abc.onion:1",), "x"), NO_CONNECTIONS
+            )
 
     def test_many_addresses(self) -> None:
         """Of a hundred addresses, to all of which Foolscap would connect at once, the first are tried."""
         hints = tuple(f"tcp:127.0.0.1:{port}" for port in range(1, 101))
-        connector = TubConnector(server_address.Furl(b"x" * 20, ("tor:abc.onion:1", *hints), "x"))
+        connector = TubConnector(
+            server_address.Furl(b"x" * 20, ("tor:abc.onion:1", *hints), "x"), DIRECT_CONNECTIONS
+        )
         self.assertEqual(server_address.parse_furl(connector._furl).hints, hints[:MAX_HINTS])
 
     def test_restart(self) -> Deferred[None]:

@@ -10,6 +10,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.trial.unittest import TestCase
 
 from pipegrid.errors import ServerUnreachable
+from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
 from pipegrid.transport.foolscap.client import FoolscapServer
 from pipegrid.transport.foolscap.link import TubConnector
 from pipegrid.wire import server_address
@@ -49,11 +50,13 @@ class NegotiationTests(TestCase):
         place = f"pb://{'a' * 32}@tcp:127.0.0.1:{port.getHost().port}/name"
         for words, why in WORDS:
             self.patch(Saying, "words", words)
-            server = FoolscapServer(IDENTITY, TubConnector(server_address.parse_furl(place)), clock)
+            server = FoolscapServer(
+                IDENTITY, TubConnector(server_address.parse_furl(place), DIRECT_CONNECTIONS), clock
+            )
             error = yield self.assertFailure(server.version(), ServerUnreachable)
             self.assertIn(f"over Foolscap: {why}; is it", str(error))
             yield server.disconnect()
-            tub = make_tub(100)
+            tub = make_tub(100, DIRECT_CONNECTIONS)
             tub.startService()
             error = yield self.assertFailure(tub.getReference(place), Exception)
             self.assertIn("does not speak Foolscap", reason_of(error))

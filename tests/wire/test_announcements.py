@@ -49,7 +49,7 @@ class SigningTests(SynchronousTestCase):
         """What a stranger announces as a hint commands no terminal where it is shown."""
         for bad in ("\x1b]0;x\x07", "\ud800", "\u202e"):
             known = server_address.parse_furl(f"pb://{'a' * 32}@{bad},tcp:127.0.0.1:1/x")
-            self.assertTrue(known.leads_to_tcp)
+            self.assertTrue(known.has_address)
             self.assertTrue(known.address.isprintable(), repr(known.address))
 
     def test_recorded(self) -> None:
@@ -224,7 +224,7 @@ class DescribeTests(SynchronousTestCase):
         self.assertIn("version that is not known", str(caught.exception))
 
     def test_several_addresses(self) -> None:
-        """All NURLs count, each once, also with other keys and secrets; not those through Tor."""
+        """All NURLs count, each once, also with other keys and secrets; those through Tor come last."""
         (first,) = FIELDS["anonymous-storage-NURLs"]
         known = server_address.parse_nurl(first)
         second = str(attrs.evolve(known, host="10.0.0.7"))
@@ -239,15 +239,17 @@ class DescribeTests(SynchronousTestCase):
         fields = {**FIELDS, "anonymous-storage-NURLs": [first, *others, second]}
         found = describe(SERVER_ID, fields)
         self.assertEqual(str(found.nurl), first)
-        self.assertEqual(list(map(str, found.other_nurls)), [*others[2:4], second])
-        self.assertEqual(len(found.addresses), 5)
+        self.assertEqual(list(map(str, found.other_nurls)), [*others[2:4], second, *others[:2]])
+        self.assertEqual(len(found.addresses), 7)
 
-    def test_foolscap_where_all_nurls_lead_through_tor(self) -> None:
-        """A fURL that leads to TCP is used then."""
+    def test_all_nurls_lead_through_tor(self) -> None:
+        """They are kept, with the fURL; the policy for connections decides later."""
         (first,) = FIELDS["anonymous-storage-NURLs"]
         tor = str(attrs.evolve(server_address.parse_nurl(first), host="a.onion", tor=True))
         found = describe(SERVER_ID, {**FIELDS, "anonymous-storage-NURLs": [tor]})
-        self.assertEqual((found.nurl, str(found.furl)), (None, FIELDS["anonymous-storage-FURL"]))
+        self.assertEqual(
+            (str(found.nurl), str(found.furl)), (tor, FIELDS["anonymous-storage-FURL"])
+        )
 
     def test_bundles(self) -> None:
         """What a server says of bundles is taken if it makes sense, and passed over otherwise."""

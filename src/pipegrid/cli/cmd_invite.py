@@ -129,9 +129,14 @@ class InviteJob(GridJob):
                 f"pipegrid: only this machine reaches {printable(', '.join(near))}; for others start such a "
                 "server with --location HOST:PORT"
             )
+        policy, _ = client_config.connections_of(directory)
+        if policy.hides_address and options.listen is not None:
+            raise UsageError(
+                "--listen reveals this machine's address, and [node] reveal-IP-address is false; use a relay"
+            )
         relay, relay_url, told_url = await _relay(reactor, options)
         try:
-            exchange = wormhole_exchange.WormholeExchange(reactor, relay_url, ADVICE)
+            exchange = wormhole_exchange.WormholeExchange(reactor, relay_url, ADVICE, policy)
             try:
                 code = await exchange.new_code()
                 self._print_code(console, code, told_url, offered)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pipegrid.grid.client_config import GridConfig
     from pipegrid.grid.invitation import Invitation
     from pipegrid.grid.wormhole_exchange import WormholeExchange
+    from pipegrid.reactor.connection_policy import ConnectionPolicy
     from pipegrid.server.serve import StorageNode
 
 ADVICE = "ask for a new code"
@@ -55,6 +56,16 @@ class JoinPlace(NamedTuple):
     directory: Path
     name: str | None
 
+    def connections(self) -> ConnectionPolicy:
+        """
+        Return the way to the relay: the settings of the grid's directory, or of the user's own for a new one.
+
+        Raises:
+            UsageError: they cannot be read, or are refused.
+        """
+        is_there = client_paths.is_configured(self.directory)
+        return client_config.connections_of(self.directory if is_there else self.own)[0]
+
 
 @click.command(name="join")
 @click.argument("code", metavar="CODE")
@@ -73,10 +84,11 @@ def join_command(invocation: Invocation, code: str, relay_url: str) -> ReactorJo
     """
     code, relay_url = invitation.checked_code(code), invitation.checked_relay(relay_url)
     place = place_to_join(invocation.own_directory, invocation.grid, _ask_name)
+    policy = place.connections()
 
     async def work(reactor: Any, console: Console) -> int:
         load_library()
-        exchange = wormhole_exchange.WormholeExchange(reactor, relay_url, ADVICE)
+        exchange = wormhole_exchange.WormholeExchange(reactor, relay_url, ADVICE, policy)
         try:
             taken, answers = await wormhole_exchange.take(exchange, code)
             joined = False
@@ -174,6 +186,9 @@ def join(console: Console, place: JoinPlace, taken: Invitation) -> tuple[GridCon
         place.directory,
         taken,
         aliases=alias_lines(named),
+        preferences=client_creation.ClientPreferences(
+            connections=client_config.connections_of(place.own)[1]
+        ),
         moved=partial(cmd_init.print_moved, console),
     )
     if place.name is not None:
@@ -288,7 +303,10 @@ class ServerJoin:
             InvitationError: there is none, or it is for another grid than the directory's.
         """
         load_library()
-        self._exchange = wormhole_exchange.WormholeExchange(reactor, self._relay_url, ADVICE)
+        policy, _ = client_config.connections_of(self._directory)
+        self._exchange = wormhole_exchange.WormholeExchange(
+            reactor, self._relay_url, ADVICE, policy
+        )
         self._taken, self._answers = await wormhole_exchange.take(self._exchange, self._code)
         for sentence in self._taken.skipped:
             console.say(f"pipegrid: {sentence}")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import attrs
 import click
 
 from pipegrid.cli import log_file
@@ -66,15 +67,21 @@ class ServeOptions(NamedTuple):
     log_file: str | None = None
     join: str | None = None
     relay_url: str = RELAY_URL
+    tor: bool = False
+    tor_control_port: str | None = None
 
     def settings(
         self, directory: Path, introducers: dict[str, Furl], found: ServerDirectory
     ) -> ServeSettings:
-        """Return the settings of a server: the options, else the values of its directory."""
-        return found.serve_settings(
+        """
+        Return the settings of a server: the options, else the values of its directory.
+
+        Raises:
+            UsageError: options contradict each other.
+        """
+        settings = found.serve_settings(
             directory,
-            port=self.port,
-            location=self.location,
+            **self._places(directory, found),
             storage=None if self.storage is None else Path(self.storage),
             reserved_bytes=self.reserved_bytes,
             quota_bytes=self.quota_bytes,
@@ -90,8 +97,29 @@ class ServeOptions(NamedTuple):
                 *(Path(os.path.abspath(each)) for each in self.certificates),
             ),
             max_connections=self.max_connections,
-            max_per_address=self.max_per_address,
         )
+        return attrs.evolve(settings, location=None) if self.tor else settings
+
+    def _places(self, directory: Path, found: ServerDirectory) -> dict[str, Any]:
+        """Return where the server listens, and how clients get there."""
+        given: dict[str, Any] = {
+            "port": self.port,
+            "location": self.location,
+            "max_per_address": self.max_per_address,
+        }
+        if not self.tor:
+            if self.tor_control_port is not None:
+                raise UsageError("--tor-control-port is for an onion service; give --tor, too")
+            return given
+        if self.location is not None:
+            raise UsageError("--tor makes the address for clients; leave --location out")
+        if self.join is not None:
+            raise UsageError(
+                "--join and --tor cannot be given together; join with 'pipegrid join' first, and then 'serve "
+                "--tor'"
+            )
+        onion = found.onion_settings(directory, self.port, self.tor_control_port)
+        return {**onion, "max_per_address": self.max_per_address or onion["max_per_address"]}
 
 
 class ServeJob(GridJob):
@@ -129,8 +157,6 @@ class ServeJob(GridJob):
             InvitationError: the server did not become a member; it has stopped, and nothing is configured.
             Interrupted: it was stopped before.
         """
-        import attrs
-
         # The library of invitations is not installed everywhere, and a server brings in what is imported.
         from pipegrid.cli import cmd_join
 
@@ -331,6 +357,18 @@ def settings_of(
     "introducer or added to the inviter's servers, and the directory becomes a client's of the grid.",
 )
 @relay_option
+@click.option(
+    "--tor",
+    is_flag=True,
+    help="Be an onion service: Tor, which must be running, hides where the server is. It listens on this "
+    "machine only, and its address for clients is the onion service's.",
+)
+@click.option(
+    "--tor-control-port",
+    metavar="ENDPOINT",
+    help="Tor's control port, for --tor.  [default: the directory's, or unix:/run/tor/control, "
+    "tcp:127.0.0.1:9051 or 9151]",
+)
 @click.option("--nickname", metavar="NAME", help="The server's nickname.")
 @click.option(
     "--certificate",

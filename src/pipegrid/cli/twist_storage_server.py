@@ -60,12 +60,14 @@ class Options(usage.Options):
         ["keep-unfinished", None, None, "How long unfinished uploads are kept.", parse_kept],
         ["durability", None, "batch", "none, batch or strict."],
         ["metrics", None, None, "A port or an endpoint for Prometheus."],
+        ["tor-control-port", None, None, "Tor's control port, for --tor."],
         ["nickname", None, None, "The server's nickname."],
         ["max-connections", None, None, "Connections at a time.", int],
         ["max-per-address", None, None, "Of these, from one address.", int],
     ]
     optFlags = [
         ["read-only", None, "Accept no new shares."],
+        ["tor", None, "Be an onion service, and listen on this machine only."],
         ["expire-leases", None, "Remove shares whose leases have all expired."],
     ]
 
@@ -119,6 +121,8 @@ class Options(usage.Options):
             introducers=tuple(self._introducers),
             nickname=self["nickname"],
             certificates=tuple(self._certificates),
+            tor=bool(self["tor"]),
+            tor_control_port=self["tor-control-port"],
             max_connections=self["max-connections"],
             max_per_address=self["max-per-address"],
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,15 +18,28 @@ from pipegrid.core.text import counted, decode_text
 from pipegrid.disk.durability import Policy
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError, naming
-from pipegrid.grid.client_paths import TAHOE_CONFIG_NAME, cache_directory, expanded, state_directory
+from pipegrid.grid.client_paths import (
+    SERVERS_NAME,
+    TAHOE_CONFIG_NAME,
+    cache_directory,
+    expanded,
+    is_configured,
+    state_directory,
+)
+from pipegrid.grid.connection_settings import (
+    connection_policy,
+    policy_for_server,
+    settings_to_copy,
+)
 from pipegrid.grid.servers_yaml import (
     Introducers,
     StaticServers,
     load_introducers,
     load_static_servers,
 )
-from pipegrid.grid.strict_config import SettingsFile, read_config
-from pipegrid.grid.tahoe_settings_check import RefusedSetting, checked_config
+from pipegrid.grid.strict_config import RefusedSetting, SettingsFile, read_config
+from pipegrid.grid.tahoe_settings_check import checked_config
+from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS, NO_CONNECTIONS, ConnectionPolicy
 from pipegrid.transfer.put.ask_first_policy import AskFirst
 from pipegrid.transfer.put.ask_first_policy import ask_first as parse_ask_first
 from pipegrid.wire.grid_manager import ManagerKey, parse_manager_key
@@ -135,6 +148,8 @@ class GridConfig:
         managers: grid managers. If there are any, only servers with a valid certificate get shares.
         ask_first: whether puts ask for existing shares before they send any. Tahoe-LAFS does not have this
             setting.
+        connections: how connections may be made.
+        server_connections: how they may be made to servers with a setting of their own, by the servers' ids.
     """
 
     directory: Path
@@ -154,6 +169,12 @@ class GridConfig:
     mutable_format: str = "sdmf"
     managers: tuple[ManagerKey, ...] = ()
     ask_first: AskFirst = "auto"
+    connections: ConnectionPolicy = NO_CONNECTIONS
+    server_connections: Mapping[str, ConnectionPolicy] = attrs.field(factory=dict)
+
+    def connections_to(self, server_id: str) -> ConnectionPolicy:
+        """Return how connections may be made to a server."""
+        return self.server_connections.get(server_id, self.connections)
 
     @property
     def is_on_this_machine(self) -> bool:
@@ -188,6 +209,9 @@ def load(
     is_tahoe = path.name == TAHOE_CONFIG_NAME
     params, happy = _encoding(parser, path)
     private = directory / "private"
+    connections = NO_CONNECTIONS if offline else connection_policy(parser, is_tahoe)
+    # If one of the two files cannot be read, the servers of the other are still used.
+    static = _or_warning(lambda: load_static_servers(directory), StaticServers)
     caches = _caches(directory) if is_tahoe else (private,)
     return GridConfig(
         directory=directory,
@@ -196,8 +220,7 @@ def load(
         convergence=_secret(private / "convergence", None, is_tahoe),
         lease_secret=_secret(private / "secret", SECRET_BYTES, is_tahoe),
         local=None if is_tahoe else _local(parser, path, directory),
-        # If one of the two files cannot be read, the servers of the other are still used.
-        static=_or_warning(lambda: load_static_servers(directory), StaticServers),
+        static=static,
         introducers=_or_warning(
             lambda: load_introducers(directory, old_introducer(parser)), Introducers
         ),
@@ -210,7 +233,30 @@ def load(
         mutable_format=parser.get("client", "mutable.format", fallback="sdmf").strip().lower(),
         managers=_managers(parser),
         ask_first="auto" if is_tahoe else _ask_first(parser),
+        connections=connections,
+        server_connections={
+            server_id: policy_for_server(
+                connections, way, f"{directory / SERVERS_NAME}: server {server_id[:60]!r}"
+            )
+            for server_id, way in (() if offline else static.ways.items())
+        },
     )
+
+
+def connections_of(directory: Path) -> tuple[ConnectionPolicy, dict[str, dict[str, str]]]:
+    """
+    Return how a directory permits connections, and the settings that say so, by section and name.
+
+    A directory that is not configured has no such setting.
+
+    Raises:
+        UsageError: its settings cannot be read, or are refused.
+    """
+    if not is_configured(directory):
+        return DIRECT_CONNECTIONS, {}
+    path, parser = checked_config(directory, "client", follows_blacklist=True)
+    policy = connection_policy(parser, path.name == TAHOE_CONFIG_NAME)
+    return policy, settings_to_copy(parser)
 
 
 def nickname_of(parser: SettingsFile) -> str:

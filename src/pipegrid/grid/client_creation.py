@@ -39,8 +39,9 @@ from pipegrid.grid.client_paths import (
     aside_of,
     is_configured,
 )
+from pipegrid.grid.connection_settings import settings_to_copy
 from pipegrid.grid.servers_yaml import load_introducers, load_static_servers
-from pipegrid.grid.strict_config import settings_in
+from pipegrid.grid.strict_config import read_config, settings_in
 from pipegrid.wire.grid_manager import ManagerKey
 
 DEFAULT_HAPPY = 7
@@ -121,6 +122,7 @@ class ClientPreferences:
         managers: the trusted grid managers.
         node: further settings of ``[node]``, such as ``tub.port`` of a server in the same directory.
         announce: announce that server to the introducers whenever it starts.
+        connections: further settings by section, such as ``[tor]``.
     """
 
     preferred: frozenset[str] = frozenset()
@@ -130,6 +132,7 @@ class ClientPreferences:
     managers: Sequence[ManagerKey] = ()
     node: Mapping[str, str] = attrs.field(factory=dict)
     announce: bool = False
+    connections: Mapping[str, Mapping[str, str]] = attrs.field(factory=dict)
 
 
 def create_client(
@@ -165,9 +168,13 @@ def _preference_lines(said: ClientPreferences) -> list[str]:
     more += ["force_foolscap = true"] if said.force_foolscap else []
     more += [f"mutable.format = {said.mutable_format}"] if said.mutable_format != "sdmf" else []
     nickname = " ".join(said.nickname.split())
-    node = {**({"nickname": nickname} if nickname else {}), **said.node}
+    others = {name: dict(values) for name, values in said.connections.items()}
+    named = {"nickname": nickname} if nickname else {}
+    node = {**named, **said.node, **others.pop("node", {})}
     more += ["", "[node]", *(f"{name} = {value}" for name, value in node.items())] if node else []
     more += ["", "[storage]", "announce = true"] if said.announce else []
+    for section, values in others.items():
+        more += ["", f"[{section}]", *(f"{name} = {value}" for name, value in values.items())]
     if said.managers:
         more += ["", "[grid_managers]", *(f"{each.name} = {each}" for each in said.managers)]
     return more
@@ -228,6 +235,7 @@ def create_like_tahoe(
             nickname=theirs.nickname,
             mutable_format=theirs.mutable_format,
             managers=theirs.managers,
+            connections=settings_to_copy(read_config(node)[1]),
         ),
         moved=moved,
     )

@@ -406,10 +406,10 @@ def _introducers(first: object, named: object) -> tuple[IntroducerAddress, ...]:
             raise InvitationError(
                 f"the invitation makes no sense: introducer {shown!r}: {error}"
             ) from None
-        if not furl.leads_to_tcp:
+        if not furl.has_address:
             raise InvitationError(
-                f"introducer {shown!r} of the invitation has no TCP address, and only those are supported; "
-                "ask for another grid"
+                f"introducer {shown!r} of the invitation has no address for TCP or Tor, and only those are "
+                "supported; ask for another grid"
             )
         found.append(IntroducerAddress(shown, furl))
     return tuple(found)

@@ -252,6 +252,7 @@ class _Opener:
         self._foolscap_beside = config.foolscap_beside
         self._ahead = ahead
         self._managers = config.managers
+        self._connections_to = config.connections_to
         total_shares = config.params.total_shares
         known = total_shares if config.introducers.addresses else len(config.static.servers) or 1
         self._windows = Windows.shared_by(min(known, total_shares), limits.memory_bytes)
@@ -272,6 +273,7 @@ class _Opener:
             self._reactor,
             known,
             self._windows,
+            self._connections_to(known.identity.server_id),
             force_foolscap=self._force_foolscap,
             foolscap_beside=self._foolscap_beside,
             throttle=self._throttle,
@@ -328,11 +330,17 @@ def _discover(
     from pipegrid.wire.foolscap_broker import make_tub
     from pipegrid.wire.introducer_protocol import BOUNDS, LOST_AFTER_S
 
-    tub = make_tub(LOST_AFTER_S, BOUNDS)
+    addresses = []
+    for each in config.introducers.addresses:
+        try:
+            furl = each.furl.reachable(config.connections)
+        except ValueError as error:  # noqa: PERF203  the others may be permitted
+            warnings.add(f"introducer {each.name} is skipped: {error}")
+        else:
+            addresses.append(attrs.evolve(each, furl=furl))
+    tub = make_tub(LOST_AFTER_S, config.connections, BOUNDS)
     tub.startService()
-    settings = DiscoverySettings(
-        config.introducers.addresses, config.caches, config.nickname, config.managers
-    )
+    settings = DiscoverySettings(addresses, config.caches, config.nickname, config.managers)
     discovery = Discovery(
         settings, tub.getReference, reactor, found=members.found, warn=warnings.add
     )

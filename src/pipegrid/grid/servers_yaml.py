@@ -20,8 +20,15 @@ from pipegrid.errors import UsageError
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import AutoWindow
 from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
-from pipegrid.grid.strict_config import check_top_level, near_misses, parse_yaml, repeated_keys
-from pipegrid.grid.tahoe_settings_check import CONNECTIONS, RefusedSetting, check_entry
+from pipegrid.grid.strict_config import (
+    RefusedSetting,
+    check_top_level,
+    near_misses,
+    parse_yaml,
+    repeated_keys,
+)
+from pipegrid.grid.tahoe_settings_check import CONNECTIONS, check_entry
+from pipegrid.reactor.connection_policy import ConnectionPolicy
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.failover import FailoverServer, Route
 from pipegrid.wire import server_address
@@ -77,10 +84,13 @@ class StaticServers:
     Attributes:
         servers: the servers, in the order of the file.
         warnings: a sentence for each entry that was skipped.
+        ways: of each entry with ``connections: {tcp: WAY}``, by its id: the way; also of skipped entries,
+            since their servers may be announced.
     """
 
     servers: tuple[KnownServer, ...] = ()
     warnings: tuple[str, ...] = ()
+    ways: Mapping[str, str] = attrs.field(factory=dict)
 
 
 def load_static_servers(directory: Path) -> StaticServers:
@@ -144,7 +154,18 @@ def parse_static_servers(data: bytes, name: str) -> StaticServers:
     return StaticServers(
         tuple(each for each in found if isinstance(each, KnownServer)),
         (*(each for each in found if isinstance(each, str)), *remarks, *misspelt, *repeated),
+        _ways_in(storage),
     )
+
+
+def _ways_in(storage: Mapping[Any, Any]) -> dict[str, str]:
+    """Return the checked ``connections: {tcp: WAY}`` of each entry that has one."""
+    found = {}
+    for server_id, entry in storage.items():
+        ways = member_of(entry, CONNECTIONS, None)
+        if isinstance(ways, dict) and "tcp" in ways:
+            found[str(server_id)] = str(ways["tcp"])
+    return found
 
 
 def is_address(text: str) -> bool:
@@ -309,6 +330,7 @@ def open_server(
     reactor: IReactorTime,
     known: KnownServer,
     windows: Windows,
+    policy: ConnectionPolicy,
     *,
     force_foolscap: bool = False,
     foolscap_beside: bool = False,
@@ -320,36 +342,96 @@ def open_server(
 
     Args:
         windows: the bounds of its pipeline.
+        policy: the way to each of its addresses.
         force_foolscap: use Foolscap even if the server speaks HTTPS.
         foolscap_beside: use Foolscap in addition to HTTPS where that is faster, if the server speaks both.
         throttle: bounds the rate of all bytes to and from all servers.
         ahead: connections that were opened early; one of them may be to this server.
 
     Raises:
-        ValueError: the server speaks no protocol that this client can use; the text says why.
+        ValueError: the server speaks no protocol that this client can use, or the policy permits none of
+            its addresses; the text says why.
     """
-    if known.nurl is None or force_foolscap:
-        if known.furl is None:
-            raise ValueError("it speaks HTTPS only, but [client] force_foolscap requires Foolscap")
-        server = _open_foolscap(reactor, known.identity, known.furl, throttle)
+    if known.furl is None and force_foolscap:
+        raise ValueError("it speaks HTTPS only, but [client] force_foolscap requires Foolscap")
+    nurls = [] if force_foolscap else _reachable_nurls(known, policy)
+    furl = _reachable_furl(known, policy, nurls)
+    if not nurls:
+        assert furl is not None
+        server = _open_foolscap(reactor, known.identity, furl, policy, throttle)
         pipeline = Pipeline(AutoWindow(maximum_bytes=windows.held_bytes), reactor)
-        return Peer(server, pipeline, "foolscap", known.furl.address)
-    beside = known.furl if foolscap_beside else None
+        return Peer(server, pipeline, "foolscap", furl.address)
+    beside = furl if foolscap_beside else None
     by_owner: dict[tuple[bytes, str], list[Nurl]] = {}
-    for each in (known.nurl, *known.other_nurls):
+    for each in nurls:
         by_owner.setdefault((each.spki_hash, each.swissnum), []).append(each)
     routes = [
         Route(
             "https",
             f"{nurls[0].host}:{nurls[0].port}",
-            partial(_open_gbs, reactor, known, nurls, beside, throttle, ahead),
+            partial(_open_gbs, reactor, known, nurls, beside, policy, throttle, ahead),
         )
         for nurls in by_owner.values()
     ]
-    if known.furl is not None and known.furl.leads_to_tcp:
-        opens = partial(_open_foolscap, reactor, known.identity, known.furl, throttle)
-        routes.append(Route("foolscap", known.furl.address, lambda told: opens()))
+    if furl is not None:
+        opens = partial(_open_foolscap, reactor, known.identity, furl, policy, throttle)
+        routes.append(Route("foolscap", furl.address, lambda told: opens()))
     return _peer_over(reactor, known.identity, routes, windows)
+
+
+def _reachable_nurls(known: KnownServer, policy: ConnectionPolicy) -> list[Nurl]:
+    """
+    Return the NURLs to use; none if the fURL can be used and is better.
+
+    Raises:
+        ValueError: no address of the server can be used.
+    """
+    all_nurls = () if known.nurl is None else (known.nurl, *known.other_nurls)
+    try:
+        places = server_address.reachable([each.place for each in all_nurls], policy)
+    except ValueError:
+        if known.furl is None:
+            raise
+        return []
+    through_tor = all(place.through_tor for place in places)
+    if through_tor and policy.is_direct and _is_direct(known.furl, policy):
+        return []  # the fURL is used without Tor instead
+    return [each for place in places for each in all_nurls if each.place == place]
+
+
+def _is_direct(furl: Furl | None, policy: ConnectionPolicy) -> bool:
+    """Return whether a hint of a fURL is for TCP, and the policy permits it."""
+    places = [server_address.place_of(hint) for hint in ([] if furl is None else furl.hints)]
+    return any(
+        place is not None and not place.through_tor and policy.permits(place.host)
+        for place in places
+    )
+
+
+def _reachable_furl(
+    known: KnownServer, policy: ConnectionPolicy, nurls: Sequence[Nurl]
+) -> Furl | None:
+    """
+    Return the fURL with the hints to use; None if there is none, or the NURLs are reached without Tor and it
+    is not.
+
+    Args:
+        nurls: that are used.
+
+    Raises:
+        ValueError: there is none, and no NURL either.
+    """
+    if known.furl is None:
+        return None
+    without_tor = policy.is_direct and any(not each.leads_through_tor for each in nurls)
+    if without_tor and not _is_direct(known.furl, policy):
+        return None
+    try:
+        return known.furl.reachable(policy)
+    except ValueError:
+        if not nurls:
+            raise
+        return None
 
 
 def _peer_over(
@@ -379,6 +461,7 @@ def _open_gbs(
     known: KnownServer,
     nurls: Sequence[Nurl],
     furl: Furl | None,
+    policy: ConnectionPolicy,
     throttle: Throttle | None,
     ahead: Preconnector | None,
     told: Callable[[bool], None],
@@ -387,10 +470,10 @@ def _open_gbs(
     from pipegrid.transport.gbs.client import GbsServer, endpoints_for_all
 
     identity = known.identity
-    endpoints = endpoints_for_all(reactor, nurls, identity.nickname, throttle, ahead, told)
+    endpoints = endpoints_for_all(reactor, nurls, identity.nickname, policy, throttle, ahead, told)
     beside = None
-    if furl is not None and furl.leads_to_tcp:
-        beside = partial(_open_foolscap, reactor, identity, furl, throttle, nurls[0])
+    if furl is not None:
+        beside = partial(_open_foolscap, reactor, identity, furl, policy, throttle, nurls[0])
     return GbsServer(
         identity,
         nurls[0],
@@ -405,6 +488,7 @@ def _open_foolscap(
     reactor: IReactorTime,
     identity: ServerIdentity,
     address: Furl,
+    policy: ConnectionPolicy,
     throttle: Throttle | None,
     beside: Nurl | None = None,
 ) -> FoolscapServer:
@@ -415,7 +499,9 @@ def _open_foolscap(
     settings = FoolscapSettings(close_behind=beside is None)
     pin = None if beside is None else beside.spki_hash
     try:
-        return FoolscapServer(identity, TubConnector(address, throttle, pin), reactor, settings)
+        return FoolscapServer(
+            identity, TubConnector(address, policy, throttle, pin), reactor, settings
+        )
     except UsageError as error:
         raise ValueError(str(error)) from None
 
@@ -552,8 +638,10 @@ def _entries(introducers: Mapping[Any, Any], name: str) -> Introducers:
             if not isinstance(text, str):
                 raise UsageError("it has no text under 'furl'")
             address = server_address.parse_furl(text.strip())
-            if not address.leads_to_tcp:
-                raise UsageError("its fURL has no TCP address, and PipeGrid uses no others")
+            if not address.has_address:
+                raise UsageError(
+                    "its fURL has no address for TCP or Tor, and PipeGrid uses no others"
+                )
             addresses.append(IntroducerAddress(shown, address))
         except UsageError as error:
             warnings.append(f"{name}: introducer {shown!r} is skipped: {error}")

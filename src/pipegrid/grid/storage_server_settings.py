@@ -14,10 +14,21 @@ from pipegrid.core.text import decode_text
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_config import nickname_of, old_introducer, parse_kept
 from pipegrid.grid.client_paths import TAHOE_CONFIG_NAME, expanded, is_configured
+from pipegrid.grid.connection_settings import TRUE, connection_policy, control_address
 from pipegrid.grid.servers_yaml import load_introducers, read_bounded
 from pipegrid.grid.strict_config import SettingsFile
 from pipegrid.grid.tahoe_settings_check import checked_config
+from pipegrid.reactor.connection_policy import (
+    DIRECT_CONNECTIONS,
+    ProxyAddress,
+    ProxyWay,
+    RefusedWay,
+    parse_proxy_address,
+)
+from pipegrid.reactor.tor_control import TorControl
 from pipegrid.server.identity import load_furl
+from pipegrid.server.listener import MAX_CONNECTIONS
+from pipegrid.server.onion_service import KEY_NAME, OnionSettings
 from pipegrid.server.serve import ServeSettings
 from pipegrid.server.server_certificates import read_certificate
 from pipegrid.storage.share_file import Expiry
@@ -59,6 +70,7 @@ class ServerDirectory:
         is_tahoe: whether the directory is a Tahoe-LAFS node's.
         warnings: a sentence for each entry that is skipped.
         announce: whether ``[storage] announce`` is set.
+        tor_control: Tor's control port, if the directory names it.
     """
 
     settings: Mapping[str, Any] = attrs.field(factory=dict)
@@ -66,11 +78,47 @@ class ServerDirectory:
     is_tahoe: bool = False
     warnings: tuple[str, ...] = ()
     announce: bool = False
+    tor_control: ProxyAddress | None = None
 
     @property
     def announces(self) -> bool:
         """Whether the server is announced to them without an option that says so."""
         return self.is_tahoe or self.announce
+
+    def onion_settings(
+        self, directory: Path, port: str | None, control: str | None
+    ) -> dict[str, Any]:
+        """
+        Return the fields of ``ServeSettings`` for a server that is an onion service and hides its address.
+
+        Args:
+            port: where it listens; None: any port of this machine.
+            control: Tor's control port; None: the directory's, or the usual ones.
+
+        Raises:
+            UsageError: ``control`` is not an address.
+        """
+        try:
+            address = parse_proxy_address(control) if control else self.tor_control
+        except ValueError as error:
+            raise UsageError(f"--tor-control-port is {control!r}, and {error}") from None
+        key = directory / KEY_NAME
+        onion = OnionSettings(key) if address is None else OnionSettings(key, (address,))
+        onion = self.settings.get("onion", onion)
+        policy = self.settings.get("connections", DIRECT_CONNECTIONS)
+        if control and address is not None:
+            way = ProxyWay("Tor", (), True, find=TorControl(address).socks_addresses)
+            policy = policy._replace(tor=way)
+        if policy.is_direct:
+            if isinstance(policy.tor, RefusedWay):
+                raise UsageError(f"--tor needs Tor, and {policy.tor.reason}; correct one of them")
+            policy = policy._replace(tcp=policy.tor)
+        return {
+            "port": port or "tcp:0:interface=127.0.0.1",
+            "onion": onion,
+            "connections": policy._replace(hides_address=True),
+            "max_per_address": self.settings.get("max_per_address", MAX_CONNECTIONS),
+        }
 
     def serve_settings(self, directory: Path, **chosen: Any) -> ServeSettings:
         """Return complete settings; the caller's values other than None replace those of the directory."""
@@ -90,13 +138,15 @@ def load(directory: Path) -> ServerDirectory:
         return ServerDirectory({}, {each.name: each.furl for each in found.addresses})
     path, parser = checked_config(directory, "server")
     introducers = load_introducers(directory, old_introducer(parser))
+    policy = connection_policy(parser, path.name == TAHOE_CONFIG_NAME)
     reader = _Reader(directory, path, parser)
     return ServerDirectory(
-        reader.settings(),
+        {**reader.settings(), "connections": policy},
         {each.name: each.furl for each in introducers.addresses},
         path.name == TAHOE_CONFIG_NAME,
         (*introducers.warnings, *reader.warnings),
         reader.announces,
+        control_address(parser),
     )
 
 
@@ -130,6 +180,7 @@ class _Reader:
             "expiry": self._expiry(),
             "announce_nurls": not self._flag("force_foolscap", False),
             "certificate_files": self._certificate_files(),
+            "onion": self._onion(),
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -148,13 +199,36 @@ class _Reader:
             raise self._wrong(
                 "node", "tub.port", "is 'disabled': no client could reach the server; set it"
             )
+        if text == "listen:tor" and self._onion() is not None:
+            local = self._port_number("onion.local_port")
+            return f"tcp:{local}:interface=127.0.0.1"
         if any(_ENDPOINT_OF_TAHOE.match(each.strip()) for each in text.split(",")):
             raise self._wrong(
                 "node",
                 "tub.port",
-                f"is {text!r}: PipeGrid does not start onion or I2P services; listen on a TCP port",
+                f"is {text!r}: onion services are started with 'serve --tor' or [tor] onion = true, and no "
+                "I2P services; listen on a TCP port",
             )
         return text
+
+    def _onion(self) -> OnionSettings | None:
+        """Return the onion service of a Tahoe-LAFS node; None if it has none."""
+        if self._text("onion", "tor").lower() not in TRUE:
+            return None
+        control = control_address(self._parser)
+        if control is None:
+            raise self._wrong("tor", "onion", "is true, and [tor] control.port is missing; add it")
+        name = self._text("onion.private_key_file", "tor")
+        if not name:
+            raise self._wrong("tor", "onion.private_key_file", "is missing; add it")
+        key = self._place(name, "tor", "onion.private_key_file")
+        return OnionSettings(key, (control,), self._port_number("onion.external_port"))
+
+    def _port_number(self, option: str) -> int:
+        text = self._text(option, "tor")
+        if not (text.isascii() and text.isdigit() and 0 < int(text[:6]) < 1 << 16):
+            raise self._wrong("tor", option, f"is {text!r}, and not a port; correct it")
+        return int(text)
 
     def _location(self) -> str | None:
         hints = [each.strip() for each in self._text("tub.location", "node").split(",")]

@@ -32,7 +32,18 @@ KNOWN: Mapping[str, Collection[str] | None] = {
     "grid_managers": None,
     "grids": None,
     "local": {"directory", "servers", "durability", "keep_unfinished"},
-    "node": {"nickname", "tub.port", "tub.location", "web.port", "web.static", "tempdir"},
+    "connections": {"tcp"},
+    "socks": {"port", "username", "password"},
+    "tor": {"enabled", "socks.port", "control.port"},
+    "node": {
+        "nickname",
+        "tub.port",
+        "tub.location",
+        "web.port",
+        "web.static",
+        "tempdir",
+        "reveal-ip-address",
+    },
     "storage": {
         "enabled",
         "anonymous",
@@ -69,6 +80,10 @@ KNOWN_OF_SERVERS = (
 _MAX_CONFIG_BYTES = 1 << 20
 _SECTION = re.compile(r"\[(?P<name>[^\]]+)\]")
 _SETTING = re.compile(r"(?P<name>[^\s:=#;\[][^:=]*)[:=]")
+
+
+class RefusedSetting(UsageError):
+    """A setting about privacy or trust cannot be followed, so nothing is sent; the text names it."""
 
 
 class SettingsFile(configparser.ConfigParser):

@@ -15,9 +15,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pipegrid.errors import UsageError
 from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME, TAHOE_CONFIG_NAME
-from pipegrid.grid.strict_config import SettingsFile, closest_name, read_config
+from pipegrid.grid.connection_settings import (
+    FALSE,
+    SERVER_WAYS,
+    TRUE,
+    bad_proxy_address,
+    connection_policy,
+)
+from pipegrid.grid.strict_config import RefusedSetting, SettingsFile, closest_name, read_config
 
 Role = Literal["client", "server"]
 Treatment = Literal["followed", "refused", "reported", "not used"]
@@ -28,14 +34,8 @@ RefusalRule = Callable[[str, SectionValues], "str | None"]
 BLACKLIST_NAME = "access.blacklist"
 MAX_MANAGERS = 16
 
-_TRUE = ("1", "yes", "true", "on")
-_FALSE = ("0", "no", "false", "off")
 _MANAGER_KEY = re.compile(r"pub-v0-[a-z2-7]{52}\Z")
 _USE_TAHOE = "use Tahoe-LAFS with this node"
-
-
-class RefusedSetting(UsageError):
-    """A setting about privacy or trust cannot be followed, so nothing is sent; the text names it."""
 
 
 class Setting(NamedTuple):
@@ -59,30 +59,31 @@ class Setting(NamedTuple):
     refuses: RefusalRule | None = None
 
 
-def _reveal(value: str, _section: SectionValues) -> str | None:
-    if value.lower() in _TRUE:
-        return None
-    if value.lower() in _FALSE:
-        return f"PipeGrid connects directly, which reveals the IP address; {_USE_TAHOE}"
-    return "it is neither true nor false; correct it"
+def _flag(value: str, _section: SectionValues) -> str | None:
+    return None if value.lower() in (*TRUE, *FALSE) else "it is neither true nor false; correct it"
 
 
 def _tcp(value: str, _section: SectionValues) -> str | None:
-    if value.lower() == "tcp":
+    if value.lower() in ("tcp", "tor", "socks", "disabled"):
         return None
-    return f"PipeGrid makes plain TCP connections and no others; {_USE_TAHOE}"
+    return "it must be tcp, tor, socks or disabled; correct it"
+
+
+def _proxy(value: str, _section: SectionValues) -> str | None:
+    problem = bad_proxy_address(value)
+    return None if problem is None else f"{problem}; correct it"
 
 
 def _flag_of(network: str) -> RefusalRule:
     def refuses(value: str, _section: SectionValues) -> str | None:
-        return None if value.lower() in _FALSE else f"PipeGrid does not use {network}; {_USE_TAHOE}"
+        return None if value.lower() in FALSE else f"PipeGrid does not use {network}; {_USE_TAHOE}"
 
     return refuses
 
 
 def _place_of(network: str) -> RefusalRule:
     def refuses(value: str, section: SectionValues) -> str | None:
-        if not value or section.get("enabled", "").strip().lower() in _FALSE:
+        if not value or section.get("enabled", "").strip().lower() in FALSE:
             return None
         return f"PipeGrid does not use {network}; {_USE_TAHOE}, or set [{network.lower()}] enabled = false"
 
@@ -115,7 +116,7 @@ def _manager(value: str, section: SectionValues) -> str | None:
 
 
 def _discards(value: str, _section: SectionValues) -> str | None:
-    return None if not value or value.lower() in _FALSE else "PipeGrid keeps shares; remove it"
+    return None if not value or value.lower() in FALSE else "PipeGrid keeps shares; remove it"
 
 
 def _rows(
@@ -130,10 +131,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "node",
         "reveal-IP-address",
-        "refused",
-        "refused",
-        "`true` passes: PipeGrid connects directly",
-        _reveal,
+        "followed",
+        "followed",
+        "`false`: only with `tcp = tor`, `socks` or `disabled`; `serve` announces no TCP address",
+        _flag,
     ),
     Setting("node", "nickname", "followed", "followed", "its name, for introducers"),
     *_rows("node", "tub.port tub.location", "not used", "followed", "where the node listens"),
@@ -148,28 +149,25 @@ SETTINGS: tuple[Setting, ...] = (
         "PipeGrid has [its own limits](reference-limits.md)",
     ),
     Setting(
-        "connections", "tcp", "refused", "refused", "`tcp` passes; `tor`, `disabled` do not", _tcp
+        "connections",
+        "tcp",
+        "followed",
+        "followed",
+        "`tcp`, `tor`, or `disabled`; `socks` in `pipegrid.cfg`",
+        _tcp,
     ),
-    Setting("tor", "enabled", "refused", "refused", "`false` passes", _flag_of("Tor")),
+    Setting("tor", "enabled", "followed", "followed", "whether Tor may be used", _flag),
+    Setting("tor", "socks.port", "followed", "followed", "where Tor listens", _proxy),
+    Setting("tor", "control.port", "followed", "followed", "tells where Tor listens", _proxy),
     Setting("tor", "launch", "refused", "refused", "`false` passes", _flag_of("Tor")),
-    Setting("tor", "onion", "refused", "refused", "`false` passes", _flag_of("Tor")),
-    Setting(
-        "tor", "socks.port", "refused", "refused", "passes with `enabled = false`", _place_of("Tor")
-    ),
-    Setting(
-        "tor",
-        "control.port",
-        "refused",
-        "refused",
-        "passes with `enabled = false`",
-        _place_of("Tor"),
-    ),
+    *_rows("tor", "tor.executable", "not used", "not used", "a detail of what is refused"),
+    Setting("tor", "onion", "not used", "followed", "whether it is an onion service", _flag),
     *_rows(
         "tor",
-        "tor.executable onion.local_port onion.external_port onion.private_key_file",
+        "onion.local_port onion.external_port onion.private_key_file",
         "not used",
-        "not used",
-        "details of what is refused",
+        "followed",
+        "its ports, and its key",
     ),
     Setting("i2p", "enabled", "refused", "refused", "`false` passes", _flag_of("I2P")),
     Setting("i2p", "launch", "refused", "refused", "`false` passes", _flag_of("I2P")),
@@ -297,18 +295,15 @@ FILE_SETTINGS: tuple[Setting, ...] = (
     Setting(
         SERVERS_NAME,
         "storage: ID: connections",
-        "refused",
+        "followed",
         "not used",
-        "`tcp: tcp`, `tor: tor` and `i2p: i2p` pass; another way to the server does not",
+        "the way to this server: `tcp: tcp`, `tcp: tor` or `tcp: disabled`; others are refused",
     ),
     *(
         Setting(SERVERS_NAME, _ANN + name, "followed", "not used", note)
         for name, note in (
-            ("anonymous-storage-FURL", "where it speaks Foolscap; only its TCP addresses are used"),
-            (
-                "anonymous-storage-NURLs",
-                "where it speaks HTTPS; those of Tor (`pb+tor:`) are not used",
-            ),
+            ("anonymous-storage-FURL", "where it speaks Foolscap, over TCP or Tor"),
+            ("anonymous-storage-NURLs", "where it speaks HTTPS, over TCP or Tor"),
             ("nickname", "its name"),
             ("permutation-seed-base32", "its place on the permuted ring"),
             ("grid-manager-certificates", "see `[grid_managers]`"),
@@ -362,6 +357,7 @@ def checked_config(
     path, parser = read_config(directory)
     is_tahoe = path.name == TAHOE_CONFIG_NAME
     check(parser, role, names=is_tahoe)
+    connection_policy(parser, is_tahoe)  # raises if the settings contradict each other
     if is_tahoe and role == "client" and not follows_blacklist:
         check_blacklist(directory)
     return path, parser
@@ -417,7 +413,7 @@ def check_entry(server_id: object, entry: object, name: str) -> list[str]:
         A warning for each unknown name.
 
     Raises:
-        RefusedSetting: the entry requires another way to reach the server than TCP.
+        RefusedSetting: the entry requires a way to reach the server that is not known.
     """
     where = f"{name}: server {str(server_id)[:60]!r}"
     warnings = []
@@ -438,11 +434,12 @@ def check_entry(server_id: object, entry: object, name: str) -> list[str]:
 def _check_connections(where: str, value: object) -> None:
     ways = value if isinstance(value, dict) else {"": value}
     for kind, way in ways.items():
-        if value is not None and not (kind in ("tcp", "tor", "i2p") and way == kind):
+        known = SERVER_WAYS if kind == "tcp" else (kind,) if kind in ("tor", "i2p") else ()
+        if value is not None and way not in known:
             shown = f"{_short(str(kind))}: {_short(str(way))}" if kind else _short(str(way))
             raise RefusedSetting(
-                f"{where}: its 'connections' are {shown!r}, and PipeGrid makes plain TCP connections and no "
-                f"others; {_USE_TAHOE}, or remove the server; nothing was sent"
+                f"{where}: its 'connections' are {shown!r}, and only 'tcp: tcp', 'tcp: tor' and 'tcp: "
+                "disabled' are supported; correct it, or remove the server; nothing was sent"
             )
 
 

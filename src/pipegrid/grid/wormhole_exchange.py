@@ -9,7 +9,6 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.endpoints import (
-    HostnameEndpoint,
     TCP4ServerEndpoint,
     TCP6ServerEndpoint,
     wrapClientTLS,
@@ -47,6 +46,8 @@ from pipegrid.grid.invitation import (
     parse_invitation,
     parse_join_reply,
 )
+from pipegrid.reactor.connection_policy import ConnectionPolicy
+from pipegrid.reactor.socks5 import endpoint_through
 from pipegrid.wire.announcements import KnownServer, printable
 
 # Both ends meet in a mailbox of a relay. They derive a key from the code (SPAKE2), so the relay sees
@@ -82,13 +83,14 @@ class WormholeExchange:
         reactor: connects and measures time.
         relay_url: see ``checked_relay``.
         advice: what to do once the code is spent, for errors.
+        policy: the way to the relay.
     """
 
-    def __init__(self, reactor: Any, relay_url: str, advice: str) -> None:
+    def __init__(self, reactor: Any, relay_url: str, advice: str, policy: ConnectionPolicy) -> None:
         self._reactor = reactor
         self._relay_url = checked_relay(relay_url)
         self._advice = advice
-        self._dialer = _BoundedDialer(reactor, self._give_up)
+        self._dialer = _BoundedDialer(reactor, policy, self._give_up)
         self._waiting: Deferred[Any] | None = None
         self._met = False
         self._resources = ExitStack()
@@ -218,6 +220,7 @@ class _BoundedDialer:
     it takes a connection through Tor.
 
     Args:
+        policy: the way to the relay.
         give_up: called when the relay sends too much.
 
     Attributes:
@@ -225,17 +228,18 @@ class _BoundedDialer:
         exceeded: whether the relay sent too much; then nothing more is received.
     """
 
-    def __init__(self, reactor: Any, give_up: Callable[[], None]) -> None:
+    def __init__(self, reactor: Any, policy: ConnectionPolicy, give_up: Callable[[], None]) -> None:
         self.connected = False
         self.exceeded = False
         self._reactor = reactor
+        self._policy = policy
         self._give_up = give_up
         self._left_bytes = _MAX_RECEIVED_BYTES
         self._protocols: set[Any] = set()
 
     def stream_via(self, host: str, port: int, tls: bool = False) -> _RelayEndpoint:
         """Return the endpoint of the relay, as the library asks for it."""
-        endpoint: Any = HostnameEndpoint(self._reactor, host, port, CONNECT_S)
+        endpoint: Any = endpoint_through(self._policy, self._reactor, host, port)
         if tls:
             endpoint = wrapClientTLS(optionsForClientTLS(host), endpoint)
         return _RelayEndpoint(endpoint, self)

@@ -25,6 +25,7 @@ from pipegrid.disk.durability import Policy
 from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.disk.private_files import make_directory
 from pipegrid.errors import UsageError
+from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS, ConnectionPolicy
 from pipegrid.reactor.process_settings import make_monotonic, wall_time
 from pipegrid.reactor.workers import Workers
 from pipegrid.server import identity, systemd
@@ -40,6 +41,7 @@ from pipegrid.server.listener import (
     PortListener,
     ProtocolDetector,
 )
+from pipegrid.server.onion_service import OnionService, OnionSettings, check_onion_port
 from pipegrid.server.server_certificates import LOOK_S, CertificateWatch
 from pipegrid.storage.lease_clock import NonDecreasingDate, look, why_wrong
 from pipegrid.storage.share_file import Expiry
@@ -112,6 +114,38 @@ def where(location: str | None, host: Any) -> tuple[str, ...]:
     if not any(hint.startswith(("tcp:", "tor:")) for hint in hints):
         raise UsageError(f"the location {location!r} leads to no TCP port; add one, as HOST:PORT")
     return tuple(hints)
+
+
+def check_hidden(settings: ServeSettings) -> None:
+    """
+    Check that the addresses for clients do not reveal the server's own, if that must be hidden.
+
+    Raises:
+        UsageError: they do, or would be found out from the port.
+    """
+    if not settings.connections.hides_address:
+        return
+    if settings.onion is not None:
+        check_onion_port(settings.port, _is_on_this_machine)
+    if settings.onion is not None and settings.location is None:
+        return
+    hidden = "[node] reveal-IP-address is false, so the location for clients"
+    if settings.location is None:
+        raise UsageError(
+            f"{hidden} must be given, as tor:HOST.onion:PORT; set [node] tub.location, or use 'serve --tor'"
+        )
+    for text in settings.location.split(","):
+        match = _LOCATION.match(text.strip())
+        if match is not None and match["how"] in (None, "tcp"):
+            raise UsageError(f"{hidden} must not contain {text.strip()!r}; remove that address")
+
+
+def _is_on_this_machine(port: str) -> bool:
+    """Return whether only programs of this machine can connect to a port or endpoint."""
+    return port.startswith("unix:") or any(
+        part in ("interface=127.0.0.1", "interface=localhost", "interface=\\:\\:1")
+        for part in re.split(r"(?<!\\):", port)[1:]
+    )
 
 
 def _hint(host: str, port: int, how: str = "tcp") -> str:
@@ -253,6 +287,9 @@ class ServeSettings:
         certificate_files: of grid managers, in addition to ``certificates/*.cert`` in the directory.
         max_connections: at a time; the limit of open files may allow less.
         max_per_address: of these, from one address; None for half of them.
+        connections: how connections to introducers may be made; and whether the server's own address must
+            not be revealed.
+        onion: its onion service, which is its only address for clients then; None: it has none.
     """
 
     directory: Path
@@ -272,6 +309,8 @@ class ServeSettings:
     certificate_files: Sequence[Path] = ()
     max_connections: int = MAX_CONNECTIONS
     max_per_address: int | None = None
+    connections: ConnectionPolicy = DIRECT_CONNECTIONS
+    onion: OnionSettings | None = None
 
 
 class StorageNode:
@@ -318,6 +357,7 @@ class StorageNode:
         self._lock: int | None = None
         self._announcer: Any = None
         self._certificates: list[dict[str, str]] = []
+        self._onion: OnionService | None = None
         self._tub: Any = None
         self._alive: LoopingCall | None = None
         self._serves = False
@@ -346,6 +386,7 @@ class StorageNode:
         return waiting
 
     async def _start(self) -> StorageNode:
+        check_hidden(self.settings)
         self._lock = lock_storage(self.storage, self.settings.read_only)
         # Without the lock, what only one server may do is not done: counting promised space, removing.
         alone = self._lock is not None
@@ -369,7 +410,7 @@ class StorageNode:
             )
             for text in self.settings.port.split(","):
                 await self._listen(endpoint_text(text.strip()), self._front)
-            hints = where(self.settings.location, self._ports[0].getHost())
+            hints = await self._hints()
             nurls = who.nurls(hints)
             self.nurl, self.nurls = nurls[0], nurls
             furl = self._foolscap.located(hints)
@@ -442,6 +483,32 @@ class StorageNode:
                 else "no new ones are accepted before it is done",
             )
 
+    async def _hints(self) -> tuple[str, ...]:
+        """
+        Return the addresses for clients; starts the onion service, if there is one.
+
+        Raises:
+            UsageError: it cannot be started, or the location names another one.
+        """
+        location = self.settings.location
+        if self.settings.onion is None:
+            return where(location, self._ports[0].getHost())
+        port = getattr(self._ports[0].getHost(), "port", 0)
+        if not port:
+            raise UsageError(
+                "an onion service needs a TCP port; listen on one, not on a socket file"
+            )
+        self._onion = OnionService(self._reactor, self.settings.onion, port)
+        await self._onion.start()
+        if location is None:
+            return (self._onion.hint,)
+        hints = where(location, None)
+        if self._onion.hint not in hints:
+            raise UsageError(
+                f"the location {location!r} does not contain the onion service {self._onion.hint}; correct it"
+            )
+        return hints
+
     def _warn_of_surroundings(self) -> None:
         """Log problems of the file system and the clock."""
         if not syncs_names(self.storage):
@@ -483,7 +550,8 @@ class StorageNode:
         def signed(
             who: announce.AnnouncedIdentity, certificates: Sequence[Mapping[str, Any]]
         ) -> tuple[bytes, bytes, bytes]:
-            name = self.settings.nickname or socket.gethostname()
+            hides = self.settings.connections.hides_address
+            name = self.settings.nickname or ("" if hides else socket.gethostname())
             fields = announce.storage_fields(
                 who, nickname=name, nurls=nurls, furl=self.furl, certificates=certificates
             )
@@ -491,10 +559,16 @@ class StorageNode:
 
         self._certificates = watch.read()
         self.server_id = identity.key.server_id
-        self._tub = make_tub(LOST_AFTER_S)
+        introducers = {}
+        for name, furl in self.settings.introducers.items():
+            try:
+                introducers[name] = furl.reachable(self.settings.connections)
+            except ValueError as error:  # noqa: PERF203  the others may be permitted
+                log.warn("introducer {name} is skipped: {error}", name=name, error=str(error))
+        self._tub = make_tub(LOST_AFTER_S, self.settings.connections)
         self._tub.startService()
         self._announcer = announce.Announcer(
-            self.settings.introducers,
+            introducers,
             signed(identity, self._certificates),
             self._tub.getReference,
             self._reactor,
@@ -544,6 +618,8 @@ class StorageNode:
         if self._announcer is not None:
             self._announcer.stop()
             await self._tub.stopService()
+        if self._onion is not None:
+            await self._onion.stop()
         for port in self._ports:
             await port.stopListening()
         if self._server is not None:

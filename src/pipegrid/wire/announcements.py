@@ -354,8 +354,8 @@ def describe(server_id: object, fields: Mapping[Any, Any]) -> KnownServer:
     address = nurls[0] if nurls else None
     if address is None and foolscap is None:
         raise ValueError(f"it has neither {NURLS} nor {FURL}, so its address is not known")
-    if address is None and foolscap is not None and not foolscap.leads_to_tcp:
-        raise ValueError(f"its {FURL} has no TCP address, and only those are supported")
+    if address is None and foolscap is not None and not foolscap.has_address:
+        raise ValueError(f"its {FURL} has no address for TCP or Tor, and only those are supported")
     if foolscap is not None:
         lease_seed = foolscap.tub_id
     else:
@@ -383,7 +383,9 @@ def printable(text: str) -> str:
 
 
 def _nurls(fields: Mapping[Any, Any], foolscap: Furl | None) -> tuple[Nurl, ...]:
-    """Return the usable NURLs without duplicates; none if only the fURL can be used."""
+    """
+    Return the NURLs without duplicates, those of Tor last; none if only the fURL can be used.
+    """
     texts = fields.get(NURLS)
     if not texts:
         return ()
@@ -395,14 +397,11 @@ def _nurls(fields: Mapping[Any, Any], foolscap: Furl | None) -> tuple[Nurl, ...]
             found.append(server_address.parse_nurl(text))
         except UsageError as error:  # noqa: PERF203  perhaps of a later version: another may be known
             wrong.append(f"one of its {NURLS} cannot be used: {error}")
-    direct = [each for each in found if not each.leads_through_tor]
-    if direct:
-        return tuple(dict.fromkeys(direct))
-    if foolscap is not None and foolscap.leads_to_tcp and found:
-        return ()  # all need Tor, and the fURL is used instead
-    if foolscap is not None and not found and not any(map(server_address.is_furl, texts)):
+    if found:
+        return tuple(dict.fromkeys(sorted(found, key=lambda each: each.leads_through_tor)))
+    if foolscap is not None and not any(map(server_address.is_furl, texts)):
         return ()  # all of a later version
-    raise ValueError(wrong[0] if wrong else "it is reached through Tor only, not supported yet")
+    raise ValueError(wrong[0])
 
 
 def _furl(fields: Mapping[Any, Any]) -> Furl | None:

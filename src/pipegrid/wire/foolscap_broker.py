@@ -16,6 +16,7 @@ from foolscap import crypto, eventual
 from foolscap.api import Tub
 from foolscap.broker import PBOpenRegistry, PBRootUnslicer
 from foolscap.call import CallSlicer, FailureSlicer, PendingRequest
+from foolscap.ipb import IConnectionHintHandler, InvalidHintError
 from foolscap.negotiate import Negotiation
 from foolscap.referenceable import Referenceable, RemoteReference
 from foolscap.slicer import UnslicerRegistry
@@ -23,15 +24,19 @@ from foolscap.slicers.tuple import TupleUnslicer
 from foolscap.tokens import NegotiationError, Violation
 from twisted.internet.abstract import FileDescriptor
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.interfaces import IDelayedCall, IStreamClientEndpoint
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from pipegrid.reactor.bulk_sockets import unsent_bytes
+from pipegrid.reactor.connection_policy import ConnectionPolicy, RefusedConnection
 from pipegrid.reactor.dead_peer_detection import StallWatch
 from pipegrid.reactor.deferreds import Waiters
+from pipegrid.reactor.socks5 import endpoint_through
 from pipegrid.reactor.tls_settings import bound_handshakes, only_forward_secret, self_signed_pem
 from pipegrid.wire.banana_receiver import ANSWER_COST, BoundedReceiver, Bounds, LimitExceeded
 from pipegrid.wire.banana_tokenizer import CLOSE, INT, LONGINT, OPEN, STRING, VOCAB
+from pipegrid.wire.server_address import place_of
 
 # Foolscap releases each remote object at once, by a call that is answered. The writer of a small share is
 # needed for two calls, so every fourth call of many small puts was a release, and delayed others at the
@@ -521,13 +526,23 @@ class CallersTub(Tub):
             transport.abortConnection()
 
 
-def make_tub(lost_after_s: int, bounds: Bounds | None = None) -> Any:
+Wrap = Callable[[IStreamClientEndpoint], IStreamClientEndpoint]
+
+
+def make_tub(
+    lost_after_s: int,
+    policy: ConnectionPolicy,
+    bounds: Bounds | None = None,
+    wrap: Wrap | None = None,
+) -> Any:
     """
     Return a tub, not started.
 
     Args:
         lost_after_s: silence after which the connection counts as lost; more than ``KEEPALIVE_S``.
+        policy: the way to every host that the tub connects to.
         bounds: limits for the other end.
+        wrap: changes the endpoints of all connections that it makes.
     """
     tub = CallersTub(certData=_make_pem())
     tub.negotiationClass = CallersNegotiation
@@ -538,7 +553,35 @@ def make_tub(lost_after_s: int, bounds: Bounds | None = None) -> Any:
     tub.setOption("disconnectTimeout", lost_after_s)
     tub.setOption("logLocalFailures", False)
     tub.setOption("logRemoteFailures", False)
+    tub.removeAllConnectionHintHandlers()
+    handler = _PermittedHints(policy, wrap)
+    tub.addConnectionHintHandler("tcp", handler)
+    tub.addConnectionHintHandler("tor", handler)
     return tub
+
+
+@implementer(IConnectionHintHandler)
+class _PermittedHints:
+    """Connects a tub to an address on the way that the policy permits, and on no other."""
+
+    def __init__(self, policy: ConnectionPolicy, wrap: Wrap | None) -> None:
+        self._policy = policy
+        self._wrap = wrap
+
+    def hint_to_endpoint(self, hint: str, reactor: Any, update_status: Any) -> tuple[Any, str]:
+        """Return the endpoint of an address, and its host."""
+        place = place_of(hint)
+        if place is None:
+            raise InvalidHintError("it is not an address for TCP or Tor")
+        try:
+            endpoint = endpoint_through(self._policy, reactor, *place)
+        except RefusedConnection as error:
+            raise InvalidHintError(str(error)) from None
+        return endpoint if self._wrap is None else self._wrap(endpoint), place.host
+
+    def describe(self) -> str:
+        """The handler's name in Foolscap's reports."""
+        return "tcp"
 
 
 def _make_pem() -> bytes:

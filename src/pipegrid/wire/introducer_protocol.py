@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 from foolscap.api import Any as FoolscapAny
 from foolscap.api import DictOf, Referenceable, RemoteInterface, SetOf
 from foolscap.ipb import DeadReferenceError
@@ -109,8 +108,7 @@ async def connect_introducer(connect: Connect, furl: Furl, clock: IReactorTime) 
     Raises:
         Exception: see ``reason_of``.
     """
-    direct = attrs.evolve(furl, hints=furl.tcp_hints)
-    connecting = connect(str(direct)).addErrback(_as_exception)
+    connecting = connect(str(furl)).addErrback(_as_exception)
     reference = await connecting.addTimeout(CONNECT_TIMEOUT_S, clock)
     if not hasattr(reference, "callRemote"):
         raise ValueError(_NO_INTRODUCER)

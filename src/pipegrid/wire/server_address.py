@@ -11,11 +11,14 @@ import binascii
 import hmac
 import ipaddress
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import attrs
 
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
+from pipegrid.reactor.connection_policy import ConnectionPolicy, RefusedWay, is_overlay_name
 
 #     pb://<tub id>@tcp:<host>:<port>,<another hint>/<swissnum>
 #
@@ -25,7 +28,32 @@ from pipegrid.errors import UsageError
 _MAX_TEXT = 2048
 # Readers use 32 characters of the tub id, whatever follows.
 _FURL = re.compile(r"pb://([a-z2-7]{32})[a-z2-7]*@([^/\s]*)/([^/#?\s]+)\Z")
-_TCP = re.compile(r"(tcp:)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}\Z")
+_HINT = re.compile(
+    r"(?:(?P<how>tcp|tor):)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})\Z"
+)
+
+
+class HintPlace(NamedTuple):
+    """
+    Where a hint leads.
+
+    Attributes:
+        host: a name or an address; IPv6 without its brackets.
+        through_tor: only Tor leads there, since the hint or the name says so.
+    """
+
+    host: str
+    port: int
+    through_tor: bool
+
+
+def place_of(hint: str) -> HintPlace | None:
+    """Return where a hint for TCP or Tor leads; None if it is of another kind."""
+    match = _HINT.match(hint)
+    if match is None or not 0 < int(match["port"]) < 1 << 16:
+        return None
+    host = match["host"].removeprefix("[").removesuffix("]")
+    return HintPlace(host, int(match["port"]), match["how"] == "tor" or is_overlay_name(host))
 
 
 @attrs.frozen
@@ -51,27 +79,48 @@ class Furl:
         """
         The address for people, without the secret; it is untrusted, and made safe for terminals and logs.
         """
-        hint = self.hints[0].removeprefix("tcp:") if self.hints else "nowhere"
+        hint = self.hints[0].removeprefix("tcp:").removeprefix("tor:") if self.hints else "nowhere"
         return "".join(char if char.isprintable() else "?" for char in hint)
 
     @property
-    def tcp_hints(self) -> tuple[str, ...]:
-        """The hints for TCP, with the prefix ``tcp:`` or, in old fURLs, without."""
-        return tuple(
-            hint
-            for hint in self.hints
-            if _TCP.match(hint) and not is_overlay_name(hint.rpartition(":")[0])
-        )
+    def has_address(self) -> bool:
+        """Whether a hint is for TCP or Tor."""
+        return any(place_of(hint) is not None for hint in self.hints)
 
-    @property
-    def leads_to_tcp(self) -> bool:
-        """Whether a hint is for TCP."""
-        return bool(self.tcp_hints)
+    def reachable(self, policy: ConnectionPolicy) -> Furl:
+        """
+        Return the fURL with the hints to use: those of TCP, and those through Tor where TCP is not direct, or
+        where there are no others.
+
+        Raises:
+            ValueError: no hint can be used; the text says why.
+        """
+        places = [(hint, place) for hint in self.hints if (place := place_of(hint)) is not None]
+        if not places:
+            raise ValueError("its fURL has no address for TCP or Tor, and only those are supported")
+        chosen = reachable([place for _, place in places], policy)
+        hints = [hint for wanted in chosen for hint, place in places if place == wanted]
+        return attrs.evolve(self, hints=tuple(dict.fromkeys(hints)))
 
 
-def is_overlay_name(host: str) -> bool:
-    """Return whether only Tor or I2P resolve a name: a DNS query would reveal it (RFC 7686)."""
-    return host.lower().rstrip(".").endswith((".onion", ".i2p"))
+def reachable(places: Sequence[HintPlace], policy: ConnectionPolicy) -> list[HintPlace]:
+    """
+    Return the places to connect to, the best first.
+
+    With direct connections Tor is used only if nothing else leads to the server; otherwise onion services
+    come first.
+
+    Raises:
+        ValueError: the policy permits none; the text says why.
+    """
+    found = [each for each in places if policy.permits(each.host, each.through_tor)]
+    if not found:
+        reasons = [policy.way_to(each.host, each.through_tor) for each in places]
+        why = [each.reason for each in reasons if isinstance(each, RefusedWay)]
+        raise ValueError(f"no connection to it is permitted: {why[0] if why else 'no address'}")
+    if policy.is_direct:
+        return [each for each in found if not each.through_tor] or found
+    return sorted(found, key=lambda each: not each.through_tor)
 
 
 def is_furl(text: str) -> bool:
@@ -137,6 +186,11 @@ class Nurl:
         spki = base64.urlsafe_b64encode(self.spki_hash).rstrip(b"=").decode("ascii")
         scheme = "pb+tor" if self.tor else "pb"
         return f"{scheme}://{spki}@{host}:{self.port}/{self.swissnum}#v=1"
+
+    @property
+    def place(self) -> HintPlace:
+        """Where it leads."""
+        return HintPlace(self.host, self.port, self.leads_through_tor)
 
     @property
     def leads_through_tor(self) -> bool:

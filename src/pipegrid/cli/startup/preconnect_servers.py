@@ -3,8 +3,8 @@ Connections to the servers of a client's directory, opened before any other modu
 
 The addresses are guessed from the text of ``servers.yaml``, since parsing it needs modules that take as
 long as the connections. A wrong guess costs an unused connection; ``servers`` makes the real decision. If
-the configuration is refused (``tahoe_settings``), or the file may have settings for connections, none is
-opened.
+the configuration is refused (``tahoe_settings``), requires a proxy, or the file may have settings for
+connections, none is opened.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError
-from pipegrid.grid.client_paths import SERVERS_NAME, default_directory
+from pipegrid.grid.client_paths import SERVERS_NAME, TAHOE_CONFIG_NAME, default_directory
+from pipegrid.grid.connection_settings import connection_policy
 from pipegrid.grid.tahoe_settings_check import CONNECTIONS, checked_config
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ def dial(directory: str | os.PathLike[str] | None) -> Preconnector | None:
         addresses = addresses_in(text) if len(text) <= _MOST_BYTES else []
         if not addresses:
             return None
-        checked_config(place, "client")
+        path, parser = checked_config(place, "client")
+        if not connection_policy(parser, path.name == TAHOE_CONFIG_NAME).is_direct:
+            return None
     except (OSError, UsageError):
         return None  # opening the grid reports the error
     from pipegrid.reactor.preconnect import Preconnector

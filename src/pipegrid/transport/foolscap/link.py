@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from foolscap import eventual
 from foolscap.api import DeadReferenceError, Referenceable, Violation
 from foolscap.call import CopiedFailure
-from foolscap.connections import tcp
-from foolscap.ipb import IConnectionHintHandler, IRemoteReference
+from foolscap.ipb import IRemoteReference
 from foolscap.tokens import BananaError
 from OpenSSL.crypto import FILETYPE_ASN1, dump_certificate
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError, fail, succeed
@@ -19,7 +18,7 @@ from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IReactorTime, ISSLTransport
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
-from zope.interface import alsoProvides, implementer
+from zope.interface import alsoProvides
 
 from pipegrid.errors import (
     ConflictingWrite,
@@ -37,6 +36,7 @@ from pipegrid.errors import (
 from pipegrid.http11.pinned_key import problem_of
 from pipegrid.reactor.bulk_sockets import set_bulk_buffers
 from pipegrid.reactor.dead_peer_detection import be_prompt
+from pipegrid.reactor.connection_policy import ConnectionPolicy
 from pipegrid.reactor.deferreds import Timer, Waiters
 from pipegrid.reactor.server_tls import upgrade_started_tls
 from pipegrid.transport.interface import disconnected, excerpt, nonsense, wrong_swissnum
@@ -362,21 +362,28 @@ class TubConnector:
     Implements ``Connector``.
 
     Args:
+        policy: the way to each of the fURL's addresses.
         throttle: limits the rate of the connection, together with all others.
         pin: hash of the key that the server's certificate must have, in addition to being the fURL's, as
             in NURLs; None: the fURL suffices.
 
     Raises:
-        UsageError: the fURL has no TCP address.
+        UsageError: the policy permits no connection to an address of the fURL.
     """
 
     def __init__(
-        self, furl: Furl, throttle: Throttle | None = None, pin: bytes | None = None
+        self,
+        furl: Furl,
+        policy: ConnectionPolicy,
+        throttle: Throttle | None = None,
+        pin: bytes | None = None,
     ) -> None:
-        hints = furl.tcp_hints[:MAX_HINTS]
-        if not hints:
-            raise UsageError("the fURL has no TCP address, and only those are supported")
-        self._furl = str(Furl(furl.tub_id, hints, furl.swissnum))
+        try:
+            usable = furl.reachable(policy)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        self._furl = str(Furl(furl.tub_id, usable.hints[:MAX_HINTS], furl.swissnum))
+        self._policy = policy
         self._throttle = throttle
         self._pin = pin
         self._tub: Any = None
@@ -387,9 +394,10 @@ class TubConnector:
         if self._closed:
             return fail(UsageError("this connector was closed; make another"))
         if self._tub is None:
-            self._tub = make_tub(LOST_AFTER_S, BOUNDS)
+            wrap = None
             if self._throttle is not None:
-                limit(self._tub, self._throttle)
+                wrap = partial(self._throttle.endpoint, kind=_StartsTls)
+            self._tub = make_tub(LOST_AFTER_S, self._policy, BOUNDS, wrap)
             self._tub.startService()
         found: Deferred[Any] = self._tub.getReference(self._furl)
         return found.addCallback(self._found)
@@ -450,30 +458,6 @@ def _hurry(storage: Any) -> Any:
 #
 # Foolscap starts TLS on a connection that is in use already (``startTLS``). So Foolscap gets the limited
 # connection, and TLS is inserted between the two: every byte counts, as with HTTPS.
-
-
-def limit(tub: Any, throttle: Throttle) -> None:
-    """Apply a rate limit to all connections that a tub establishes from now on."""
-    tub.removeAllConnectionHintHandlers()
-    tub.addConnectionHintHandler("tcp", _ThrottledTcp(throttle))
-
-
-@implementer(IConnectionHintHandler)
-class _ThrottledTcp:
-    """Connects over TCP, like Foolscap's own handler."""
-
-    def __init__(self, throttle: Throttle) -> None:
-        self._throttle = throttle
-        self._inner = tcp.default()
-
-    def hint_to_endpoint(self, hint: str, reactor: Any, update_status: Any) -> tuple[Any, str]:
-        """Return the endpoint of an address, and its host."""
-        endpoint, host = self._inner.hint_to_endpoint(hint, reactor, update_status)
-        return self._throttle.endpoint(endpoint, _StartsTls), host
-
-    def describe(self) -> str:
-        """The handler's name in Foolscap's reports."""
-        return "tcp"
 
 
 class _StartsTls(Throttled):

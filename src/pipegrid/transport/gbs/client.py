@@ -8,24 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
-from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, fail
-from twisted.internet.error import NoProtocol
-from twisted.internet.interfaces import (
-    IConnector,
-    IConsumer,
-    IProtocol,
-    IProtocolFactory,
-    IReactorTCP,
-    IReactorTime,
-    IStreamClientEndpoint,
-)
-from twisted.internet.protocol import ClientFactory, connectionDone
-from twisted.internet.protocol import Protocol as TwistedProtocol
+from twisted.internet.interfaces import IConsumer, IReactorTime, IStreamClientEndpoint
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
-from pipegrid.errors import NoSuchShare, ServerError, ServerUnreachable, UsageError
+from pipegrid.errors import NoSuchShare, ServerError, ServerUnreachable
 from pipegrid.flow.concurrency_limits import SmallFileCapacity
 from pipegrid.http11.dialer import Alternatives, Endpoints
 from pipegrid.http11.exchange import RawRequest, RawResponse
@@ -33,7 +20,14 @@ from pipegrid.http11.host_pool import HostPool
 from pipegrid.http11.pinned_key import pin_endpoint
 from pipegrid.http11.request_errors import ResponseError
 from pipegrid.reactor.client_tls import PreconnectedEndpoint
+from pipegrid.reactor.connection_policy import (
+    ConnectionPolicy,
+    DirectWay,
+    RefusedConnection,
+    RefusedWay,
+)
 from pipegrid.reactor.deferreds import gather
+from pipegrid.reactor.socks5 import endpoint_through
 from pipegrid.reactor.tls_settings import http_context
 from pipegrid.transport.gbs.bundles import MAX_SHARE_BYTES
 from pipegrid.transport.gbs.foolscap_offload import FoolscapOffload, OffloadServer
@@ -608,98 +602,6 @@ class GbsServer:
         return DeferredList(gone).addCallback(lambda _: None)
 
 
-# TCP to a host that is given by name or by address.
-#
-# A name needs Twisted's ``HostnameEndpoint``, which looks it up and tries the addresses. Its module
-# imports plugins, archives and processes, a tenth of what a short command imports; an address does not
-# need it.
-
-TIMEOUT_S = 30
-"""As for Twisted's endpoints; a caller with a shorter time limit cancels."""
-
-
-def endpoint_for(reactor: Any, host: str, port: int) -> IStreamClientEndpoint:
-    """Return an endpoint for a host's name or address."""
-    if isIPAddress(host) or isIPv6Address(host):
-        return AddressEndpoint(reactor, host, port)
-    from twisted.internet.endpoints import HostnameEndpoint
-
-    endpoint: IStreamClientEndpoint = HostnameEndpoint(reactor, host, port)
-    return endpoint
-
-
-@implementer(IStreamClientEndpoint)
-class AddressEndpoint:
-    """
-    TCP to an IPv4 or IPv6 address.
-
-    Args:
-        reactor: establishes the connection.
-    """
-
-    def __init__(self, reactor: IReactorTCP, host: str, port: int) -> None:
-        self._reactor = reactor
-        self._host = host
-        self._port = port
-
-    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
-        """Connect; fires with the protocol once it has its transport. Can be cancelled."""
-        attempt = _Attempt(protocolFactory)
-        attempt.connector = self._reactor.connectTCP(self._host, self._port, attempt, TIMEOUT_S)
-        return attempt.made
-
-
-class _Attempt(ClientFactory):
-    """One connection attempt; isolates the protocol's factory from connection events."""
-
-    noisy = False
-
-    def __init__(self, factory: IProtocolFactory) -> None:
-        self.connector: IConnector | None = None
-        self.made: Deferred[IProtocol] = Deferred(self._cancelled)
-        self._factory = factory
-
-    def buildProtocol(self, addr: Any) -> TwistedProtocol | None:
-        protocol: Any = self._factory.buildProtocol(addr)
-        if protocol is None:
-            self.made.errback(NoProtocol())
-            return None
-        return _Introduction(protocol, self.made)
-
-    def clientConnectionFailed(self, connector: IConnector, reason: Failure) -> None:
-        if not self.made.called:
-            self.made.errback(reason)
-
-    def _cancelled(self, _made: object) -> None:
-        assert self.connector is not None
-        self.connector.stopConnecting()
-
-
-class _Introduction(TwistedProtocol):
-    """
-    Gives a new transport its protocol, and fires ``made`` afterwards.
-
-    Objects between the two, such as a wrapper that counts bytes, may continue to call this protocol,
-    which forwards the calls.
-    """
-
-    def __init__(self, protocol: Any, made: Deferred[IProtocol]) -> None:
-        self._protocol = protocol
-        self._made = made
-
-    def makeConnection(self, transport: Any) -> None:
-        transport.protocol = self._protocol
-        self._protocol.makeConnection(transport)
-        if not self._made.called:
-            self._made.callback(self._protocol)
-
-    def dataReceived(self, data: bytes) -> None:
-        self._protocol.dataReceived(data)
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self._protocol.connectionLost(reason)
-
-
 # Endpoints for a server over HTTPS: TCP, and TLS to the owner of its NURL's key only.
 
 
@@ -707,6 +609,7 @@ def endpoints_for_all(
     reactor: Any,
     nurls: Sequence[Nurl],
     server: str,
+    policy: ConnectionPolicy,
     throttle: Throttle | None = None,
     ahead: Preconnector | None = None,
     told: Callable[[bool], None] = lambda usable: None,
@@ -719,7 +622,7 @@ def endpoints_for_all(
         told: called when a connection is established, and when it is usable; see ``Alternatives``.
     """
     return Alternatives(
-        [endpoints_for(reactor, each, server, throttle, ahead) for each in nurls], told
+        [endpoints_for(reactor, each, server, policy, throttle, ahead) for each in nurls], told
     )
 
 
@@ -727,6 +630,7 @@ def endpoints_for(
     reactor: Any,
     nurl: Nurl,
     server: str,
+    policy: ConnectionPolicy,
     throttle: Throttle | None = None,
     ahead: Preconnector | None = None,
 ) -> Callable[[], IStreamClientEndpoint]:
@@ -735,22 +639,25 @@ def endpoints_for(
     key.
 
     Args:
-        ahead: has connections that may be established already; not used with a throttle.
+        policy: the way to the NURL's host.
+        ahead: has connections that may be established already; used neither with a throttle nor with a
+            proxy.
 
     Raises:
-        UsageError: the server is reached through Tor.
+        RefusedConnection: the policy permits no connection to the NURL's host.
     """
-    if nurl.leads_through_tor:
-        raise UsageError(f"{server} is reached through Tor only, which is not supported yet")
-
+    place = nurl.place
+    way = policy.way_to(place.host, place.through_tor)
+    if isinstance(way, RefusedWay):
+        raise RefusedConnection(f"no connection to {server} is made: {way.reason}")
     adopt = None
-    if ahead is not None and throttle is None:
+    if ahead is not None and throttle is None and isinstance(way, DirectWay):
         adopt = partial(
             PreconnectedEndpoint, reactor, ahead, (nurl.host, nurl.port), http_context()
         )
 
     def make() -> IStreamClientEndpoint:
-        endpoint = endpoint_for(reactor, nurl.host, nurl.port)
+        endpoint = endpoint_through(policy, reactor, *place)
         if throttle is not None:
             endpoint = throttle.endpoint(endpoint)
         return pin_endpoint(endpoint, nurl.spki_hash, server, adopt)

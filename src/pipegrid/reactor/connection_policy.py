@@ -1,0 +1,179 @@
+"""
+How connections may be made: directly, through a SOCKS5 proxy, through Tor, or not at all.
+
+Everything that connects to a server takes a ``ConnectionPolicy``, and asks it for the way to each host. A
+policy decides and does nothing: ``socks5.endpoint_through`` connects. A host without a way is refused, never
+connected to directly instead.
+
+This module imports neither Twisted nor sockets, for callers that must start fast.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from pipegrid.errors import UsageError
+
+
+def is_overlay_name(host: str) -> bool:
+    """Return whether only Tor or I2P resolve a name: a DNS query would reveal it (RFC 7686)."""
+    return host.lower().rstrip(".").endswith((".onion", ".i2p"))
+
+
+class RefusedConnection(UsageError):
+    """The settings permit no connection to this host; nothing was sent."""
+
+
+class ProxyAddress(NamedTuple):
+    """
+    Where a proxy listens.
+
+    Attributes:
+        host: an IPv4 or IPv6 address, never a name: looking it up would bypass the proxy.
+        port: 1 to 65535.
+        path: of a socket in the file system, instead of host and port.
+    """
+
+    host: str
+    port: int
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.path:
+            return self.path
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+Find = Callable[[Any], Awaitable["tuple[ProxyAddress, ...]"]]
+"""A function of the reactor that finds out where a proxy listens; it may raise ConnectionError."""
+
+
+class ProxyWay(NamedTuple):
+    """
+    A SOCKS5 proxy, which also looks up names.
+
+    Attributes:
+        name: for errors, such as ``Tor``.
+        addresses: where it listens, or may listen; tried in this order.
+        isolates: whether connections to different hosts have different user names: Tor then uses different
+            circuits for them.
+        username, password: for the proxy; empty if it wants none.
+        find: finds its addresses, if ``addresses`` is empty.
+    """
+
+    name: str
+    addresses: tuple[ProxyAddress, ...]
+    isolates: bool = False
+    username: str = ""
+    password: str = ""
+    find: Find | None = None
+
+
+class DirectWay(NamedTuple):
+    """A connection without a proxy, which reveals this machine's address, and looks up names."""
+
+
+class RefusedWay(NamedTuple):
+    """
+    No connection.
+
+    Attributes:
+        reason: a clause for an error.
+    """
+
+    reason: str
+
+
+Way = DirectWay | ProxyWay | RefusedWay
+
+TOR_PORTS = (9050, 9150)
+"""Where Tor usually listens, alone and in Tor Browser."""
+
+
+def usual_tor() -> ProxyWay:
+    """Return the Tor of this machine, as it listens if it is not configured."""
+    return ProxyWay("Tor", tuple(ProxyAddress("127.0.0.1", port) for port in TOR_PORTS), True)
+
+
+class ConnectionPolicy(NamedTuple):
+    """
+    The way to each host.
+
+    Attributes:
+        tcp: to hosts of the internet.
+        tor: to onion services, and to hosts that are said to be reached through Tor.
+        hides_address: whether this machine's address must not be revealed (``reveal-IP-address = false``).
+    """
+
+    tcp: Way
+    tor: Way
+    hides_address: bool = False
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether hosts of the internet are connected to directly."""
+        return isinstance(self.tcp, DirectWay)
+
+    def way_to(self, host: str, through_tor: bool = False) -> Way:
+        """
+        Return the way to a host.
+
+        Args:
+            host: a name or an address.
+            through_tor: its address says that it is reached through Tor, as in a ``tor:`` hint.
+        """
+        name = host.lower().rstrip(".")
+        if name.endswith(".i2p"):
+            return RefusedWay("it is an I2P service, and I2P is not supported")
+        # Only Tor resolves such a name; a DNS query would reveal it (RFC 7686).
+        if through_tor or name.endswith(".onion"):
+            return (
+                self.tor if not isinstance(self.tor, DirectWay) else RefusedWay("Tor is not used")
+            )
+        return self.tcp
+
+    def permits(self, host: str, through_tor: bool = False) -> bool:
+        """Return whether there is a way to a host."""
+        return not isinstance(self.way_to(host, through_tor), RefusedWay)
+
+
+DIRECT_CONNECTIONS = ConnectionPolicy(DirectWay(), usual_tor())
+"""Without any setting: as Tahoe-LAFS, onion services are reached through the usual Tor."""
+
+NO_CONNECTIONS = ConnectionPolicy(
+    RefusedWay("no connections are made"), RefusedWay("no connections are made")
+)
+"""For work on this machine alone."""
+
+_ENDPOINT = re.compile(
+    r"(?:tcp:)?(?:host=)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?:port=)?(?P<port>[0-9]{1,5})\Z"
+)
+_PORT_ONLY = re.compile(r"(?:tcp:)?(?:port=)?(?P<port>[0-9]{1,5})\Z")
+_UNIX = re.compile(r"unix:(?:path=)?(?P<path>/[^:\0]*)\Z")
+
+
+def parse_proxy_address(text: str) -> ProxyAddress:
+    """
+    Return where a proxy listens: ``tcp:HOST:PORT``, ``HOST:PORT``, ``PORT`` on this machine, or
+    ``unix:/PATH``.
+
+    Raises:
+        ValueError: it is none of these, or names a host; the text is a clause for an error.
+    """
+    if (found := _UNIX.match(text)) is not None:
+        return ProxyAddress("", 0, found["path"])
+    match = _PORT_ONLY.match(text) or _ENDPOINT.match(text)
+    if match is None or not 1 <= int(match["port"]) <= 65535:
+        raise ValueError("it must be like tcp:127.0.0.1:9050, or unix:/run/tor/socks")
+    host = (match.groupdict().get("host") or "127.0.0.1").removeprefix("[").removesuffix("]")
+    host = "127.0.0.1" if host == "localhost" else host
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        raise ValueError(
+            "its host must be an address, not a name, since looking up a name bypasses the proxy"
+        ) from None
+    return ProxyAddress(host, int(match["port"]))

@@ -1,0 +1,318 @@
+"""
+TCP through a SOCKS5 proxy (RFC 1928, 1929), and the endpoint for any host under a ``ConnectionPolicy``.
+
+The proxy gets names as they are and looks them up itself: no name is looked up here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import secrets
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from pipegrid.reactor.connection_policy import (
+    ConnectionPolicy,
+    DirectWay,
+    ProxyAddress,
+    ProxyWay,
+    RefusedConnection,
+    RefusedWay,
+)
+from pipegrid.reactor.tcp_endpoints import TIMEOUT_S, AddressEndpoint, endpoint_for
+
+_VERSION, _NO_AUTHENTICATION, _USER_PASSWORD, _CONNECT = 5, 0, 2, 1
+_IPV4, _NAME, _IPV6 = 1, 3, 4
+_PASSWORD_VERSION = 1
+_LONGEST_NAME = 255
+_REPLIES = {
+    1: "cannot connect",
+    2: "does not permit the connection",
+    3: "cannot reach the network",
+    4: "cannot reach the host",
+    5: "finds no server at that port",
+    6: "got no answer in time",
+    7: "does not make connections",
+    8: "does not support that kind of address",
+    # Of Tor, proposal 304.
+    0xF0: "cannot find that onion service",
+    0xF1: "cannot use the descriptor of that onion service",
+    0xF2: "cannot reach that onion service",
+    0xF3: "cannot reach that onion service",
+    0xF4: "needs a key for that onion service",
+    0xF5: "has a wrong key for that onion service",
+    0xF6: "finds that onion address invalid",
+    0xF7: "got no answer of that onion service in time",
+}
+
+_SALT = secrets.token_bytes(16)
+"""Of this process: user names that isolate must not show the same host in two runs."""
+
+
+class ProxyError(ConnectionError):
+    """A proxy cannot be reached, or does not connect to the host."""
+
+
+class SocksTunnel(Protocol):
+    """
+    One connection to a SOCKS5 proxy.
+
+    Args:
+        factory: builds the protocol that gets the connection when the proxy has connected to the host.
+
+    Attributes:
+        opened: fires then with that protocol, or fails with ``ProxyError``.
+    """
+
+    def __init__(
+        self,
+        factory: IProtocolFactory,
+        host: str,
+        port: int,
+        proxy: ProxyWay,
+    ) -> None:
+        self.opened: Deferred[IProtocol] = Deferred(lambda _: None)
+        self._factory = factory
+        self._proxy = proxy
+        self._target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._request = _connect_request(host, port)
+        self._credentials = _credentials(proxy, self._target)
+        self._received = b""
+        self._next = self._read_method
+        self._inner: Any = None
+        self._over = False
+
+    def connectionMade(self) -> None:
+        methods = bytes([_NO_AUTHENTICATION] + [_USER_PASSWORD] * (self._credentials is not None))
+        self._write(bytes([_VERSION, len(methods)]) + methods)
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._inner is not None:
+            self._inner.dataReceived(data)
+            return
+        self._received += data  # a reply has at most 262 bytes, and each step takes what it needs
+        while not self._over and self._inner is None and self._next():
+            pass
+
+    def _read_method(self) -> bool:
+        reply = self._take(2)
+        if reply is None:
+            return False
+        if reply[0] != _VERSION:
+            self._fail("does not speak SOCKS5")
+        elif reply[1] == _NO_AUTHENTICATION:
+            self._ask()
+        elif reply[1] == _USER_PASSWORD and self._credentials is not None:
+            name, password = self._credentials
+            self._write(
+                bytes([_PASSWORD_VERSION, len(name)]) + name + bytes([len(password)]) + password
+            )
+            self._next = self._read_login
+        else:
+            self._fail("wants another user name and password")
+        return True
+
+    def _read_login(self) -> bool:
+        reply = self._take(2)
+        if reply is None:
+            return False
+        if reply[1] != 0:
+            self._fail("does not accept the user name and password")
+        else:
+            self._ask()
+        return True
+
+    def _ask(self) -> None:
+        self._next = self._read_reply
+        self._write(self._request)
+
+    def _read_reply(self) -> bool:
+        head = self._received[:5]
+        if len(head) < 2 or (head[0] == _VERSION and head[1] == 0 and len(head) < 5):
+            return False
+        if head[0] != _VERSION:
+            self._fail("does not speak SOCKS5")
+            return True
+        if head[1] != 0:
+            self._fail(_REPLIES.get(head[1], f"answers with error {head[1]}"))
+            return True
+        address_bytes = {_IPV4: 4, _IPV6: 16, _NAME: 1 + head[4]}.get(head[3])
+        if address_bytes is None:
+            self._fail("does not speak SOCKS5")
+            return True
+        if self._take(4 + address_bytes + 2) is None:
+            return False
+        self._open()
+        return True
+
+    def _open(self) -> None:
+        transport: Any = self.transport
+        inner: Any = self._factory.buildProtocol(transport.getPeer())
+        if inner is None:
+            self._fail("connects, but the connection is not wanted any more")
+            return
+        self._inner = inner
+        rest, self._received = self._received, b""
+        if getattr(transport, "protocol", None) is self:
+            transport.protocol = inner  # for what starts TLS on the connection later
+        inner.makeConnection(transport)
+        if rest:
+            inner.dataReceived(rest)
+        self.opened.callback(inner)
+
+    def _take(self, size: int) -> bytes | None:
+        """Return that many received bytes, once they are there."""
+        if len(self._received) < size:
+            return None
+        taken, self._received = self._received[:size], self._received[size:]
+        return taken
+
+    def _write(self, data: bytes) -> None:
+        transport: Any = self.transport
+        transport.write(data)
+
+    def _fail(self, what: str) -> None:
+        if self._over:
+            return
+        self.give_up()
+        self.opened.errback(ProxyError(f"{self._proxy.name} {what} ({self._target})"))
+
+    def give_up(self) -> None:
+        """Abort the connection, if it is still the proxy's, and report nothing."""
+        transport: Any = self.transport
+        self._over = True
+        if transport is not None and self._inner is None:
+            transport.abortConnection()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if self._inner is not None:
+            self._inner.connectionLost(reason)
+        else:
+            self._fail("closed the connection before it was made")
+
+
+class _Once(Factory):
+    """Gives its protocol to the one connection that is made."""
+
+    noisy = False
+
+    def __init__(self, tunnel: SocksTunnel) -> None:
+        self._tunnel = tunnel
+
+    def buildProtocol(self, addr: Any) -> SocksTunnel:
+        return self._tunnel
+
+
+def _connect_request(host: str, port: int) -> bytes:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        try:
+            name = host.encode("ascii")
+        except UnicodeEncodeError:
+            name = host.encode("idna")
+        if not 1 <= len(name) <= _LONGEST_NAME:
+            raise RefusedConnection(f"the host name {host[:60]!r} is too long") from None
+        where = bytes([_NAME, len(name)]) + name
+    else:
+        where = bytes([_IPV4 if address.version == 4 else _IPV6]) + address.packed
+    return bytes([_VERSION, _CONNECT, 0]) + where + port.to_bytes(2, "big")
+
+
+def _credentials(proxy: ProxyWay, target: str) -> tuple[bytes, bytes] | None:
+    """Return user name and password: the configured ones, or such that each target has its own."""
+    if proxy.username:
+        return proxy.username.encode("utf-8")[:255], proxy.password.encode("utf-8")[:255]
+    if not proxy.isolates:
+        return None
+    digest = hashlib.sha256(_SALT + target.encode("utf-8")).hexdigest()
+    return b"pipegrid", digest[:32].encode("ascii")
+
+
+@implementer(IStreamClientEndpoint)
+class SocksEndpoint:
+    """
+    TCP to a host through a SOCKS5 proxy.
+
+    Args:
+        reactor: makes the connection to the proxy.
+        host: a name or an address; the proxy looks up names.
+    """
+
+    def __init__(self, reactor: Any, proxy: ProxyWay, host: str, port: int) -> None:
+        self._reactor = reactor
+        self._proxy = proxy
+        self._host = host
+        self._port = port
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
+        """
+        Connect; fires with the protocol once it is connected to the host. Can be cancelled.
+
+        Fails with ``ProxyError`` if the proxy cannot be reached or does not connect.
+        """
+        return Deferred.fromCoroutine(self._connect(protocolFactory))
+
+    async def _connect(self, factory: IProtocolFactory) -> IProtocol:
+        proxy = self._proxy
+        addresses = proxy.addresses
+        if not addresses and proxy.find is not None:
+            addresses = await proxy.find(self._reactor)
+        why = ""
+        for address in addresses:
+            tunnel = SocksTunnel(factory, self._host, self._port, proxy)
+            outer = _Once(tunnel)
+            try:
+                await proxy_endpoint(self._reactor, address).connect(outer)
+            except CancelledError:
+                tunnel.give_up()
+                raise
+            except Exception as error:
+                why = why or str(error).rstrip(".")
+                continue
+            try:
+                return await tunnel.opened
+            except CancelledError:
+                tunnel.give_up()
+                raise
+        shown = " or ".join(map(str, addresses)) or "any address"
+        raise ProxyError(
+            f"{proxy.name} cannot be reached at {shown} ({why or 'no address is known'}); is it running?"
+        )
+
+
+def proxy_endpoint(reactor: Any, address: ProxyAddress) -> IStreamClientEndpoint:
+    """Return an endpoint for a proxy itself."""
+    if not address.path:
+        return AddressEndpoint(reactor, address.host, address.port)
+    from twisted.internet.endpoints import UNIXClientEndpoint
+
+    endpoint: IStreamClientEndpoint = UNIXClientEndpoint(reactor, address.path, TIMEOUT_S)
+    return endpoint
+
+
+def endpoint_through(
+    policy: ConnectionPolicy, reactor: Any, host: str, port: int, through_tor: bool = False
+) -> IStreamClientEndpoint:
+    """
+    Return an endpoint for a host, on the way that the policy permits.
+
+    Args:
+        host: a name or an address.
+        through_tor: see ``ConnectionPolicy.way_to``.
+
+    Raises:
+        RefusedConnection: there is no way to the host.
+    """
+    way = policy.way_to(host, through_tor)
+    if isinstance(way, DirectWay):
+        return endpoint_for(reactor, host, port)
+    if isinstance(way, RefusedWay):
+        raise RefusedConnection(f"no connection to {host}:{port} is made: {way.reason}")
+    return SocksEndpoint(reactor, way, host, port)
