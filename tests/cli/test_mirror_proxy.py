@@ -20,9 +20,11 @@ from twisted.internet.tcp import Connection
 from twisted.protocols.portforward import ProxyClient
 from twisted.web.server import Site
 
+from pipegrid.mirror import preconnect_mirrors
 from tests.cli.test_mirror_debian import Files
 from tests.cli.test_mirror_rpm import RpmCase
 from tests.mirror.rpmarchive import REPOMD, RpmArchive
+from tests.socks_proxy import OnlyProxies, SocksProxy
 
 LOGIN = b"Proxy-Authorization: Basic bWU6c2VjcmV0"
 
@@ -187,6 +189,45 @@ class ProxyTests(RpmCase):
     def test_certificates(self) -> Deferred[None]:
         """Behind a proxy, too, a host must have a certificate that an authority signed."""
         return Deferred.fromCoroutine(self._test_certificates())
+
+    async def _test_socks(self) -> None:
+        port, authority = self.serve_tls()
+        plain = urlsplit(self.serve(RpmArchive(self.signer))).port or 0
+        names = dict.fromkeys(("mirror.example", "localhost"), "127.0.0.1")
+        socks = SocksProxy(reactor, names, wants=(b"me", b"secret"))
+        loop: Any = reactor
+        listening = loop.listenTCP(0, socks, interface="127.0.0.1")
+        self.addCleanup(listening.stopListening)
+        self.addCleanup(lambda: Deferred.fromCoroutine(self.connections_end()))
+        place = f"127.0.0.1:{listening.getHost().port}"
+        only = OnlyProxies(self, reactor, [listening.getHost().port, port, plain])
+        self.patch(preconnect_mirrors, "place_of", only.place_of)
+        proxy = {"all_proxy": f"socks5h://me:secret@{place}", "SSL_CERT_FILE": authority}
+        for url in (f"http://mirror.example:{plain}/", f"https://localhost:{port}/"):
+            shutil.rmtree(self.dest, ignore_errors=True)
+            status, err = await self.mirror(url, **proxy)
+            self.assertEqual((status, self.found()), (0, self.archive.files), err)
+        self.assertEqual(set(socks.asked), {("mirror.example", plain), ("localhost", port)})
+        for url, environment, words in (
+            (
+                "http://mirror.example:1/",
+                {"all_proxy": f"socks5h://me:no@{place}"},
+                "does not accept",
+            ),
+            ("http://a.onion:1/", {}, "only Tor or I2P know a.onion"),
+            ("http://a.onion:1/", {"http_proxy": "http://127.0.0.1:1"}, "only Tor or I2P know"),
+            ("http://a.b:1/", {"http_proxy": "socks5h://proxy.example:1"}, "must be an address"),
+        ):
+            shutil.rmtree(self.dest, ignore_errors=True)
+            status, err = await self.mirror(url, **environment)
+            self.assertIn(status, (1, 2), err)
+            self.assertIn(words, err)
+            self.assertNotIn("secret", err)
+        self.assertEqual(only.violations, [])
+
+    def test_socks(self) -> Deferred[None]:
+        """A SOCKS5 proxy gets names as they are; none is looked up, and nothing is sent past it."""
+        return Deferred.fromCoroutine(self._test_socks())
 
     async def _test_refused(self) -> None:
         port, authority = self.serve_tls()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.error import ConnectionDone
@@ -11,11 +12,19 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.testing import MemoryReactor, StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.client import URI
 
 from pipegrid.errors import UsageError
 from pipegrid.http11 import endpoints
-from pipegrid.http11.endpoints import Tunnel, TunnelEndpoint, TunnelRefused
+from pipegrid.http11.endpoints import (
+    ProxyEndpoints,
+    StandardEndpoints,
+    Tunnel,
+    TunnelEndpoint,
+    TunnelRefused,
+)
 from pipegrid.http11.proxy_settings import is_exempt, proxy_for
+from pipegrid.reactor.socks5 import SocksEndpoint
 
 
 class ChoiceTests(SynchronousTestCase):
@@ -68,10 +77,42 @@ class ChoiceTests(SynchronousTestCase):
 
     def test_refused(self) -> None:
         """What is no proxy is said to be none, without what may be its password."""
-        for url in ("socks5://p:1", "http://", "http://u:secret@p:x", "http://[", "ftp://p"):
+        for url in (
+            "socks5://p:1",
+            "socks4a://p:1",
+            "http://",
+            "http://u:secret@p:x",
+            "http://[",
+            "ftp://p",
+        ):
             error = self.assertRaises(UsageError, proxy_for, "http", "a", 80, {"http_proxy": url})
             self.assertIn("http_proxy is not the URL of a proxy", str(error))
             self.assertNotIn("secret", str(error))
+
+    def test_socks(self) -> None:
+        """``socks5h`` with an address, and the user's name; not a host's name, which would be looked up."""
+        for url, place, login in (
+            ("socks5h://127.0.0.1", "127.0.0.1:1080", ("", "")),
+            ("socks5h://localhost:9050/", "127.0.0.1:9050", ("", "")),
+            ("socks5h://me%40x:secret@[::1]:9050", "[::1]:9050", ("me@x", "secret")),
+        ):
+            proxy = proxy_for("https", "a.onion", 443, {"all_proxy": url})
+            assert proxy is not None
+            assert proxy.socks is not None
+            self.assertEqual(str(proxy.socks.addresses[0]), place)
+            self.assertEqual((proxy.socks.username, proxy.socks.password), login)
+            self.assertNotIn("secret", proxy.url + repr(proxy))
+        for url in ("socks5h://p.example:1", f"socks5h://u:{'s' * 256}@127.0.0.1"):
+            error = self.assertRaises(UsageError, proxy_for, "http", "a", 80, {"http_proxy": url})
+            self.assertNotIn("sss", str(error))
+
+    def test_names_of_other_networks(self) -> None:
+        """They are not looked up without a SOCKS5 proxy; with one it gets them."""
+        uri = URI.fromBytes(b"http://abc.onion:80/")
+        for inner in (StandardEndpoints(reactor), ProxyEndpoints(reactor, environment={})):
+            self.assertRaises(UsageError, inner.endpointForURI, uri)
+        socks = ProxyEndpoints(reactor, "socks5h://127.0.0.1:1")
+        self.assertIsInstance(socks.endpointForURI(uri), SocksEndpoint)
 
 
 class Inner(Protocol):

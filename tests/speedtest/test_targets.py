@@ -13,6 +13,7 @@ from twisted.trial.unittest import TestCase
 
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import GridError, ServerUnreachable, UsageError
+from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
 from pipegrid.speedtest import targets
 from pipegrid.speedtest.child_processes import make_client
 from pipegrid.speedtest.targets import ConfiguredGrid, PrivateGrid, connect_s
@@ -115,7 +116,7 @@ class ConfiguredGridTests(TestCase):
     async def _test_nowhere(self) -> None:
         port = self.closed_port()
         with self.assertRaises(ServerUnreachable) as caught:
-            await connect_s(reactor, "127.0.0.1", port)
+            await connect_s(reactor, DIRECT_CONNECTIONS, "127.0.0.1", port)
         self.assertIn(f"cannot connect to 127.0.0.1:{port}", str(caught.exception))
 
     def closed_port(self) -> int:

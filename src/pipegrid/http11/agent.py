@@ -540,6 +540,7 @@ class PipelinedAgent:
         proxy = None
         if parsed.scheme == b"http" and isinstance(self._endpoints, ProxyEndpoints):
             proxy = self._endpoints.proxy_of(parsed)
+            proxy = proxy if proxy is None or proxy.socks is None else None  # it takes no requests
         origin = self._origins[prefix] = _Origin(pool, len(prefix), netloc, proxy)
         return origin
 

@@ -20,7 +20,9 @@ from zope.interface import implementer
 
 from pipegrid.argument_checks import shown
 from pipegrid.errors import UsageError
-from pipegrid.http11.proxy_settings import Proxy, proxy_for, read_proxy
+from pipegrid.http11.proxy_settings import Proxy, check_resolvable, proxy_for, read_proxy
+from pipegrid.reactor.connection_policy import ProxyWay
+from pipegrid.reactor.socks5 import SocksEndpoint
 
 # A tunnel through a proxy: CONNECT (RFC 9110, 9.3.6), then the bytes of any protocol to the target.
 #
@@ -210,12 +212,21 @@ class StandardEndpoints:
 
     def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:
         host = uri.host.decode("ascii")
-        endpoint = HostnameEndpoint(self._reactor, host, uri.port, **self._options)
+        check_resolvable(host)
+        endpoint: IStreamClientEndpoint = HostnameEndpoint(
+            self._reactor, host, uri.port, **self._options
+        )
         if uri.scheme == b"http":
             return endpoint
         if uri.scheme == b"https":
             return self.over_tls(endpoint, uri)
         raise SchemeNotSupported(f"{uri.scheme.decode('latin-1')} is neither http nor https")
+
+    def through(self, proxy: ProxyWay, uri: URI) -> IStreamClientEndpoint:
+        """Return an endpoint for the host of a URI through a SOCKS5 proxy, which looks up its name."""
+        host = uri.host.decode("ascii")
+        endpoint = SocksEndpoint(self._reactor, proxy, host, uri.port)
+        return self.over_tls(endpoint, uri) if uri.scheme == b"https" else endpoint
 
     def over_tls(self, endpoint: IStreamClientEndpoint, uri: URI) -> IStreamClientEndpoint:
         """Wrap an endpoint in TLS to the host of a URI."""
@@ -237,12 +248,12 @@ def _over_tls(endpoint: IStreamClientEndpoint, host: str) -> IStreamClientEndpoi
 class ProxyEndpoints:
     """
     Connections through an HTTP proxy: for https by CONNECT and TLS to the host; for http the proxy forwards
-    the requests.
+    the requests. Or through a SOCKS5 proxy, such as Tor, which looks up names.
 
     Args:
         reactor: makes the connections.
-        proxy: the URL of one proxy for all hosts, ``http://[USER:PASSWORD@]HOST:PORT/`` or ``https://``;
-            None: the proxy that the environment names for each host, if any (``proxy_for``).
+        proxy: the URL of one proxy for all hosts, ``http://[USER:PASSWORD@]HOST:PORT/``, ``https://`` or
+            ``socks5h://``; None: the proxy that the environment names for each host, if any (``proxy_for``).
         inner: connects to the proxy, and to hosts without one, and decides whose certificates are trusted.
         environment: used instead of ``os.environ``.
 
@@ -272,6 +283,8 @@ class ProxyEndpoints:
         proxy = self.proxy_of(uri)
         if proxy is None:
             return self._inner.endpointForURI(uri)
+        if proxy.socks is not None:
+            return self._inner.through(proxy.socks, uri)
         to_proxy = self._inner.endpointForURI(URI.fromBytes(proxy.url.encode("ascii")))
         if uri.scheme != b"https":
             return to_proxy

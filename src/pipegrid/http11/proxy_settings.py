@@ -1,6 +1,9 @@
 """
 The proxy for a host, from the environment, read as curl reads it. Pure.
 
+It speaks HTTP, or SOCKS5 (``socks5h``): that one looks up all names. ``socks5``, with which curl looks up
+names itself, is refused.
+
 ``http_proxy`` is for http, ``https_proxy`` for https, ``all_proxy`` for both; hosts in ``no_proxy`` are
 connected directly. All but ``http_proxy`` may be in capitals: a web server sets ``HTTP_PROXY`` for its
 scripts from the ``Proxy:`` header of any request.
@@ -11,13 +14,19 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 import attrs
 
 from pipegrid.errors import UsageError
+from pipegrid.reactor.connection_policy import (
+    ProxyAddress,
+    ProxyWay,
+    is_overlay_name,
+    parse_proxy_address,
+)
 
-PORTS = {"http": 80, "https": 443}
+PORTS = {"http": 80, "https": 443, "socks5h": 1080}
 
 
 @attrs.frozen
@@ -26,7 +35,8 @@ class Proxy:
     A proxy.
 
     Attributes:
-        scheme: how to connect to the proxy: http or https.
+        scheme: how to connect to the proxy: http, https or socks5h.
+        login: user name and password of a SOCKS5 proxy; empty: none. Not in ``repr``.
         authorization: a whole header line for the proxy, with its end; b"": none. Not in ``repr``.
     """
 
@@ -34,6 +44,15 @@ class Proxy:
     host: str
     port: int
     authorization: bytes = attrs.field(default=b"", repr=False)
+    login: tuple[str, str] = attrs.field(default=("", ""), repr=False)
+
+    @property
+    def socks(self) -> ProxyWay | None:
+        """The way through it, if it speaks SOCKS5."""
+        if self.scheme != "socks5h":
+            return None
+        address = ProxyAddress(self.host, self.port)
+        return ProxyWay("the SOCKS proxy", (address,), False, *self.login)
 
     @property
     def url(self) -> str:
@@ -82,15 +101,52 @@ def read_proxy(url: str, name: str) -> Proxy:
         port = parts.port
     except ValueError:
         raise UsageError(f"{name} is not the URL of a proxy; give http://HOST:PORT/") from None
+    if parts.scheme in ("socks5", "socks4", "socks4a", "socks"):
+        raise UsageError(
+            f"{name} is not the URL of a proxy that can be used: {parts.scheme} looks up names here, which "
+            "reveals them; give socks5h://HOST:PORT"
+        )
     if parts.scheme not in PORTS or not parts.hostname or not parts.hostname.isascii():
         raise UsageError(
-            f"{name} is not the URL of a proxy that can be used; give http://HOST:PORT/ or https://"
+            f"{name} is not the URL of a proxy that can be used; give http://HOST:PORT/, https:// or "
+            "socks5h://"
         )
+    if parts.scheme == "socks5h":
+        return _socks_proxy(parts, port or PORTS["socks5h"], name)
     authorization = b""
     if parts.username is not None:
         words = unquote_to_bytes(parts.username) + b":" + unquote_to_bytes(parts.password or "")
         authorization = b"Proxy-Authorization: Basic %s\r\n" % b64encode(words)
     return Proxy(parts.scheme, parts.hostname, port or PORTS[parts.scheme], authorization)
+
+
+def _socks_proxy(parts: SplitResult, port: int, name: str) -> Proxy:
+    host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
+    try:
+        address = parse_proxy_address(f"{host}:{port}")
+    except ValueError as error:
+        raise UsageError(f"{name} is {parts.scheme}://{host}:{port}, and {error}") from None
+    login = tuple(
+        unquote_to_bytes(each or "").decode("utf-8", "replace")
+        for each in (parts.username, parts.password)
+    )
+    if any(len(each.encode("utf-8")) > 255 for each in login):
+        raise UsageError(f"{name} has a user name or password of more than 255 bytes; correct it")
+    return Proxy("socks5h", address.host, address.port, login=(login[0], login[1]))
+
+
+def check_resolvable(host: str) -> None:
+    """
+    Check that a name may be looked up without Tor.
+
+    Raises:
+        UsageError: only Tor or I2P know it.
+    """
+    if is_overlay_name(host):
+        raise UsageError(
+            f"only Tor or I2P know {host}, and it is not looked up without them; give the proxy, such as "
+            "ALL_PROXY=socks5h://127.0.0.1:9050"
+        )
 
 
 def is_exempt(host: str, port: int, exempt: str) -> bool:

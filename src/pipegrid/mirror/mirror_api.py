@@ -425,6 +425,10 @@ class Mirror:
         proxy = address.proxy
         if proxy is None:
             return lambda: self._endpoints.endpointForURI(uri)
+        socks = proxy.socks
+        if socks is not None:
+            endpoints = self._secured or StandardEndpoints(self._reactor)
+            return lambda: endpoints.through(socks, uri)
         via = URI.fromBytes(proxy.url.encode("ascii"))
         if address.scheme == "http":
             return lambda: self._endpoints.endpointForURI(via)

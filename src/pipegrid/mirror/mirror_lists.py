@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from hashlib import new as new_hash
@@ -204,6 +205,7 @@ def fetched_list(url: str, tls: TlsFiles | None = None) -> bytes:
     if not url.lower().startswith(_SCHEMES):
         raise UsageError(f"{name} is not the URL of a list of mirrors; give http://… or https://…")
 
+    _check_proxies(url, name)
     if tls is not None:
         tls.show_to(url)
     opener = urllib.request.build_opener(*_handlers(name, tls))
@@ -231,6 +233,26 @@ def fetched_list(url: str, tls: TlsFiles | None = None) -> bytes:
             f"{name}: its server does not speak HTTP ({quoted(str(error))})"
         ) from error
     return _bounded(data, name)
+
+
+def _check_proxies(url: str, name: str) -> None:
+    """
+    Check that the standard library can fetch a list as the environment demands.
+
+    Raises:
+        UsageError: a SOCKS5 proxy must be used, which it does not know; or only Tor or I2P know the host.
+    """
+    from urllib.parse import urlsplit
+
+    from pipegrid.http11.proxy_settings import check_resolvable
+
+    check_resolvable(urlsplit(url).hostname or "")
+    for variable, value in os.environ.items():
+        if variable.lower().endswith("_proxy") and value.lower().startswith("socks"):
+            raise UsageError(
+                f"{name} is a list of mirrors, which is not fetched through {variable}, a SOCKS proxy; "
+                "give mirrors with --from"
+            )
 
 
 def _handlers(name: str, tls: TlsFiles | None) -> list[type[BaseHandler]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pipegrid.errors import UsageError
 from pipegrid.mirror.archive_file import Value, quoted
 from pipegrid.mirror.preconnect_mirrors import plain_url
+from pipegrid.reactor.connection_policy import is_overlay_name
 from pipegrid.version import __version__
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
@@ -231,17 +232,22 @@ def through(address: Address, environment: Mapping[str, str]) -> Address:
     """
     Return the address through the environment's proxy, if there is one for it.
 
-    For http the proxy gets the whole URL; for https it makes a tunnel, and sees nothing else.
+    For http the proxy gets the whole URL; for https it makes a tunnel, and sees nothing else. A SOCKS5 proxy
+    makes a tunnel in both cases.
 
     Raises:
-        UsageError: the environment names something other than a proxy.
+        UsageError: the environment names something other than a proxy; or only Tor or I2P know the host, and
+            it is not reached through a SOCKS5 proxy.
     """
-    if not any(name.lower().endswith("_proxy") for name in environment):
+    has_proxy = any(name.lower().endswith("_proxy") for name in environment)
+    if not has_proxy and not is_overlay_name(address.host):
         return address
-    from pipegrid.http11.proxy_settings import proxy_for  # few runs need it
+    from pipegrid.http11.proxy_settings import check_resolvable, proxy_for  # few runs need it
 
     proxy = proxy_for(address.scheme, address.host, address.port, environment)
-    if proxy is None or address.scheme == "https":
+    if proxy is None or proxy.socks is None:
+        check_resolvable(address.host)
+    if proxy is None or proxy.socks is not None or address.scheme == "https":
         return address.replaced(proxy=proxy)
     prefix = b"http://%s%s" % (address.netloc, address.prefix)
     return address.replaced(proxy=proxy, prefix=prefix, headers=proxy.authorization)

@@ -76,6 +76,8 @@ def plain_url(url: str) -> tuple[str, str, int, str] | None:
     letters = host.replace("-", "a").replace(".", "a") + path.translate(_IN_PATHS)
     if scheme not in ("http", "https") or not host or not (letters.isascii() and letters.isalnum()):
         return None
+    if host.lower().endswith((".onion", ".i2p")):
+        return None  # only Tor or I2P know it
     if not colon:
         return scheme, host.lower(), 443 if scheme == "https" else 80, path
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):

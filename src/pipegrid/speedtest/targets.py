@@ -13,7 +13,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import attrs
-from twisted.internet.endpoints import HostnameEndpoint, connectProtocol
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import connectProtocol
 from twisted.internet.protocol import Protocol as Connection
 
 from pipegrid.core.caps import ChkCap, parse_cap
@@ -22,6 +23,12 @@ from pipegrid.errors import GridError, ServerUnreachable, UsageError
 from pipegrid.grid import client_config
 from pipegrid.grid.client_paths import default_directory, is_configured
 from pipegrid.grid.file_grid import Grid
+from pipegrid.reactor.connection_policy import (
+    DIRECT_CONNECTIONS,
+    ConnectionPolicy,
+    is_overlay_name,
+)
+from pipegrid.reactor.socks5 import endpoint_through
 from pipegrid.reactor.trace import Tracing
 from pipegrid.speedtest.child_processes import (
     LOOPBACK,
@@ -129,17 +136,21 @@ async def check_space(target: FileTarget, needed_bytes: int) -> None:
         )
 
 
-async def connect_s(reactor: Any, host: str, port: int) -> float:
+async def connect_s(reactor: Any, policy: ConnectionPolicy, host: str, port: int) -> float:
     """
     Return how long it takes to open a TCP connection, which the other end's kernel answers.
+
+    Args:
+        policy: the way to the host.
 
     Raises:
         ServerUnreachable: no server listens there.
     """
-    endpoint = HostnameEndpoint(reactor, host, port, CONNECT_TIMEOUT_S)
     began = time.perf_counter()
     try:
-        connection = await connectProtocol(endpoint, Connection())
+        endpoint = endpoint_through(policy, reactor, host, port)
+        connecting: Deferred[Any] = connectProtocol(endpoint, Connection())
+        connection = await connecting.addTimeout(CONNECT_TIMEOUT_S, reactor)
     except Exception as error:
         raise ServerUnreachable(
             f"cannot connect to {host}:{port}: {str(error).rstrip('.')}; is it running?",
@@ -289,6 +300,7 @@ class ConfiguredGrid(FileTarget):
         self.directory = directory or default_directory()
         self.responders = responders
         self._places: dict[str, HostPort] = {}
+        self._ways: dict[str, ConnectionPolicy] = {}
         self._free: int | None = None
 
     def __str__(self) -> str:
@@ -308,8 +320,10 @@ class ConfiguredGrid(FileTarget):
         try:
             statuses = await grid.status()
             self.params, self.happy = grid.config.params, grid.config.happy
+            self._check_responders(grid.config.connections)
         finally:
             await grid.close()
+        config = grid.config
         there = [each for each in statuses if each.reachable]
         if len(there) < self.happy:
             gone = next((each for each in statuses if not each.reachable), None)
@@ -326,6 +340,7 @@ class ConfiguredGrid(FileTarget):
             host, _, port = each.address.rpartition(":")
             if each.protocol in ("https", "foolscap") and port.isdigit():
                 self._places[each.nickname] = (host, int(port))
+                self._ways[each.nickname] = config.connections_to(each.server_id)
                 if each.protocol == "https":
                     self.names[host, int(port)] = each.nickname
         rooms = [each.available_bytes for each in there if each.available_bytes is not None]
@@ -333,11 +348,25 @@ class ConfiguredGrid(FileTarget):
             # Shares are spread evenly, so the fullest server is the first to reject one.
             self._free = min(rooms) * self.servers
 
+    def _check_responders(self, policy: ConnectionPolicy) -> None:
+        """
+        Check that responders may be connected to directly, as the speed test does.
+
+        Raises:
+            UsageError: the directory's settings permit no direct connections.
+        """
+        if self.responders and not policy.is_direct:
+            raise UsageError(
+                f"responders are connected to directly, and the settings of {self.directory} forbid that; "
+                "leave --responder out"
+            )
+
     async def round_trips(self, count: int) -> list[RoundTrip]:
         """Measure how long connecting to each server takes: one round trip of TCP."""
         measured = []
         for name, place in self._places.items():
-            times_s = [await connect_s(self._reactor, *place) for _ in range(count)]
+            policy = self._ways[name]
+            times_s = [await connect_s(self._reactor, policy, *place) for _ in range(count)]
             measured.append(RoundTrip(name, times_s))
         return measured
 
@@ -366,6 +395,11 @@ class Gateway(FileTarget):
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
             raise UsageError(
                 f"{url!r} is not a gateway; give its URL, such as http://127.0.0.1:3456"
+            )
+        if is_overlay_name(parts.hostname):
+            raise UsageError(
+                f"{parts.hostname} is known only to Tor or I2P, and a gateway is asked without them; give a "
+                "gateway on this machine"
             )
         super().__init__(reactor)
         self._url = url.rstrip("/").removesuffix("/uri")
@@ -398,7 +432,8 @@ class Gateway(FileTarget):
     async def round_trips(self, count: int) -> list[RoundTrip]:
         """Measure how long connecting to the gateway takes; its servers are not visible."""
         name = f"{self._place[0]}:{self._place[1]}"
-        samples = [await connect_s(self._reactor, *self._place) for _ in range(count)]
+        policy = DIRECT_CONNECTIONS
+        samples = [await connect_s(self._reactor, policy, *self._place) for _ in range(count)]
         return [RoundTrip(name, samples)]
 
 
