@@ -193,6 +193,8 @@ class ParseTests(SynchronousTestCase):
             peer = open_server(reactor, known, windows, policy)
             found = (peer.protocol, peer.address.rpartition(":")[0])
             self.assertEqual(found, expected, (nurls, furl))
+            direct = policy in (DIRECT_CONNECTIONS, no_tor) and "onion" not in found[1]
+            self.assertEqual(peer.connects_slowly, not direct)
 
     def test_bad_entries_are_skipped(self) -> None:
         """Each is named with its reason, and the others are there."""

@@ -33,7 +33,7 @@ from pipegrid.errors import NotEnoughSharesError, ServerError, SinkError, UsageE
 from pipegrid.flow.concurrency_limits import MANY, Budget, SmallFileCapacity
 from pipegrid.grid.client_config import GridConfig, check_happy
 from pipegrid.grid.open_grid import OpenOptions, open_grid
-from pipegrid.grid.server_readiness import STATUS_SILENCE_S, Readiness
+from pipegrid.grid.server_readiness import Readiness, status_silence_s
 from pipegrid.grid.server_registry import ServerRegistry, Warnings
 from pipegrid.reactor.deferreds import (
     Deadlines,
@@ -1160,12 +1160,13 @@ async def status_of(peer: Peer, clock: IReactorTime) -> ServerStatus:
     """Return a server's status; if it does not respond, the status has the reason."""
     reason, rtt_s, application, available_bytes = None, None, None, None
     started = clock.seconds()
+    limit_s = status_silence_s(peer)
     try:
-        version = await CallTimeout(clock, STATUS_SILENCE_S).answer(peer.server.version(), peer)
+        version = await CallTimeout(clock, limit_s).answer(peer.server.version(), peer)
         if peer.protocol in ("https", "foolscap"):
             # The first request included the connection; measure the round trip with a second one.
             started = clock.seconds()
-            version = await CallTimeout(clock, STATUS_SILENCE_S).answer(peer.server.version(), peer)
+            version = await CallTimeout(clock, limit_s).answer(peer.server.version(), peer)
     except ServerError as error:
         reason = str(error)
     else:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 STATUS_SILENCE_S = 10.0
 """The time limit for a status request, since a person waits for it."""
+SLOW_STATUS_SILENCE_S = 60.0
+"""The same where connecting may take long: Tor makes circuits first."""
 
 
 WAIT_FOR_S = 60.0
@@ -33,6 +35,11 @@ WAIT_FOR_S = 60.0
 
 _ASK_AGAIN_S = 1.0
 _LOOK_AGAIN_S = 0.05
+
+
+def status_silence_s(peer: Peer) -> float:
+    """Return the time limit for a status request to a server."""
+    return SLOW_STATUS_SILENCE_S if peer.connects_slowly else STATUS_SILENCE_S
 
 
 class Readiness:
@@ -112,7 +119,7 @@ class Readiness:
 
         async def ask(peer: Peer) -> None:
             try:
-                watch = CallTimeout(self._clock, STATUS_SILENCE_S)
+                watch = CallTimeout(self._clock, status_silence_s(peer))
                 await watch.answer(peer.server.version(), peer)
             except ServerError:
                 await deferLater(self._clock, _ASK_AGAIN_S, lambda: None)

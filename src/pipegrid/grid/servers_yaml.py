@@ -71,6 +71,8 @@ The most unacknowledged bytes over connections that free what the kernel has tak
 200 ms. More did not help where ten servers took 300 MB/s; with 44 MiB a put of 100 MB over 100 ms took
 1.9 s instead of 1.4.
 """
+PROXY_CONNECT_S = 60.0
+"""How long connecting through a proxy may take, TLS included: Tor makes circuits first."""
 _LEAST_WINDOW_BYTES = 256 << 10
 _MAX_FILE_BYTES = 16 << 20
 _ENTRY = re.compile(rb"""\bann["']?\s*:""")
@@ -360,7 +362,9 @@ def open_server(
         assert furl is not None
         server = _open_foolscap(reactor, known.identity, furl, policy, throttle)
         pipeline = Pipeline(AutoWindow(maximum_bytes=windows.held_bytes), reactor)
-        return Peer(server, pipeline, "foolscap", furl.address)
+        peer = Peer(server, pipeline, "foolscap", furl.address)
+        peer.connects_slowly = not _is_direct(furl, policy)
+        return peer
     beside = furl if foolscap_beside else None
     by_owner: dict[tuple[bytes, str], list[Nurl]] = {}
     for each in nurls:
@@ -376,7 +380,9 @@ def open_server(
     if furl is not None:
         opens = partial(_open_foolscap, reactor, known.identity, furl, policy, throttle)
         routes.append(Route("foolscap", furl.address, lambda told: opens()))
-    return _peer_over(reactor, known.identity, routes, windows)
+    peer = _peer_over(reactor, known.identity, routes, windows)
+    peer.connects_slowly = not policy.is_direct_to(*nurls[0].place)
+    return peer
 
 
 def _reachable_nurls(known: KnownServer, policy: ConnectionPolicy) -> list[Nurl]:
@@ -400,12 +406,9 @@ def _reachable_nurls(known: KnownServer, policy: ConnectionPolicy) -> list[Nurl]
 
 
 def _is_direct(furl: Furl | None, policy: ConnectionPolicy) -> bool:
-    """Return whether a hint of a fURL is for TCP, and the policy permits it."""
+    """Return whether a hint of a fURL leads to the server without a proxy."""
     places = [server_address.place_of(hint) for hint in ([] if furl is None else furl.hints)]
-    return any(
-        place is not None and not place.through_tor and policy.permits(place.host)
-        for place in places
-    )
+    return any(place is not None and policy.is_direct_to(*place) for place in places)
 
 
 def _reachable_furl(
@@ -468,7 +471,11 @@ def _open_gbs(
 ) -> GbsServer:
     """Return a server that is reached over HTTPS, by NURLs with the same key and secret."""
     from pipegrid.transport.gbs.client import GbsServer, endpoints_for_all
+    from pipegrid.transport.gbs.requests import GbsSettings
 
+    settings = GbsSettings()
+    if not policy.is_direct_to(*nurls[0].place):
+        settings = attrs.evolve(settings, connect_timeout_s=PROXY_CONNECT_S)
     identity = known.identity
     endpoints = endpoints_for_all(reactor, nurls, identity.nickname, policy, throttle, ahead, told)
     beside = None
@@ -479,6 +486,7 @@ def _open_gbs(
         nurls[0],
         endpoints,
         reactor,
+        settings,
         bundle_bytes=known.bundle_bytes,
         open_beside=beside,
     )
@@ -497,6 +505,8 @@ def _open_foolscap(
     from pipegrid.transport.foolscap.link import TubConnector
 
     settings = FoolscapSettings(close_behind=beside is None)
+    if not _is_direct(address, policy):
+        settings = attrs.evolve(settings, connect_timeout_s=PROXY_CONNECT_S)
     pin = None if beside is None else beside.spki_hash
     try:
         return FoolscapServer(

@@ -135,6 +135,10 @@ class ConnectionPolicy(NamedTuple):
             )
         return self.tcp
 
+    def is_direct_to(self, host: str, _port: int = 0, through_tor: bool = False) -> bool:
+        """Return whether a host is connected to without a proxy."""
+        return isinstance(self.way_to(host, through_tor), DirectWay)
+
     def permits(self, host: str, through_tor: bool = False) -> bool:
         """Return whether there is a way to a host."""
         return not isinstance(self.way_to(host, through_tor), RefusedWay)

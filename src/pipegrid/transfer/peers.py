@@ -41,6 +41,7 @@ class Peer:
         preferred: whether the server comes before the others on every file's ring.
         no_uploads: returns why the server gets no new shares now; None: it gets some.
         certified: its certificate of a configured grid manager, which may have expired; None: it has none.
+        connects_slowly: whether connecting may take tens of seconds, as through Tor.
     """
 
     server: StorageServer
@@ -50,6 +51,7 @@ class Peer:
     preferred: bool = False
     no_uploads: Callable[[], str | None] = lambda: None
     certified: Certified | None = None
+    connects_slowly: bool = False
 
     @property
     def identity(self) -> ServerIdentity:
