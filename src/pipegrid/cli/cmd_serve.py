@@ -79,6 +79,7 @@ class ServeOptions(NamedTuple):
         Raises:
             UsageError: options contradict each other.
         """
+        self.check()
         settings = found.serve_settings(
             directory,
             **self._places(directory, found),
@@ -108,9 +109,21 @@ class ServeOptions(NamedTuple):
             "max_per_address": self.max_per_address,
         }
         if not self.tor:
+            return given
+        onion = found.onion_settings(directory, self.port, self.tor_control_port)
+        return {**onion, "max_per_address": self.max_per_address or onion["max_per_address"]}
+
+    def check(self) -> None:
+        """
+        Check that the options do not contradict each other, before anything is sent.
+
+        Raises:
+            UsageError: they do.
+        """
+        if not self.tor:
             if self.tor_control_port is not None:
                 raise UsageError("--tor-control-port is for an onion service; give --tor, too")
-            return given
+            return
         if self.location is not None:
             raise UsageError("--tor makes the address for clients; leave --location out")
         if self.join is not None:
@@ -118,8 +131,6 @@ class ServeOptions(NamedTuple):
                 "--join and --tor cannot be given together; join with 'pipegrid join' first, and then 'serve "
                 "--tor'"
             )
-        onion = found.onion_settings(directory, self.port, self.tor_control_port)
-        return {**onion, "max_per_address": self.max_per_address or onion["max_per_address"]}
 
 
 class ServeJob(GridJob):
@@ -409,6 +420,7 @@ def serve_command(options: ServeOptions) -> GridJob:
     keeps the server's key. It may be a Tahoe-LAFS node's directory: its tahoe.cfg is followed, and options
     given here take precedence.
     """
+    options.check()
     return UsageJob(options) if options.usage else ServeJob(options)
 
 
