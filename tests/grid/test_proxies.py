@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from pipegrid.grid import Grid
 from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import CONFIG_NAME, SERVERS_NAME
 from pipegrid.server.serve import ServeSettings, StorageNode
+from tests.interop.round_trips import RoundTrips
 from tests.socks_proxy import OnlyProxies, SocksProxy
 
 reactor: Any = installed_reactor
@@ -136,6 +138,43 @@ class ProxyGridTests(TestCase):
             {len(seen) for seen in logins.values()}, {1, 2}
         )  # None for the other proxy
         self.assertEqual(len(set.union(*logins.values())), 4)
+
+    def test_round_trips(self) -> Deferred[None]:
+        """A put and a get cost as many through the proxy as over TCP, from the first connection on."""
+        return Deferred.fromCoroutine(self._test_round_trips())
+
+    async def _test_round_trips(self) -> None:
+        trips = RoundTrips(reactor)
+        self.proxy.port_of = {port: trips.listen("127.0.0.1", port) for port in self.ports}
+        tor = "\n[connections]\ntcp = tor\n[tor]\nsocks.port = PORT\n"
+        counted = {}
+        for foolscap in (False, True):
+            for settings in ("", tor):
+                place = self.client(settings, foolscap)
+                if not settings:
+                    path = place / SERVERS_NAME
+                    text = path.read_text().replace("pb+tor:", "pb:").replace("tor:", "tcp:")
+                    for name in NAMES:
+                        text = text.replace(name, "127.0.0.1")
+                    for port, behind in self.proxy.port_of.items():
+                        text = text.replace(f":{port}/", f":{behind}/")
+                    path.write_text(text)
+                counted[foolscap, bool(settings)] = await self.count(trips, place)
+        await trips.close()
+        self.assertEqual(counted[False, False], counted[False, True])
+        self.assertEqual(counted[True, False], counted[True, True])
+        self.assertEqual(counted[False, True][1:], [1, 1])
+
+    async def count(self, trips: RoundTrips, place: Path) -> list[int]:
+        """Return the round trips of a first put, a second one, and a get."""
+        grid = await Grid.open(reactor, place)
+        self.grids.append(grid)
+        first, cold = await trips.count(lambda: grid.put(b"c" * 200, happy=3))
+        await grid.read(first.cap)  # over connections of their own
+        stored, put = await trips.count(lambda: grid.put(os.urandom(200), happy=3))
+        _, get = await trips.count(lambda: grid.read(stored.cap))
+        await self.grids.pop().close()
+        return [cold, put, get]
 
     def test_one_server(self) -> Deferred[None]:
         """``connections: {tcp: tor}`` of a server is followed, in place of the setting for all."""

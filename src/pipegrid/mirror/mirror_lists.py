@@ -14,6 +14,7 @@ from pipegrid.mirror.archive_file import DIGEST_BYTES, BadEntry, MirrorError, qu
 from pipegrid.mirror.mirror_urls import parse_url
 from pipegrid.mirror.redirects import MAX_REDIRECTS, shown_url
 from pipegrid.mirror.rpm_metadata import XmlParser
+from pipegrid.reactor.connection_policy import is_overlay_name
 from pipegrid.version import __version__
 
 if TYPE_CHECKING:
@@ -244,9 +245,12 @@ def _check_proxies(url: str, name: str) -> None:
     """
     from urllib.parse import urlsplit
 
-    from pipegrid.http11.proxy_settings import check_resolvable
-
-    check_resolvable(urlsplit(url).hostname or "")
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        raise UsageError(f"{name} is not the URL of a list of mirrors; correct it") from None
+    if is_overlay_name(host):
+        raise UsageError(f"{name}: only Tor or I2P know its host; give mirrors with --from")
     for variable, value in os.environ.items():
         if variable.lower().endswith("_proxy") and value.lower().startswith("socks"):
             raise UsageError(

@@ -189,7 +189,7 @@ class Nurl:
 
     @property
     def place(self) -> HintPlace:
-        """Where it leads."""
+        """Where it leads, as hints of fURLs do."""
         return HintPlace(self.host, self.port, self.leads_through_tor)
 
     @property
