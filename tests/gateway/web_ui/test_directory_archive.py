@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
 
+import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
+from twisted.logger import LogEvent, formatEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.caps import DirectoryCap, LitCap, UnknownCap
+from pipegrid.core import base32
+from pipegrid.core.caps import Cap, DirectoryCap, LitCap, UnknownCap
 from pipegrid.core.mutable.directory_edits import Link
-from pipegrid.errors import DirectoryError, NotEnoughSharesError
-from pipegrid.gateway.body_spool import BodySpool, SpoolSpace
+from pipegrid.errors import AccessProhibited, DirectoryError, NotEnoughSharesError
+from pipegrid.gateway.body_spool import BodyRefused, BodySpool, SpoolSpace
 from pipegrid.gateway.http_response import ResponseStream
+from pipegrid.gateway.web_api.check_json import storage_index_text
 from pipegrid.gateway.web_api.paced_download import SMALL_BYTES
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui import directory_archive
-from pipegrid.gateway.web_ui.directory_archive import ArchiveCount, DirectoryArchive
+from pipegrid.gateway.web_ui.directory_archive import (
+    LOGGED_INDEXES,
+    ArchiveCount,
+    DirectoryArchive,
+    MissingMembers,
+)
 from pipegrid.gateway.web_ui.zip_archive import (
     MAX_NAME_BYTES,
     MemberNames,
@@ -66,12 +76,13 @@ class ArchiveTestCase(GatewayTestCase):
         self.http = _Http()
         self.stream = ResponseStream(self.http)
         self.space = SpoolSpace(Path(self.mktemp()), 0)
-        self.listing = BodySpool(self.space)
+        self.listing, self.missing = BodySpool(self.space), BodySpool(self.space)
         self.addCleanup(self.listing.close)
+        self.addCleanup(self.missing.close)
 
     def start(self, cap: DirectoryCap, top: str = "photos") -> Deferred[None]:
         turns = DeferredSemaphore(4)
-        archive = DirectoryArchive(self.grid, self.stream, self.listing, turns)
+        archive = DirectoryArchive(self.grid, self.stream, self.listing, self.missing, turns)
         return Deferred.fromCoroutine(archive.send(cap, top))
 
     def archive(self, cap: DirectoryCap) -> zipfile.ZipFile:
@@ -143,8 +154,136 @@ class WholeTests(ArchiveTestCase):
         self.assertLess(self.world.round_trips(began_s), 8)
 
 
+class MissingTests(ArchiveTestCase):
+    """What cannot be read is named in the last member and in the log; the rest is there."""
+
+    def check_missing(self, root: DirectoryCap, *expected: tuple[str, str]) -> None:
+        """Check which paths the last member of an archive names, each with words of the reason."""
+        log = self.capture_log()
+        with self.archive(root) as found:
+            self.assertIsNone(found.testzip())
+            names = found.namelist()
+            self.assertEqual(names.pop(), "MISSING FROM photos.txt")
+            text = found.read("MISSING FROM photos.txt").decode()
+            self.assertEqual(found.read("photos/a"), b"there")
+            self.assertEqual(found.read("photos/z"), b"sent")
+        head, *listed = text.split("\n\n")
+        self.assertIn("This archive of 'photos' is not complete", head)
+        for part, (path, words) in zip(listed, expected, strict=True):
+            self.assertEqual(part.splitlines()[0], path)
+            self.assertIn(words, part.splitlines()[1])
+            self.assertNotIn(path, names)
+        self.assertNotIn("URI:", text)
+        [line] = [line for line in log if "an archive was sent without" in line]
+        self.assertIn(f"without {len(expected)} of its files", line)
+
+    def capture_log(self) -> list[str]:
+        lines: list[str] = []
+
+        def note(event: LogEvent) -> None:
+            lines.append(formatEvent(event))
+
+        globalLogPublisher.addObserver(note)
+        self.addCleanup(globalLogPublisher.removeObserver, note)
+        return lines
+
+    def around(self, **children: Cap) -> DirectoryCap:
+        return self.make_directory(a=LitCap(b"there"), z=LitCap(b"sent"), **children)
+
+    def test_lost_files(self) -> None:
+        """A small one, a large one and a mutable one, with their storage indexes in the log."""
+        small, large = self.put(CHK_DATA), self.put(LARGE)
+        mutable = self.world.run(self.grid.create_mutable(b"mutable")).cap
+        sub = self.make_directory(small=small, good=self.put(CHK_DATA + b"!"))
+        root = self.around(sub=sub, large=large, mutable=mutable)
+        for lost in (small, large, mutable):
+            self.delete_shares(lost, keep=2)
+        log = self.capture_log()
+        self.check_missing(
+            root,
+            ("photos/large", "shares"),
+            ("photos/mutable", "shares"),
+            ("photos/sub/small", "shares"),
+        )
+        [line] = [line for line in log if "an archive was sent without" in line]
+        for lost in (small, large, mutable):
+            self.assertIn(storage_index_text(lost), line)
+        with zipfile.ZipFile(io.BytesIO(self.http.data)) as found:
+            self.assertEqual(found.read("photos/sub/good"), CHK_DATA + b"!")
+
+    def test_lost_in_the_middle(self) -> None:
+        """A part of a large file is in the archive's bytes, and is no member of it."""
+        lost = self.put(LARGE * 4)
+        root = self.around(b=lost)
+        index = base32.decode(storage_index_text(lost))
+        for server in self.world.servers:
+            for share in Path(server.store._paths.directory(index)).iterdir():
+                with share.open("r+b") as file:
+                    file.seek(len(LARGE))  # three quarters of its blocks are before that
+                    file.write(b"damaged" * 1000)
+        self.check_missing(root, ("photos/b", "1 good share"))
+        self.assertIn(LARGE, self.http.data)
+        self.assertLess(len(self.http.data), 4 * len(LARGE))
+        path = Path(self.mktemp()).resolve()
+        path.mkdir()
+        (path / "a.zip").write_bytes(self.http.data)
+        subprocess.run(["unzip", "-q", "a.zip"], cwd=path, check=True)
+        self.assertEqual(sorted(os.listdir(path / "photos")), ["a", "z"])
+
+    def test_lost_directory(self) -> None:
+        dead = self.make_directory()
+        root = self.around(b=dead)
+        self.delete_shares(dead)
+        self.check_missing(root, ("photos/b", "shares"))
+
+    def test_a_directory_in_itself(self) -> None:
+        root = self.around()
+        self.world.run(self.grid.directory(root).link("again", root))
+        self.check_missing(root, ("photos/again", "contains itself"))
+
+    def test_unknown_object(self) -> None:
+        root = self.around(b=UnknownCap("ro.URI:FUTURE:abc"))
+        self.check_missing(root, ("photos/b", "of a kind"))
+
+    def test_too_long_path(self) -> None:
+        self.patch(directory_archive, "MAX_PATH_BYTES", 24)
+        root = self.around(b=self.make_directory(**{"n" * 20: LitCap(b"x")}))
+        self.check_missing(root, (f"photos/b/{'n' * 20}", "more than 24 bytes"))
+
+    def test_blocked(self) -> None:
+        """What ``access.blacklist`` blocks is not in an archive either."""
+        blocked = self.put(CHK_DATA)
+
+        def check_access(cap: object) -> None:
+            if cap == blocked:
+                raise AccessProhibited("it is blocked")
+
+        self.patch(self.grid, "check_access", check_access)
+        self.check_missing(self.around(b=blocked), ("photos/b", "It is blocked."))
+        self.assertNotIn(CHK_DATA, self.http.data)
+
+    def test_many(self) -> None:
+        """Their list goes to a file, and the log names a few."""
+        missing = MissingMembers(self.missing)
+        cap = self.put(CHK_DATA)
+        for number in range(3000):
+            missing.add(f"photos/{'n' * 5000}{number}", cap, NotEnoughSharesError("lost", 3, 2))
+        self.assertGreater(self.space.used_bytes, 3000 * 4000)
+        log = self.capture_log()
+        archive = ZipStream(self.stream.write, self.listing)
+        self.run_now(missing.send(archive, self.stream, "photos"))
+        missing.log()
+        for piece in archive.finish():
+            archive.write_listing(piece)
+        archive.close()
+        with zipfile.ZipFile(io.BytesIO(self.http.data)) as found:
+            self.assertEqual(found.read("MISSING FROM photos.txt").count(b"Lost.\n"), 3000)
+        self.assertEqual(log[-1].count(storage_index_text(cap)), LOGGED_INDEXES)
+        self.assertIn("and 2980 more", log[-1])
+
+
 class VisiblyBrokenTests(ArchiveTestCase):
-    """What cannot be read ends the archive, and what has arrived of it is refused by who opens it."""
+    """If the tree cannot be walked to its end, what has arrived is refused by who opens it."""
 
     def check_broken(self, root: DirectoryCap, error: type[Exception]) -> None:
         with self.assertRaises(error) as raised:
@@ -153,22 +292,6 @@ class VisiblyBrokenTests(ArchiveTestCase):
         with self.assertRaises(zipfile.BadZipFile):
             zipfile.ZipFile(io.BytesIO(self.http.data))
 
-    def test_lost_file(self) -> None:
-        for data in (CHK_DATA, LARGE):
-            lost = self.put(data)
-            root = self.make_directory(a=LitCap(b"there"), b=lost, c=LitCap(b"not sent"))
-            self.delete_shares(lost, keep=2)
-            self.http.pieces.clear()
-            self.check_broken(root, NotEnoughSharesError)
-            self.assertIn(b"there", self.http.data)
-            self.assertNotIn(b"not sent", self.http.data)
-
-    def test_lost_directory(self) -> None:
-        dead = self.make_directory()
-        root = self.make_directory(a=LitCap(b"there"), b=dead)
-        self.delete_shares(dead)
-        self.check_broken(root, NotEnoughSharesError)
-
     def test_lost_root(self) -> None:
         """Nothing has been written, so that the response is an error like any other."""
         root = self.make_directory()
@@ -176,30 +299,20 @@ class VisiblyBrokenTests(ArchiveTestCase):
         self.check_broken(root, NotEnoughSharesError)
         self.assertFalse(self.stream.has_begun)
 
-    def test_a_directory_in_itself(self) -> None:
-        root = self.make_directory(a=LitCap(b"there"))
-        self.world.run(self.grid.directory(root).link("again", root))
+    def test_too_many_objects(self) -> None:
+        limits = attrs.evolve(directory_archive.LIMITS, objects=3)
+        self.patch(directory_archive, "LIMITS", limits)
+        root = self.make_directory(**{f"f{n}": LitCap(b"there") for n in range(5)})
         self.check_broken(root, DirectoryError)
+        self.assertIn(b"there", self.http.data)
 
-    def test_unknown_object(self) -> None:
-        root = self.make_directory(a=UnknownCap("ro.URI:FUTURE:abc"))
-        self.check_broken(root, DirectoryError)
-
-    def test_too_long_path(self) -> None:
-        self.patch(directory_archive, "MAX_PATH_BYTES", 20)
-        root = self.make_directory(a=self.make_directory(**{"n" * 20: LitCap(b"x")}))
-        self.check_broken(root, DirectoryError)
-
-    def test_blocked(self) -> None:
-        """What ``access.blacklist`` blocks is not in an archive either."""
-        blocked = self.put(CHK_DATA)
-
-        def check_access(cap: object) -> None:
-            if cap == blocked:
-                raise DirectoryError("blocked")
-
-        self.patch(self.grid, "check_access", check_access)
-        self.check_broken(self.make_directory(a=blocked), DirectoryError)
+    def test_no_space_for_the_list(self) -> None:
+        """A disk that is full ends the archive, since what is missing could not be named."""
+        lost = self.put(CHK_DATA)
+        root = self.make_directory(a=LitCap(b"there"), b=lost)
+        self.delete_shares(lost)
+        self.missing.refuse(BodyRefused("full", 507))
+        self.check_broken(root, BodyRefused)
 
 
 class PaceTests(ArchiveTestCase):

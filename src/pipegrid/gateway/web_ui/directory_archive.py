@@ -4,8 +4,9 @@ A directory with all below it as one ZIP file, which is written while the tree i
 Small files are fetched ahead, and wait in memory, a bounded amount; a large one is streamed in its turn. A
 client that reads slowly slows the servers down, and one that disconnects ends all of it.
 
-What cannot be read ends the archive: the connection breaks before the list of members is sent, so that
-neither the client nor what opens the file can take it for whole.
+What cannot be read is left out, and named in the last member and in the log. If the walk itself cannot go on,
+the connection breaks before the list of members is sent, so that neither the client nor what opens the file
+can take it for whole.
 """
 
 from __future__ import annotations
@@ -16,18 +17,22 @@ from typing import Any
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
 from twisted.internet.interfaces import IConsumer
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap
-from pipegrid.errors import DirectoryError, SourceError
+from pipegrid.core.text import counted, printable
+from pipegrid.errors import AccessProhibited, DirectoryError, PipegridError, SourceError
 from pipegrid.gateway.body_spool import BodySpool
 from pipegrid.gateway.http_response import HttpResponse, ResponseStream
 from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.byte_ranges import disposition
+from pipegrid.gateway.web_api.check_json import storage_index_text
 from pipegrid.gateway.web_api.paced_download import SMALL_BYTES, PacedDownload
 from pipegrid.gateway.web_api.path_lookup import FoundObject
-from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.gateway.web_api.web_errors import WebError, problem_of
+from pipegrid.gateway.web_ui.page_templates import plain_sentence
 from pipegrid.gateway.web_ui.zip_archive import (
     MAX_PATH_BYTES,
     MemberNames,
@@ -51,6 +56,16 @@ LIMITS = WalkLimits(reads=16, ahead_bytes=8 << 20, open_bytes=64 << 20, objects=
 
 ZIP = "application/zip"
 
+LOGGED_INDEXES = 20
+"""Of what an archive lacks, in the log; the archive names all of it."""
+
+_PATH_CHARACTERS = 4000
+"""Of a path in the list of what is missing; the middle of a longer one is left out."""
+
+_PIECE_BYTES = 64 << 10
+
+log = Logger()
+
 
 @attrs.define(eq=False)
 class _Waiting:
@@ -58,17 +73,19 @@ class _Waiting:
     A member that waits for its turn.
 
     Attributes:
-        cap: of a file.
+        cap: of a file, or of what is missing.
         fetching: its content, if it is small, or may be.
         waits_bytes: what it counts for.
-        error: nothing can be archived from here on.
+        error: why it cannot be archived; None: it can, as far as is known.
+        end: nothing can be archived from here on.
     """
 
     member: ZipMember
     cap: Cap | None = None
     fetching: Deferred[bytes] | None = None
     waits_bytes: int = MEMBER_BYTES
-    error: BaseException | None = None
+    error: Exception | None = None
+    end: BaseException | None = None
 
 
 class ArchiveReader:
@@ -97,15 +114,15 @@ class ArchiveReader:
         Return the member whose turn it is; None: all were returned.
 
         Raises:
-            PipegridError: it cannot be read.
+            PipegridError: the tree cannot be walked any further.
         """
         while not self._waiting:
             if self._walked:
                 return None
             await self._changed.wait()
         self._first = first = self._waiting.popleft()
-        if first.error is not None:
-            raise first.error
+        if first.end is not None:
+            raise first.end
         return first
 
     def sent(self, one: _Waiting) -> None:
@@ -134,7 +151,7 @@ class ArchiveReader:
 
     def _walk_failed(self, failure: Failure) -> None:
         if not failure.check(CancelledError):
-            self._add(_Waiting(ZipMember(""), error=failure.value))
+            self._add(_Waiting(ZipMember(""), end=failure.value))
 
     def _add(self, one: _Waiting) -> None:
         self._ahead_bytes += one.waits_bytes
@@ -142,26 +159,48 @@ class ArchiveReader:
         self._changed.fire()
 
     def _waiting_of(self, met: Met) -> _Waiting:
-        error = _unreadable(met)
+        error = self._unreadable(met)
         if error is not None:
-            return _Waiting(ZipMember(""), error=error)
+            if not met.path:
+                raise error
+            return _Waiting(ZipMember(self._path_of(met.path)), met.cap, error=error)
         assert isinstance(met, Found)
-        self._grid.check_access(met.best or met.cap)
         metadata = met.metadata
         if met.kind == "directory":
-            path = self._enter(met.path)
-            return _Waiting(_checked(ZipMember(path, 0, changed_at(metadata))))
+            return _checked(_Waiting(ZipMember(self._enter(met.path), 0, changed_at(metadata))))
         path = self._path_of(met.path)
         cap = met.cap
         size = cap.size if isinstance(cap, (ChkCap, LitCap)) else 0
-        member = _checked(ZipMember(path, size, changed_at(metadata), is_program(metadata)))
-        if size > SMALL_BYTES:
-            return _Waiting(member, cap)
+        member = ZipMember(path, size, changed_at(metadata), is_program(metadata))
+        one = _checked(_Waiting(member, cap))
+        if size > SMALL_BYTES or one.error is not None:
+            return one
         is_mutable = isinstance(cap, MutableCap)
-        waits_bytes = (SMALL_BYTES if is_mutable else size) + MEMBER_BYTES
+        one.waits_bytes += SMALL_BYTES if is_mutable else size
         assert cap is not None
-        fetching = self._grid.read(cap, 0, SMALL_BYTES + 1)
-        return _Waiting(member, cap, fetching, waits_bytes)
+        one.fetching = self._grid.read(cap, 0, SMALL_BYTES + 1)
+        return one
+
+    def _unreadable(self, met: Met) -> Exception | None:
+        """
+        Return why something cannot be archived.
+
+        Raises:
+            AccessProhibited: a directory was blocked after the walk had read it.
+        """
+        if isinstance(met, Unreadable):
+            return met.error
+        if met.kind == "unknown":
+            return DirectoryError("it is of a kind that this gateway cannot read")
+        if met.kind == "directory" and met.listing is None:
+            return DirectoryError("it is a directory that contains itself, and so has no end")
+        try:
+            self._grid.check_access(met.best or met.cap)
+        except AccessProhibited as error:
+            if met.kind == "directory":
+                raise
+            return error
+        return None
 
     def _path_of(self, path: TreePath) -> str:
         del self._open[len(path) :]
@@ -174,22 +213,70 @@ class ArchiveReader:
         return inside
 
 
-def _unreadable(met: Met) -> BaseException | None:
-    if isinstance(met, Unreadable):
-        return met.error
-    if met.kind == "unknown":
-        return DirectoryError("an object of the tree is of a kind that cannot be read here")
-    if met.kind == "directory" and met.listing is None:
-        return DirectoryError("a directory of the tree contains itself, so an archive has no end")
-    return None
-
-
-def _checked(member: ZipMember) -> ZipMember:
-    if len(member.path.encode()) > MAX_PATH_BYTES:
-        raise DirectoryError(
-            f"a path in the tree has more than {MAX_PATH_BYTES} bytes, which archives cannot hold"
+def _checked(one: _Waiting) -> _Waiting:
+    if len(one.member.path.encode()) > MAX_PATH_BYTES:
+        one.error = DirectoryError(
+            f"its path has more than {MAX_PATH_BYTES} bytes, which archives cannot hold"
         )
-    return member
+    return one
+
+
+class MissingMembers:
+    """
+    What an archive lacks, and why.
+
+    Args:
+        text: keeps the list until the end of the archive.
+    """
+
+    def __init__(self, text: BodySpool) -> None:
+        self._text = text
+        self._count = 0
+        self._indexes: list[str] = []
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    def add(self, path: str, cap: Cap | None, error: Exception) -> None:
+        """
+        Add one.
+
+        Raises:
+            BodyRefused: the disk has no space for it.
+        """
+        self._count += 1
+        index = storage_index_text(cap)
+        if index and len(self._indexes) < LOGGED_INDEXES:
+            self._indexes.append(index)
+        if len(path) > _PATH_CHARACTERS:
+            half = _PATH_CHARACTERS // 2
+            path = f"{path[:half]}\u2026{path[-half:]}"
+        why = plain_sentence(printable(problem_of(error).text))
+        self._text.write(f"\n{path}\n    {why}\n".encode())
+        self._text.check()
+
+    async def send(self, archive: ZipStream, stream: ResponseStream, top: str) -> None:
+        """Write the list as a member, next to the directory that all others are in."""
+        them = counted(self._count, "file or directory", "files and directories")
+        head = f"This archive of '{top}' is not complete. It lacks {them}:\n".encode()
+        size = self._text.size
+        archive.begin(ZipMember(f"MISSING FROM {top}.txt", len(head) + size))
+        archive.write(head)
+        for at in range(0, size, _PIECE_BYTES):
+            await stream.ready()
+            archive.write(self._text.read_at(at, min(_PIECE_BYTES, size - at)))
+        archive.end()
+
+    def log(self) -> None:
+        """Log that there are any: by their storage indexes, since names are not for the log."""
+        more = self._count - len(self._indexes)
+        log.warn(
+            "an archive was sent without {count} of its files and directories, which cannot be read; "
+            "storage indexes: {indexes}{more}",
+            count=self._count,
+            indexes=", ".join(self._indexes) or "none",
+            more=f", and {more} more" if more else "",
+        )
 
 
 @implementer(IConsumer)
@@ -234,23 +321,31 @@ class DirectoryArchive:
 
     Args:
         listing: keeps the list of members until the end.
+        missing: keeps the list of what cannot be read until the end.
         turns: who may fetch large files.
     """
 
     def __init__(
-        self, grid: Grid, stream: ResponseStream, listing: BodySpool, turns: DeferredSemaphore
+        self,
+        grid: Grid,
+        stream: ResponseStream,
+        listing: BodySpool,
+        missing: BodySpool,
+        turns: DeferredSemaphore,
     ) -> None:
         self._grid = grid
         self._stream = stream
         self._archive = ZipStream(stream.write, listing)
+        self._missing = MissingMembers(missing)
         self._turns = turns
 
     async def send(self, cap: DirectoryCap, top: str) -> None:
         """
-        Send all of it.
+        Send all of it that can be read, and the list of the rest.
 
         Raises:
-            PipegridError: something cannot be read; the rest was not sent.
+            PipegridError: the directory itself cannot be read, or the tree not walked to its end; the rest
+                was not sent.
         """
         reader = ArchiveReader(self._grid, cap, top)
         try:
@@ -261,6 +356,9 @@ class DirectoryArchive:
                 one = await reader.next()
         finally:
             reader.close()
+        if self._missing:
+            await self._missing.send(self._archive, self._stream, harmless_name(top))
+            self._missing.log()
         for piece in self._archive.finish():
             await self._stream.ready()
             self._archive.write_listing(piece)
@@ -268,17 +366,31 @@ class DirectoryArchive:
 
     async def _send(self, one: _Waiting) -> None:
         await self._stream.ready()
-        if one.cap is None:
+        if one.error is not None:
+            self._missing.add(one.member.path, one.cap, one.error)
+        elif one.cap is None:
             self._archive.add(one.member)
-            return
+        else:
+            try:
+                data = await self._fetch(one, one.cap)
+            except PipegridError as error:
+                self._archive.drop()
+                self._missing.add(one.member.path, one.cap, error)
+                return
+            if data is None:
+                self._archive.end()
+            else:
+                self._archive.add(one.member, data)
+
+    async def _fetch(self, one: _Waiting, cap: Cap) -> bytes | None:
+        """Return the content of a file; None: it is large, and was written."""
         if one.fetching is not None:
             data = await one.fetching
             if len(data) <= SMALL_BYTES:
-                self._archive.add(one.member, data)
-                return
+                return data
         content = _Content(self._archive, self._stream, one.member)
-        await PacedDownload(self._grid, one.cap, content, content.begin, self._turns).run()
-        self._archive.end()
+        await PacedDownload(self._grid, cap, content, content.begin, self._turns).run()
+        return None
 
 
 class ArchiveCount:
@@ -326,11 +438,13 @@ async def send_archive(call: ApiRequest, found: FoundObject) -> HttpResponse | N
         call.http.setHeader("content-type", ZIP)
         for header, value in headers.items():
             call.http.setHeader(header, value)
-        listing = BodySpool(site.space)
+        listing, missing = BodySpool(site.space), BodySpool(site.space)
         stream = ResponseStream(call.http)
+        archive = DirectoryArchive(call.grid, stream, listing, missing, site.downloads)
         try:
-            await DirectoryArchive(call.grid, stream, listing, site.downloads).send(cap, name)
+            await archive.send(cap, name)
         finally:
             listing.close()
+            missing.close()
         stream.finish()
     return None

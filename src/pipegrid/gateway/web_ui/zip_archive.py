@@ -98,13 +98,18 @@ class ZipStream:
 
     def end(self) -> None:
         """End the member that was begun."""
-        member, self._open = self._open, None
+        member = self._open
         assert member is not None
         assert self._written == member.size
-        large = _is_large(member)
-        shape = _DESCRIPTOR_64 if large else _DESCRIPTOR
-        self._put(shape.pack(b"PK\x07\x08", self._crc, member.size, member.size))
+        self.drop()
         self._list(member, _SIZES_FOLLOW, self._crc, member.size, self._member_offset)
+
+    def drop(self) -> None:
+        """End the member that was begun, if any, wherever it is, and leave it out of the list."""
+        member, self._open = self._open, None
+        if member is not None:
+            shape = _DESCRIPTOR_64 if _is_large(member) else _DESCRIPTOR
+            self._put(shape.pack(b"PK\x07\x08", self._crc, self._written, self._written))
 
     def finish(self) -> list[tuple[int, int]]:
         """
