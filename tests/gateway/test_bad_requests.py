@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from http.client import HTTPConnection
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -33,6 +35,26 @@ class BadRequestTests(SynchronousTestCase):
         self.assertIn(words, said)
         self.assertNotIn("\n", said)
         self.assertNotIn("unexpected", said)
+
+    def test_curl_waits(self) -> None:
+        """curl asks before it sends a large body: it gets "100 Continue", or the error at once."""
+        path = Path(self.mktemp())
+        path.write_bytes(bytes(range(256)) * 8192)
+        url = (gateway() / "node.url").read_text().strip()
+        _, root = self.ask("POST", "/uri?t=mkdir")
+        shown = ["-w", "\n%{http_code} %{size_upload}"]
+        for target, status, sent, words in (
+            ("uri", 200, path.stat().st_size, "URI:CHK:"),
+            (f"uri/{root}/name?t=uri", 413, 0, "the body has 2097152 bytes, and at most 65536"),
+        ):
+            command = ["curl", "-sv", *shown, "-T", str(path), f"{url}{target}"]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+            self.assertIn("> Expect: 100-continue", done.stderr)
+            self.assertEqual("< HTTP/1.1 100 Continue" in done.stderr, sent > 0)
+            said, numbers = done.stdout.rsplit("\n", 1)
+            self.assertEqual(numbers, f"{status} {sent}")
+            self.assertIn(words, said)
+            self.assertNotIn("\n", said)
 
     def test_invalid_caps(self) -> None:
         """They are named by their beginning alone, wherever they are given."""

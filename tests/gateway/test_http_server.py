@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
@@ -18,6 +19,7 @@ from pipegrid.gateway.body_spool import BodySpool, SpoolSpace
 from pipegrid.gateway.gateway_settings import GatewayLimits, GatewaySettings
 from pipegrid.gateway.http_response import HttpResponse, respond
 from pipegrid.gateway.http_server import GatewayChannel, GatewaySite, shown_path
+from pipegrid.gateway.root_resource import root_resource
 from pipegrid.gateway.web_api.web_errors import WebError
 
 LIMITS = GatewayLimits(connections=4, idle_s=100, head_s=10, stalled_s=50, spare_bytes=0)
@@ -395,6 +397,86 @@ class BodySpoolTests(SynchronousTestCase):
         body = BodySpool(blocked)
         body.write(b"x" * 100_000)
         self.assertEqual(body.refused and body.refused.status, 507)
+
+
+class ExpectTests(SiteTestCase):
+    """A client that waits for "100 Continue" gets it, or why its body is refused."""
+
+    BODY = b"x" * 100_000
+
+    def wait(self, *lines: bytes) -> tuple[GatewayChannel, StringTransport]:
+        """Send the head of a request with a body."""
+        channel, transport = self.connect()
+        length = b"Content-Length: %d" % len(self.BODY)
+        head = [*lines, b"Host: localhost", b"Expect: 100-continue", length, b"", b""]
+        channel.dataReceived(b"\r\n".join(head))
+        return channel, transport
+
+    def check_refused(self, status: int, words: bytes, *lines: bytes) -> None:
+        """Check that a body is refused before it is sent, and that the connection ends with that."""
+        channel, transport = self.wait(*lines)
+        said = bytes(transport.value())
+        self.assertTrue(said.startswith(b"HTTP/1.1 %d " % status), said)
+        self.assertIn(words, said)
+        self.assertIn(b"Connection: close", said)
+        self.assertTrue(transport.disconnecting)
+        channel.dataReceived(self.BODY)  # by a client that did not wait
+        self.assertEqual(bytes(transport.value()), said)
+        self.lose(channel)
+        self.assertEqual(self.site.space.used_bytes, 0)
+
+    def test_space(self) -> None:
+        for _ in range(2):
+            channel, transport = self.wait(b"PUT /uri HTTP/1.1")
+            self.assertEqual(transport.value(), b"HTTP/1.1 100 Continue\r\n\r\n")
+            transport.clear()
+            channel.dataReceived(self.BODY)
+            self.assertTrue(transport.value().startswith(b"HTTP/1.1 200 "))
+            self.lose(channel)
+        self.assertEqual(self.root.bodies, [self.BODY] * 2)
+
+    def test_no_space(self) -> None:
+        """Also for the first body of all, before its directory exists."""
+        self.site.space = SpoolSpace(self.directory / "new", 1 << 62)
+        self.check_refused(507, b"free some", b"PUT /uri HTTP/1.1")
+        kind = b"Content-Type: multipart/form-data; boundary=b"
+        self.check_refused(507, b"free some", b"POST /uri?t=upload HTTP/1.1", kind)
+        self.assertIn("PUT /uri 507", self.lines[0])
+        self.assertEqual(self.root.bodies, [])
+
+    def test_other_sites(self) -> None:
+        line = b"PUT /uri HTTP/1.1"
+        self.check_refused(403, b"another site", line, b"Origin: http://evil.example")
+
+    def test_limits(self) -> None:
+        """Those of the web API, where the head shows what the body will be."""
+        directory = Path(self.mktemp())
+        settings = GatewaySettings(
+            directory, limits=attrs.evolve(LIMITS, mutable_bytes=90_000, children_bytes=80_000)
+        )
+        nothing: Any = None
+        self.site.resource = root_resource(nothing, settings)
+        cap = b"URI%3ASSK%3Aaaaa%3Abbbb"
+        json = b"Content-Type: application/json"
+        for line, most_bytes in (
+            (b"PUT /uri/URI:DIR2:a:b/c?t=uri HTTP/1.1", 64 << 10),
+            (b"POST /uri/URI:DIR2:a:b?t=set_children HTTP/1.1", 80_000),
+            (b"POST /uri?t=mkdir-immutable HTTP/1.1", 80_000),
+            (b"PUT /uri?format=MDMF HTTP/1.1", 90_000),
+            (b"PUT /uri?mutable=true HTTP/1.1", 90_000),
+            (b"PUT /uri/" + cap + b" HTTP/1.1", 90_000),
+            (b"PUT /uri/URI:DIR2:a:b/c?offset=1 HTTP/1.1", 90_000),
+            (b"POST /restic/r/config HTTP/1.1", None),
+            (b"PUT /uri/URI:DIR2:a:b/URI:SSK:a HTTP/1.1", None),
+            (b"PUT /uri?format=tar HTTP/1.1", None),
+        ):
+            if most_bytes is None:
+                channel, transport = self.wait(line)
+                self.assertEqual(transport.value(), b"HTTP/1.1 100 Continue\r\n\r\n", line)
+                self.lose(channel)
+            else:
+                words = b"the body has 100000 bytes, and at most %d are allowed" % most_bytes
+                self.check_refused(413, words, line, json)
 
 
 class _Fails(_Answers):

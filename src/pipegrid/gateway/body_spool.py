@@ -70,8 +70,12 @@ class SpoolSpace:
         Check that the disk has space for more bytes.
 
         Raises:
-            BodyRefused: it has not.
+            BodyRefused: it has not, or the directory cannot be created.
         """
+        try:
+            make_private(str(self._directory))
+        except OSError as error:
+            raise self.full(error) from error
         with suppress(OSError):
             found = os.statvfs(self._directory)
             free_bytes = found.f_bavail * found.f_frsize
@@ -102,7 +106,7 @@ class BodySpool:
 
     Attributes:
         size: bytes that arrived.
-        most_bytes: that are accepted; None: as many as the disk has space for.
+        most_bytes: that are accepted; None: as many as the disk has space for; see ``allow``.
         refused: why the rest is dropped; None: it is not.
         hasher: is given what arrives; None: nothing is hashed.
     """
@@ -113,12 +117,21 @@ class BodySpool:
         self.refused: BodyRefused | None = None
         self.hasher: hashlib._Hash | None = None
         self._space = space
+        self._expected_bytes = expected_bytes
         self._pieces: list[bytes] = []
         self._fd: int | None = None
         self._look_at = 0
         self._closed = False
         if expected_bytes is not None and expected_bytes > IN_MEMORY_BYTES:
             self._attempt(lambda: space.check(expected_bytes))
+
+    def allow(self, most_bytes: int) -> None:
+        """Accept a number of bytes; a body that was announced to be longer is refused at once."""
+        self.most_bytes = most_bytes
+        expected_bytes = self._expected_bytes
+        if self.refused is None and expected_bytes is not None and expected_bytes > most_bytes:
+            text = f"the body has {expected_bytes} bytes, and at most {most_bytes} are allowed"
+            self.refuse(BodyRefused(text, 413))
 
     def refuse(self, error: BodyRefused) -> None:
         """Drop the bytes that have arrived, and all later ones."""
@@ -132,7 +145,8 @@ class BodySpool:
         if self.hasher is not None:
             self.hasher.update(data)
         if self.most_bytes is not None and self.size + len(data) > self.most_bytes:
-            self.refuse(BodyRefused(f"the body has more than {self.most_bytes} bytes", 413))
+            text = f"the body has more than {self.most_bytes} bytes, which are the most that are allowed"
+            self.refuse(BodyRefused(text, 413))
         elif self._fd is None and self.size + len(data) <= IN_MEMORY_BYTES:
             self._pieces.append(data)
             self.size += len(data)

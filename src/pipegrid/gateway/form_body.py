@@ -36,16 +36,23 @@ class FormBody(BodySpool):
 
     Args:
         boundary: the separator of its fields.
-        most_bytes: of all fields, except the file.
+        fields_bytes: the most of all fields, except the file.
+        expected_bytes: see ``BodySpool``.
 
     Attributes:
         file: its field ``file``; None: it has none (yet).
     """
 
-    def __init__(self, space: SpoolSpace, boundary: str, most_bytes: int) -> None:
-        super().__init__(space)
+    def __init__(
+        self,
+        space: SpoolSpace,
+        boundary: str,
+        fields_bytes: int,
+        expected_bytes: int | None = None,
+    ) -> None:
         self.file: FormFile | None = None
-        self._most_bytes = most_bytes
+        super().__init__(space, expected_bytes)
+        self._fields_bytes = fields_bytes
         self._held_bytes = 0
         self._fields: dict[str, bytes] = {}
         self._segment: MultipartSegment | None = None
@@ -122,8 +129,8 @@ class FormBody(BodySpool):
 
     def _keep(self, data: bytes) -> None:
         self._held_bytes += len(data)
-        if self._held_bytes > self._most_bytes:
-            raise BodyRefused(f"the form's fields have more than {self._most_bytes} bytes", 413)
+        if self._held_bytes > self._fields_bytes:
+            raise BodyRefused(f"the form's fields have more than {self._fields_bytes} bytes", 413)
         self._field_pieces.append(data)
 
 

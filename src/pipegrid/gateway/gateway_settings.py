@@ -40,6 +40,8 @@ class GatewayLimits:
         form_bytes: of a form's fields, except its file.
         text_bytes: of a request body that is a cap.
         children_bytes: of a request body that is JSON.
+        mutable_bytes: of a mutable file that is written whole, or of a change at an offset, which are held in
+            memory.
         downloads: of more than 256 KiB, fetched at the same time; they take turns.
         archives: of directories, sent at the same time.
         spare_bytes: of the disk, which request bodies leave free.
@@ -52,6 +54,7 @@ class GatewayLimits:
     form_bytes: int = 1 << 20
     text_bytes: int = 64 << 10
     children_bytes: int = 32 << 20
+    mutable_bytes: int = 128 << 20
     spare_bytes: int = 64 << 20
     downloads: int = 4
     archives: int = 8

@@ -70,11 +70,14 @@ log = Logger()
 class LooksAtHeads(Protocol):
     """A resource of the root that may refuse bodies before they arrive."""
 
-    def look_at_head(self, headers: Headers, length: int | None, body: BodySpool) -> None:
+    def look_at_head(
+        self, method: bytes, path: bytes, headers: Headers, length: int | None, body: BodySpool
+    ) -> None:
         """
-        Refuse a body, or do nothing.
+        Refuse a body, or allow a number of bytes, or do nothing.
 
         Args:
+            path: with its query.
             length: announced, in bytes; None: not announced.
         """
 
@@ -106,14 +109,17 @@ class GatewayRequest(Request):
         if why is not None:
             self.body.refuse(BodyRefused(why, 403))
         else:
-            channel.site.look_at_head(channel.path, self.requestHeaders, length, self.body)
+            channel.site.look_at_head(
+                channel.method, channel.path, self.requestHeaders, length, self.body
+            )
 
     def _new_body(self, channel: Any, length: int | None) -> BodySpool:
         if channel.method == b"POST":
             given = (self.requestHeaders.getRawHeaders("content-type") or [""])[0]
             kind, boundary = form_kind(given)
             if kind == MULTIPART:
-                return FormBody(channel.site.space, boundary, channel.site.limits.form_bytes)
+                fields_bytes = channel.site.limits.form_bytes
+                return FormBody(channel.site.space, boundary, fields_bytes, length)
         return BodySpool(channel.site.space, length)
 
     def _refusal(self, channel: Any) -> str | None:
@@ -260,6 +266,20 @@ class GatewayChannel(HTTPChannel):
             self._head.stop()
         super().allHeadersReceived()
 
+    def _send100Continue(self) -> None:
+        """The client waits before it sends the body: ask for it or, if it is refused, answer at once."""
+        request = self.requests[-1]
+        if request.body.refused is None:
+            super()._send100Continue()
+            return
+        self.persistent = False
+        request.requestReceived(self.method, self.path, self._version)
+
+    def rawDataReceived(self, data: bytes) -> None:
+        """Read a part of a body, unless its request has been answered."""
+        if self.requests:
+            super().rawDataReceived(data)
+
     def requestDone(self, request: Any) -> None:
         """A response is complete; the connection is idle."""
         self.used_s = self.site.clock.seconds()
@@ -379,14 +399,14 @@ class GatewaySite(Site):
         return True
 
     def look_at_head(
-        self, path: bytes, headers: Headers, length: int | None, body: BodySpool
+        self, method: bytes, path: bytes, headers: Headers, length: int | None, body: BodySpool
     ) -> None:
         """Let the resource of a path refuse a body before it arrives."""
         first = path.split(b"?")[0].split(b"/", 2)[1:2]
         resource: Any = self.resource
         part = resource.children.get(first[0]) if first else None
         if isinstance(part, LooksAtHeads):
-            part.look_at_head(headers, length, body)
+            part.look_at_head(method, path, headers, length, body)
 
     def startFactory(self) -> None:
         """Do nothing: twisted.web's log file is not used."""

@@ -95,12 +95,12 @@ class ResticResource(Resource):
                 f"--no-auth contradicts the password file {path}; leave the option out, or remove the file"
             )
 
-    def look_at_head(self, headers: Headers, length: int | None, body: BodySpool) -> None:
+    def look_at_head(
+        self, method: bytes, path: bytes, headers: Headers, length: int | None, body: BodySpool
+    ) -> None:
         """Refuse a body without a valid user, or one that is too large, before it arrives."""
-        body.most_bytes = MAX_OBJECT_BYTES
+        body.allow(MAX_OBJECT_BYTES)
         body.hasher = hashlib.sha256()
-        if length is not None and length > MAX_OBJECT_BYTES:
-            body.refuse(_too_large(length))
         if self._settings.no_auth or (length is not None and length <= IN_MEMORY_BYTES):
             return
         if self._passwords is None:
@@ -303,12 +303,6 @@ _NO_PRIVATE = (
 )
 _WRONG_PASSWORD = "the user or the password is wrong, or missing"
 _NOT_STORED = {"Cache-Control": "no-store"}
-
-
-def _too_large(size: int) -> BodyRefused:
-    return BodyRefused(
-        f"the object has {size} bytes, and at most {MAX_OBJECT_BYTES} are allowed", 413
-    )
 
 
 def _unauthorized(why: str) -> WebError:

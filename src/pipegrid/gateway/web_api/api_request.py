@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.web.http_headers import Headers
 from twisted.web.resource import Resource
 
 from pipegrid.core.caps import Cap
@@ -14,7 +15,12 @@ from pipegrid.gateway.body_spool import BodySpool
 from pipegrid.gateway.gateway_settings import GatewaySettings
 from pipegrid.gateway.http_response import HttpResponse, redirect, respond
 from pipegrid.gateway.web_api.path_lookup import FoundObject
-from pipegrid.gateway.web_api.web_arguments import Arguments, decode_path, read_arguments
+from pipegrid.gateway.web_api.web_arguments import (
+    Arguments,
+    decode_path,
+    most_body_bytes,
+    read_arguments,
+)
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.page_templates import problem_response
 from pipegrid.tree.grid_api import Grid
@@ -101,6 +107,15 @@ class ApiResource(Resource):
         self._grid = grid
         self._settings = settings
         self._answer = answer
+
+    def look_at_head(
+        self, method: bytes, path: bytes, headers: Headers, length: int | None, body: BodySpool
+    ) -> None:
+        """See ``LooksAtHeads``: bodies that are held in memory have a limit."""
+        content_type = (headers.getRawHeaders("content-type") or [""])[0]
+        most_bytes = most_body_bytes(method, path, content_type, self._settings.limits)
+        if most_bytes is not None:
+            body.allow(most_bytes)
 
     def render(self, request: Any) -> int:
         """Answer a request; see ``IResource``."""

@@ -297,12 +297,8 @@ async def overwrite(call: ApiRequest, cap: MutableCap, body: BodySpool) -> None:
     digits = text.strip()
     if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
         raise WebError(400, "the offset is not a number of bytes, 0 or more")
-    data = body.read_all(MOST_UPDATE_BYTES, "a change of a mutable file")
+    data = body.read_all(call.settings.limits.mutable_bytes, "a change of a mutable file")
     await call.grid.update(cap, int(digits), data)
-
-
-MOST_UPDATE_BYTES = 128 << 20
-"""Of a change at an offset, which is held in memory."""
 
 
 async def link_file(call: ApiRequest, found: FoundObject, body: BodySpool) -> Cap:

@@ -6,6 +6,7 @@ Booleans, ``replace`` and ``format`` ignore case, ``t`` does not. Unknown argume
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -16,6 +17,7 @@ from multipart import parse_options_header
 from pipegrid.core.text import printable
 from pipegrid.gateway.body_spool import BodySpool
 from pipegrid.gateway.form_body import FormBody, FormFile
+from pipegrid.gateway.gateway_settings import GatewayLimits
 from pipegrid.gateway.web_api.web_errors import WebError
 
 Replace = Literal["true", "false", "only-files"]
@@ -148,6 +150,40 @@ def read_arguments(
         fields = _parse_query(body.read_all(most_bytes, "the form"))
         return Arguments({**fields, **values}, None, True)
     return Arguments(values)
+
+
+_LISTS = frozenset({"mkdir-with-children", "mkdir-immutable", "set_children", "set-children"})
+_MUTABLE_CAP = re.compile(rb"/[^/]*/URI(?::|%3A)(?:SSK|MDMF)(?::|%3A)[^/]*\Z", re.IGNORECASE)
+
+
+def most_body_bytes(
+    method: bytes, path: bytes, content_type: str, limits: GatewayLimits
+) -> int | None:
+    """
+    Return how many bytes a body may have, as far as the head of its request shows.
+
+    A form with a file, and what becomes an immutable file, have no limit: None.
+
+    Args:
+        path: with its query.
+    """
+    place, _, query = path.partition(b"?")
+    try:
+        arguments = Arguments(_parse_query(query))
+        operation, chosen = arguments.operation, arguments.format()
+    except WebError:  # which the request reports if it minds
+        return None
+    kind = form_kind(content_type)[0] if method == b"POST" else ""
+    if kind == MULTIPART:
+        return None
+    if kind == URLENCODED:
+        return limits.form_bytes
+    if operation in _LISTS:
+        return limits.children_bytes
+    if operation:
+        return limits.text_bytes
+    is_mutable = chosen in ("SDMF", "MDMF") or "offset" in arguments.values
+    return limits.mutable_bytes if is_mutable or _MUTABLE_CAP.match(place) else None
 
 
 def form_kind(content_type: str) -> tuple[str, str]:
