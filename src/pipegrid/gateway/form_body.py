@@ -1,33 +1,56 @@
 """
-A form with a file (``multipart/form-data``), parsed as it arrives, so that the file is written only once.
+A form with files (``multipart/form-data``), parsed as it arrives, so that they are written only once.
+
+All files but the first share one ``BodySpool``: however many there are, they take one open file.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 import attrs
 from multipart import MultipartError, MultipartSegment, PushMultipartParser
 
-from pipegrid.gateway.body_spool import BodyRefused, BodySpool, SpoolSpace
+from pipegrid.gateway.body_spool import IN_MEMORY_BYTES, BodyRefused, BodySpool, SpoolSpace
+from pipegrid.transfer.put.source import FileRange, SourceLike
 
 MAX_FIELDS = 100
+MAX_FILES = 10_000
+"""Of one form; their names count as fields."""
+
 FILE_FIELD = "file"
 _CHARSET = re.compile(r"[A-Za-z0-9._-]{1,40}\Z")
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class FormFile:
     """
-    The file of a form.
+    A file of a form.
 
     Attributes:
         name: as the client gave it; empty if there is none.
-        body: its bytes.
+        body: has its bytes, and of other files than the first also those of others.
+        start, size: where they are in ``body``.
     """
 
     name: str
     body: BodySpool
+    start: int = 0
+    size: int = 0
+
+    @contextmanager
+    def opened(self) -> Iterator[SourceLike]:
+        """Yield its bytes for ``Grid.put``, until the block ends."""
+        if self.size <= IN_MEMORY_BYTES:
+            self.body.check()
+            yield self.body.read_at(self.start, self.size)
+            return
+        whole = self.body.source()
+        assert not isinstance(whole, bytes), "a large file is not in memory"
+        with closing(whole):
+            yield FileRange(whole, self.start, self.size)
 
 
 class FormBody(BodySpool):
@@ -36,11 +59,11 @@ class FormBody(BodySpool):
 
     Args:
         boundary: the separator of its fields.
-        fields_bytes: the most of all fields, except the file.
+        fields_bytes: the most of all fields and names of files.
         expected_bytes: see ``BodySpool``.
 
     Attributes:
-        file: its field ``file``; None: it has none (yet).
+        files: its fields ``file``, in their order.
     """
 
     def __init__(
@@ -50,16 +73,18 @@ class FormBody(BodySpool):
         fields_bytes: int,
         expected_bytes: int | None = None,
     ) -> None:
-        self.file: FormFile | None = None
+        self.files: list[FormFile] = []
+        self._others: BodySpool | None = None
         super().__init__(space, expected_bytes)
         self._fields_bytes = fields_bytes
         self._held_bytes = 0
         self._fields: dict[str, bytes] = {}
+        self._count = 0
         self._segment: MultipartSegment | None = None
         self._field_pieces: list[bytes] = []
         self._parser: PushMultipartParser | None = None
         try:
-            self._parser = PushMultipartParser(boundary, max_segment_count=MAX_FIELDS)
+            self._parser = PushMultipartParser(boundary, max_segment_count=MAX_FIELDS + MAX_FILES)
         except (MultipartError, ValueError) as error:
             self.refuse(_malformed(error))
 
@@ -97,23 +122,35 @@ class FormBody(BodySpool):
         except (LookupError, UnicodeDecodeError):
             raise BodyRefused(f"a field of the form is not valid {charset}", 400) from None
 
+    def chosen_files(self) -> list[FormFile]:
+        """Return its files, without a field at the end in which none was chosen."""
+        last = self.files[-1:]
+        unchosen = len(self.files) > 1 and not (last[0].name or last[0].size)
+        return self.files[:-1] if unchosen else self.files
+
     def close(self) -> None:
         """Free the space; a second call does nothing."""
         super().close()
-        if self.file is not None:
-            self.file.body.close()
+        self._close_files()
 
     def refuse(self, error: BodyRefused) -> None:
         """Drop the bytes that have arrived, and all later ones."""
         super().refuse(error)
-        if self.file is not None:
-            self.file.body.close()
+        self._close_files()
+
+    def _close_files(self) -> None:
+        for body in {file.body for file in self.files}:
+            body.close()
 
     def _take(self, event: object) -> None:
         if isinstance(event, MultipartSegment):
             self._segment, self._field_pieces = event, []
-            if event.name == FILE_FIELD and self.file is None:
-                self.file = FormFile(event.filename or "", BodySpool(self._space))
+            if event.name == FILE_FIELD:
+                self._begin_file(event.filename or "")
+                return
+            self._count += 1
+            if self._count > MAX_FIELDS:
+                raise BodyRefused(f"the form has more than {MAX_FIELDS} fields", 400)
             return
         segment = self._segment
         assert segment is not None, "the parser begins with a segment"
@@ -121,17 +158,42 @@ class FormBody(BodySpool):
         if event is None:
             if not is_file:
                 self._fields.setdefault(segment.name or "", b"".join(self._field_pieces))
-        elif is_file and self.file is not None:
-            self.file.body.write(bytes(event))  # type: ignore[call-overload]
-            self.file.body.check()
+        elif is_file:
+            data = bytes(event)  # type: ignore[call-overload]
+            file = self.files[-1]
+            file.size += len(data)
+            file.body.write(data)
+            file.body.check()
         else:
-            self._keep(bytes(event))  # type: ignore[call-overload]
+            data = bytes(event)  # type: ignore[call-overload]
+            self._hold(len(data))
+            self._field_pieces.append(data)
 
-    def _keep(self, data: bytes) -> None:
-        self._held_bytes += len(data)
+    def _begin_file(self, name: str) -> None:
+        if self.files and not (self.files[-1].name or self.files[-1].size):
+            empty = self.files.pop()  # a field in which no file was chosen
+            if empty.body is not self._others:
+                empty.body.close()
+        if len(self.files) == MAX_FILES:
+            raise BodyRefused(f"the form has more than {MAX_FILES} files; send them in parts", 413)
+        self._hold(len(name.encode("utf-8", "surrogatepass")))
+        if not self.files:
+            self.files.append(FormFile(name, BodySpool(self._space)))
+            return
+        if self._others is None:
+            self._others = BodySpool(self._space)
+        self.files.append(FormFile(name, self._others, self._others.size))
+
+    def _hold(self, count: int) -> None:
+        """
+        Count bytes that are held in memory.
+
+        Raises:
+            BodyRefused: there are too many.
+        """
+        self._held_bytes += count
         if self._held_bytes > self._fields_bytes:
             raise BodyRefused(f"the form's fields have more than {self._fields_bytes} bytes", 413)
-        self._field_pieces.append(data)
 
 
 def _malformed(error: Exception) -> BodyRefused:

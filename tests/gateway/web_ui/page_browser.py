@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html.parser import HTMLParser
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
 
@@ -236,10 +236,12 @@ class PageBrowser:
         box.attributes["checked"] = ""
         return self
 
-    def submit(
-        self, button: str, file: tuple[str, bytes] | None = None, **fields: str
-    ) -> PageBrowser:
-        """Fill in the fields of the form with this button, and press it."""
+    def submit(self, button: str, *files: tuple[str, bytes], **fields: str) -> PageBrowser:
+        """
+        Fill in the fields of the form with this button, and press it.
+
+        The files are chosen in its last field for files; the others send an empty one.
+        """
         form = self.form(button)
         values: dict[str, str] = {}
         for name, value in form_values(form):
@@ -255,9 +257,10 @@ class PageBrowser:
         if form.attributes.get("enctype") == "multipart/form-data":
             boundary = f"----{secrets.token_hex(8)}"
             headers["Content-Type"] = f"multipart/form-data; boundary={boundary}"
-            body = _multipart(values, file, boundary)
+            inputs = list(form.all("input", type="file"))
+            body = _multipart(values, [("", b"")] * (len(inputs) - 1) + list(files), boundary)
         else:
-            assert file is None, "this form does not send a file"
+            assert not files, "this form does not send a file"
             headers["Content-Type"] = "application/x-www-form-urlencoded"
             body = urlencode(values).encode("ascii")
         return self._load("POST", target, headers, body, {})
@@ -323,18 +326,20 @@ def form_values(form: Node) -> Iterator[tuple[str, str]]:
                 yield name, node.attributes.get("value", "")
 
 
-def _multipart(values: Mapping[str, str], file: tuple[str, bytes] | None, boundary: str) -> bytes:
+def _multipart(
+    values: Mapping[str, str], files: Sequence[tuple[str, bytes]], boundary: str
+) -> bytes:
     parts = []
     for name, value in values.items():
         head = f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'
         parts.append(head.encode() + value.encode() + b"\r\n")
-    if file is not None:
-        shown = file[0].replace('"', "%22")
+    for name, data in files:
+        shown = name.replace('"', "%22")
         head = (
             f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{shown}"\r\n'
         )
         parts.append(
-            f"{head}Content-Type: application/octet-stream\r\n\r\n".encode() + file[1] + b"\r\n"
+            f"{head}Content-Type: application/octet-stream\r\n\r\n".encode() + data + b"\r\n"
         )
     return b"".join(parts) + f"--{boundary}--\r\n".encode()
 

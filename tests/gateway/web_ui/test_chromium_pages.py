@@ -20,7 +20,21 @@ PNG = bytes.fromhex(
 )
 
 
-class TaskTests(BrowserTestCase):
+class PagesTestCase(BrowserTestCase):
+    """Has a folder to upload."""
+
+    def folder(self) -> str:
+        top = Path(self.mktemp()).resolve() / "folder"
+        (top / "deep" / "deeper").mkdir(parents=True)
+        (top / "empty").mkdir()
+        (top / "a #%?.txt").write_bytes(b"a")
+        for n in range(8):
+            (top / "deep" / f"{n}.bin").write_bytes(b"%d" % n * 100)
+        (top / "deep" / "deeper" / "large").write_bytes(LARGE)
+        return str(top)
+
+
+class TaskTests(PagesTestCase):
     """What people do, in three ways."""
 
     async def show(self, page: Page, cap: Cap) -> None:
@@ -150,6 +164,19 @@ class TaskTests(BrowserTestCase):
             await page.loads(page.click("#tools details:nth-of-type(1) button"))
             listed = await page.evaluate("document.querySelector('#listing').innerText")
             self.assertIn("up.txt", listed)
+            await page.click("#tools details:nth-of-type(1) summary")
+            await page.choose_files("#upload-folder", [self.folder()])
+            await page.loads(page.click("form:has(#upload-folder) button"))
+            self.assertIn(
+                "The files were uploaded.",
+                await page.evaluate("document.querySelector('main').innerText"),
+            )
+            found = (await self.grid.directory(root).list())["folder"].cap
+            assert found is not None
+            target = Path(self.mktemp()).resolve()
+            await self.grid.tree.get_tree(found, target)
+            self.assertEqual((target / "a #%?.txt").read_bytes(), b"a")
+            self.assertEqual((target / "deep" / "deeper" / "large").read_bytes(), LARGE)
             await page.loads(page.click("a[href*='check-form']"))
             await page.loads(page.click("main button"))
             for _ in range(100):
@@ -168,18 +195,8 @@ class TaskTests(BrowserTestCase):
             await self.check_secrets(page)
 
 
-class UploadTests(BrowserTestCase):
+class UploadTests(PagesTestCase):
     """Files and folders that are dropped."""
-
-    def folder(self) -> str:
-        top = Path(self.mktemp()).resolve() / "folder"
-        (top / "deep" / "deeper").mkdir(parents=True)
-        (top / "empty").mkdir()
-        (top / "a #%?.txt").write_bytes(b"a")
-        for n in range(8):
-            (top / "deep" / f"{n}.bin").write_bytes(b"%d" % n * 100)
-        (top / "deep" / "deeper" / "large").write_bytes(LARGE)
-        return str(top)
 
     async def test_a_folder(self) -> None:
         """All of it arrives, with empty folders; progress is in bytes that servers have acknowledged."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import Any
 from urllib.parse import quote
 
+import attrs
+
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, UnknownCap, parse_cap
 from pipegrid.core.mutable.directory_edits import Link
 from pipegrid.core.packed_directory import directory_cap, pack_immutable
+from pipegrid.gateway import form_body
 from pipegrid.gateway.web_api.children_json import packed_children
 from pipegrid.gateway.web_ui.directory_page import PAGE_NAME_CHARACTERS, PAGE_ROWS
 from pipegrid.tree.directory import create_directory
@@ -262,6 +266,107 @@ class ChangeTests(DirectoryTestCase):
         self.assertEqual(self.names_in(cap), ["linked", "photos"])
         self.browser.follow("photos").follow("Download one.txt")
         self.assertEqual(self.browser.answer.body, b"one")
+
+    def content_of(self, cap: DirectoryCap, *names: str) -> bytes:
+        """Return the content of a file by its path."""
+        path = self.world.run(self.grid.directory(cap).list())
+        for name in names[:-1]:
+            inner = path[name].cap
+            assert isinstance(inner, DirectoryCap)
+            path = self.world.run(self.grid.directory(inner).list())
+        found = path[names[-1]].cap
+        assert found is not None
+        return self.world.run(self.grid.read(found))
+
+    def test_several_files(self) -> None:
+        """Of any size, in one form; what is there already is named, and the rest is stored."""
+        cap = self.directory_of({})
+        self.show(cap)
+        large = bytes(range(256)) * 1000
+        files = [("a", b"one"), ("big", large), ("none", b""), ("more", large[1:]), ("z", b"end")]
+        self.browser.submit("Upload all", *files)
+        self.assertEqual(self.browser.message, "The files were uploaded.")
+        self.check_page()
+        for name, data in files:
+            self.assertEqual(self.content_of(cap, name), data)
+        self.assertEqual(self.site.space.used_bytes, 0)
+        self.browser.submit("Upload all", ("z", b"new"), ("b", b"two"), ("a", b"new"))
+        self.assertEqual(self.browser.answer.status, 409)
+        self.check_page()
+        self.assertIn(
+            "2 of 3 files were not stored: a (there is a child of this name already), z (",
+            self.browser.text,
+        )
+        self.assertEqual(self.content_of(cap, "a"), b"one")
+        self.assertEqual(self.content_of(cap, "b"), b"two")
+        self.browser.follow("Go back")
+        self.browser.check("Upload all", "replace").submit("Upload all", ("a", b"new"), ("c", b""))
+        self.assertEqual(self.content_of(cap, "a"), b"new")
+        self.browser.submit("Upload all", ("", b""))  # nothing was chosen
+        self.assertIn("The form has no file; choose one", self.browser.text)
+
+    def test_a_folder(self) -> None:
+        """A browser sends paths as names; directories are made, or added to."""
+        there = self.directory_of({"old": LIT})
+        cap = self.directory_of({"there": there, "file": LIT})
+        self.show(cap)
+        files = [
+            ("top/a b%2F.txt", b"one"),
+            ("top/deep/deeper/x", b"x" * 100_000),
+            ("top/deep/y", b"y"),
+            ("there/new", b"new"),
+            ("file/inside", b"lost"),
+        ]
+        self.browser.submit("Upload all", *files)
+        self.assertIn("1 of 5 files were not stored: file/inside ('file'", self.browser.text)
+        for name, data in files[:-1]:
+            self.assertEqual(self.content_of(cap, *name.split("/")), data)
+        self.assertEqual(self.names_in(there), ["new", "old"])
+        self.show(cap)
+        self.browser.submit("Upload all", ("one/file", b"1"))
+        self.assertEqual(self.browser.message, "The files were uploaded.")
+        self.assertEqual(self.names_in(cap), ["file", "one", "there", "top"])
+
+    def test_paths_that_lead_out(self) -> None:
+        """They are refused before anything is stored."""
+        cap = self.directory_of({})
+        for bad in ("../x", "a/../x", "/x", "a//x", "a/", "./x", "a/..", "n/" * 100 + "x"):
+            self.show(cap)
+            self.browser.submit("Upload all", ("fine", b"x"), (bad, b"x"))
+            self.assertEqual(self.browser.answer.status, 400, bad)
+            self.assertIn("is not a path of a file in a folder", self.browser.text)
+        self.show(cap)
+        self.browser.submit("Upload all", ("a/e\u0301", b"x"), ("a/\u00e9", b"x"))
+        self.assertIn("The form has two files 'a/\u00e9'", self.browser.text)
+        self.assertEqual(self.names_in(cap), [])
+
+    def test_many_files(self) -> None:
+        """They take one open file; too many are refused, as are names without end."""
+        cap = self.directory_of({})
+        self.show(cap)
+        before = len(os.listdir("/proc/self/fd"))
+        held: list[int] = []
+        put = self.grid.put
+
+        def note(*given: Any, **options: Any) -> Any:
+            held.append(len(os.listdir("/proc/self/fd")) - before)
+            return put(*given, **options)
+
+        self.patch(self.grid, "put", note)
+        self.browser.submit("Upload all", *((f"{n:03}", b"x" * 1500) for n in range(300)))
+        self.assertEqual(len(self.names_in(cap)), 300)
+        self.assertLess(max(held), 10)
+        self.patch(form_body, "MAX_FILES", 50)
+        self.site.limits = attrs.evolve(self.site.limits, form_bytes=100_000)
+        for files in (
+            [(f"n{n}", b"") for n in range(51)],
+            [("n" * 4000 + f"{n}", b"") for n in range(40)],
+        ):
+            self.show(cap)
+            self.browser.submit("Upload all", *files)
+            self.assertEqual(self.browser.answer.status, 413)
+        self.assertEqual(self.site.space.used_bytes, 0)
+        self.assertEqual(len(self.names_in(cap)), 300)
 
     def test_move_up_and_by_cap(self) -> None:
         other = self.directory_of({})

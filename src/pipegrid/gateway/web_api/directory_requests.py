@@ -18,6 +18,7 @@ from pipegrid.gateway.web_api.file_requests import (
     replace_file,
     tagged,
 )
+from pipegrid.gateway.web_api.form_files import are_several, upload_files
 from pipegrid.gateway.web_api.new_objects import new_directory, uploaded
 from pipegrid.gateway.web_api.object_json import directory_json
 from pipegrid.gateway.web_api.path_lookup import (
@@ -134,11 +135,16 @@ async def _child_of(
 
 
 async def upload(call: ApiRequest, found: FoundObject) -> HttpResponse:
-    """Answer ``t=upload``: a form's file becomes a child, or the content of a file."""
+    """Answer ``t=upload``: a form's file becomes a child, or the content of a file; or all its files do."""
+    files = call.arguments.files
+    given = call.arguments.text("name").strip()
+    if isinstance(found.cap, DirectoryCap) and not given and are_several(files):
+        return await upload_files(call, found.cap, files)
     body = uploaded(call)
     if found.exists and isinstance(found.cap, DirectoryCap):
-        assert call.arguments.file is not None
-        name = call.arguments.text("name").strip() or call.arguments.file.name.strip()
+        name = given or files[0].name.strip()
+        if not name and not files[0].size:  # what a browser sends if no file was chosen
+            raise WebError(400, "the form has no file; choose one, or give it a name")
         name = name or UNNAMED
         found = await _child_of(call, found, name)
         if isinstance(found.cap, DirectoryCap):

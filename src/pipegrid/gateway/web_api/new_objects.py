@@ -79,11 +79,15 @@ def uploaded(call: ApiRequest) -> BodySpool:
     Return the file of a form.
 
     Raises:
-        WebError: it has none.
+        WebError: it has none, or several.
     """
-    if call.arguments.file is None:
+    if not call.arguments.files:
         raise WebError(400, "the form has no field 'file' with the content to store")
-    return call.arguments.file.body
+    if len(call.arguments.files) > 1:
+        raise WebError(
+            400, "the form has several files; only a directory takes them, without a name"
+        )
+    return call.arguments.files[0].body
 
 
 def may_be_stored_early(call: ApiRequest) -> bool:

@@ -7,7 +7,7 @@ Booleans, ``replace`` and ``format`` ignore case, ``t`` does not. Unknown argume
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -36,12 +36,12 @@ class Arguments:
 
     Attributes:
         values: by name.
-        file: the form's field ``file``, if it has one.
+        files: the form's fields ``file``.
         is_form: the body was a form, and has been read.
     """
 
     values: Mapping[str, str] = attrs.field(factory=dict)
-    file: FormFile | None = None
+    files: Sequence[FormFile] = ()
     is_form: bool = False
 
     @property
@@ -145,10 +145,10 @@ def read_arguments(
     """
     values = _parse_query(query)
     if isinstance(body, FormBody):
-        return Arguments({**body.fields(), **values}, body.file, True)
+        return Arguments({**body.fields(), **values}, body.chosen_files(), True)
     if method == b"POST" and form_kind(content_type)[0] == URLENCODED:
         fields = _parse_query(body.read_all(most_bytes, "the form"))
-        return Arguments({**fields, **values}, None, True)
+        return Arguments({**fields, **values}, (), True)
     return Arguments(values)
 
 

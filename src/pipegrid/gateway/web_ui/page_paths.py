@@ -19,6 +19,7 @@ _NO_PATH = frozenset({"", ".", ".."})
 DONE = {
     "made": "The directory was made.",
     "uploaded": "The file was uploaded.",
+    "all-uploaded": "The files were uploaded.",
     "replaced": "The file has its new content.",
     "renamed": "The entry has its new name.",
     "moved": "The entry was moved.",

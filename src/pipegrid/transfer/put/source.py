@@ -32,6 +32,7 @@ SourceLike = Union[
     bytearray,
     memoryview,
     BinaryIO,
+    "FileRange",
     "AsyncIterable[bytes]",
     "IBodyProducer",
     "IResponse",
@@ -111,6 +112,7 @@ class FileSource:
     def __init__(self, file: BinaryIO, name: str, owned: bool) -> None:
         self._file = file
         self._fd = file.fileno()
+        self._start = 0
         self._owned = owned
         self.name = name
         found = os.fstat(self._fd)
@@ -125,6 +127,7 @@ class FileSource:
     def read_at(self, offset: int, length: int) -> bytes:
         """Return the bytes, with as many reads as needed."""
         try:
+            offset += self._start
             data = os.pread(self._fd, length, offset)
             while 0 < len(data) < length:
                 more = os.pread(self._fd, length - len(data), offset + len(data))
@@ -153,6 +156,26 @@ class FileSource:
         """Close the file if it was opened here."""
         if self._owned:
             self._file.close()
+
+
+@attrs.frozen(eq=False)
+class FileRange:
+    """
+    A range of a regular file, as a source; the file stays open.
+
+    Attributes:
+        start, size: in bytes; the file is at least as long.
+    """
+
+    file: BinaryIO
+    start: int
+    size: int
+
+    def opened(self, name: str) -> Source:
+        """Return it as a source; ``name`` is for errors."""
+        source = FileSource(self.file, name, owned=False)
+        source._start, source.size = self.start, self.size
+        return source
 
 
 def _signature(found: os.stat_result) -> tuple[int, ...]:
@@ -215,6 +238,8 @@ def open_at_once(source: SourceLike, name: str | None = None) -> Source | Uncopi
         return BytesSource(source, name or "the data")
     if isinstance(source, (str, os.PathLike)):
         return _open_path(os.fspath(source), name)
+    if isinstance(source, FileRange):
+        return source.opened(name or _name_of(source.file))
     check_has(source, ("read",), "what is stored", KINDS)
     file: BinaryIO = source  # type: ignore[assignment]
     name = name or _name_of(file)
@@ -262,6 +287,8 @@ def size_of(source: SourceLike) -> int | None:
     """Return the probable size of a source without opening it; None if the source must be read for that."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         return memoryview(source).nbytes
+    if isinstance(source, FileRange):
+        return source.size
     if not isinstance(source, (str, os.PathLike)):
         return None
     try:

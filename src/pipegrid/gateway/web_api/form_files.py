@@ -1,0 +1,156 @@
+"""
+Forms with several files, or with a folder: each file becomes a child of a directory, or of one below it.
+
+A browser sends the files of a folder with their paths as names, also without scripts. Missing directories are
+made. What cannot be stored does not keep the rest from being stored, and is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from pipegrid.core.caps import DirectoryCap
+from pipegrid.core.mutable.directory_edits import Link
+from pipegrid.core.text import composed, counted, printable
+from pipegrid.errors import PipegridError
+from pipegrid.gateway.form_body import FormFile
+from pipegrid.gateway.http_response import HttpResponse
+from pipegrid.gateway.web_api.api_request import ApiRequest, when_done
+from pipegrid.gateway.web_api.path_lookup import check_writes, children_of
+from pipegrid.gateway.web_api.web_errors import Problem, WebError, problem_of
+from pipegrid.reactor.deferreds import few_at_a_time
+from pipegrid.tree.directory import Directory, check_name, make_directories
+from pipegrid.tree.walk import TreePath
+
+AT_ONCE = 16
+"""Directories that are made, and files that are stored, at the same time."""
+
+MAX_DEPTH = 100
+MAX_NAMED = 20
+"""Files that could not be stored and are named in the response."""
+
+
+def are_several(files: Sequence[FormFile]) -> bool:
+    """Return whether a form has several files, or one in a folder."""
+    return len(files) > 1 or any("/" in file.name for file in files)
+
+
+def form_paths(files: Sequence[FormFile]) -> list[TreePath]:
+    """
+    Return where the files of a form belong.
+
+    Raises:
+        WebError: a path is none, leads out of the directory, or is given twice.
+        UsageError: no child can have such a name.
+    """
+    found: dict[TreePath, None] = {}
+    for file in files:
+        path = tuple(composed(name) for name in file.name.split("/"))
+        if len(path) > MAX_DEPTH or {"", ".", ".."} & set(path):
+            shown = printable(file.name[:100])
+            raise WebError(
+                400, f"'{shown}' is not a path of a file in a folder; nothing was stored"
+            )
+        if path in found:
+            shown = printable("/".join(path)[:100])
+            raise WebError(400, f"the form has two files '{shown}'; nothing was stored")
+        for name in path:
+            check_name(name)
+        found[path] = None
+    return list(found)
+
+
+class FolderUpload:
+    """
+    The files of one form.
+
+    Attributes:
+        problems: why files could not be stored, by their paths.
+    """
+
+    def __init__(self, call: ApiRequest, cap: DirectoryCap) -> None:
+        self._grid = call.grid
+        self._replace = call.arguments.replace()
+        self._directories: dict[TreePath, Directory] = {(): Directory(call.grid, cap)}
+        self._taken: dict[TreePath, frozenset[str]] = {}
+        self._failed: dict[TreePath, PipegridError] = {}
+        self.problems: dict[TreePath, Problem] = {}
+
+    async def store(self, files: Sequence[tuple[TreePath, FormFile]]) -> None:
+        """Store and link all that can be."""
+        folders = {path[:depth] for path, _ in files for depth in range(1, len(path))}
+        for depth in range(1, MAX_DEPTH):
+            level = [path for path in folders if len(path) == depth]
+            await few_at_a_time(AT_ONCE, [partial(self._make, path) for path in level])
+        if self._replace == "false":
+            used = {path[:-1] for path, _ in files} & self._directories.keys()
+            await few_at_a_time(AT_ONCE, [partial(self._look, path) for path in used])
+        await few_at_a_time(AT_ONCE, [partial(self._store, *each) for each in files])
+
+    async def _make(self, path: TreePath) -> None:
+        above = self._directories.get(path[:-1])
+        try:
+            if above is None:
+                raise self._failed[path[:-1]]
+            made = await make_directories(self._grid, above.cap, path[-1:], "sdmf")
+            self._directories[path] = made
+        except PipegridError as error:
+            self._failed[path] = error
+
+    async def _look(self, path: TreePath) -> None:
+        """See which names are taken, so that what has one is not stored."""
+        cap = self._directories[path].cap
+        try:
+            self._taken[path] = frozenset(await children_of(self._grid, cap))
+        except PipegridError as error:
+            del self._directories[path]
+            self._failed[path] = error
+
+    async def _store(self, path: TreePath, file: FormFile) -> None:
+        directory = self._directories.get(path[:-1])
+        replace = self._replace
+        try:
+            if directory is None:
+                raise self._failed[path[:-1]]
+            if path[-1] in self._taken.get(path[:-1], ()):
+                raise WebError(409, "there is a child of this name already")
+            with file.opened() as source:
+                cap = (await self._grid.put(source)).cap
+            link = Link(path[-1], cap, None, None, replace != "false", replace == "true")
+            await directory.change([link])
+        except PipegridError as error:
+            self.problems[path] = problem_of(error)
+
+
+async def upload_files(
+    call: ApiRequest, cap: DirectoryCap, files: Sequence[FormFile]
+) -> HttpResponse:
+    """
+    Answer ``t=upload`` of a form with several files.
+
+    Raises:
+        WebError: some were not stored; it names them.
+    """
+    if call.arguments.format() in ("SDMF", "MDMF"):
+        raise WebError(
+            400, "several files are stored as immutable ones; leave out format and mutable"
+        )
+    paths = form_paths(files)
+    work = FolderUpload(call, check_writes(cap))
+    await work.store(list(zip(paths, files, strict=True)))
+    if work.problems:
+        raise _not_stored(work.problems, len(files))
+    return when_done(call, f"{counted(len(files), 'file was', 'files were')} stored\n")
+
+
+def _not_stored(problems: dict[TreePath, Problem], count: int) -> WebError:
+    statuses = {problem.status for problem in problems.values()}
+    named = [
+        f"{printable('/'.join(path))} ({problem.text})"
+        for path, problem in sorted(problems.items())[:MAX_NAMED]
+    ]
+    more = len(problems) - len(named)
+    rest = f", and {more} more" if more else ""
+    text = f"{len(problems)} of {count} files were not stored: {', '.join(named)}{rest}"
+    return WebError(statuses.pop() if len(statuses) == 1 else 500, text)
