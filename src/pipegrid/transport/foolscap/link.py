@@ -35,8 +35,8 @@ from pipegrid.errors import (
 )
 from pipegrid.http11.pinned_key import problem_of
 from pipegrid.reactor.bulk_sockets import set_bulk_buffers
-from pipegrid.reactor.dead_peer_detection import be_prompt
 from pipegrid.reactor.connection_policy import ConnectionPolicy
+from pipegrid.reactor.dead_peer_detection import be_prompt
 from pipegrid.reactor.deferreds import Timer, Waiters
 from pipegrid.reactor.server_tls import upgrade_started_tls
 from pipegrid.transport.interface import disconnected, excerpt, nonsense, wrong_swissnum
