@@ -63,7 +63,7 @@ args.misc.speedtest.many := --files 10000
 args.pipegrid := speedtest run --output speedtest-results
 
 # What trial runs before.
-tests.interop := $(addprefix tests.interop.,introducer_grid tahoe_matrix mutable_matrix mutable_shares mutable_trips wrong_inputs foolscap_grid gateway_grids gateway_replace gateway_returns recorded_web_api round_trips storing_again tahoe_commands)
+tests.interop := $(addprefix tests.interop.,introducer_grid onion_services tahoe_matrix mutable_matrix mutable_shares mutable_trips wrong_inputs foolscap_grid gateway_grids gateway_replace gateway_returns recorded_web_api round_trips storing_again tahoe_commands)
 tests.mirror := tests.interop.debmirror tests.interop.reposync
 
 MEASURE := attack backups budgets builds cold crash durability gateway-clients gateways interop large-mutable links many mirror mirror-world peers peers-mutable restic sftp soak speedtest trees
@@ -193,7 +193,7 @@ format: $(INSTALLED) ## format and fix
 # The program alone, which is a fifth of what the tests need.
 $(PROGRAM): setup.cfg pyproject.toml | prerequisites
 	$(PYTHON) -m venv $(VENV)
-	$(if $(LOWEST),$(PYTHON) -m misc.lowest gateway invite mirror speedtest > $(VENV)/constraints.txt)
+	$(if $(LOWEST),$(PYTHON) -m misc.lowest gateway invite mirror speedtest tor > $(VENV)/constraints.txt)
 	$(install) .
 	$(call compile,$(VENV))
 	touch $(PROGRAM)

@@ -270,6 +270,13 @@ NEEDS = (
         "mmdebstrap", command("mmdebstrap"), "mmdebstrap", "to make a bare Debian root", ("fresh",)
     ),
     Need("unshare", command("unshare"), "util-linux", "to run in a bare Debian root", ("fresh",)),
+    Need(
+        "Tor and its tool tor-gencert",
+        lambda: command("tor")() and command("tor-gencert")(),
+        "tor",
+        "for a private network of onion services",
+        ("interop",),
+    ),
 )
 
 

@@ -32,6 +32,7 @@ from zope.interface import implementer
 
 from misc.speedtest.peers.nodes import free_port
 from pipegrid.errors import RemoteCallError
+from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
 from pipegrid.wire.announcements import AnnouncementKey, Signed, sign
 from pipegrid.wire.foolscap_broker import make_tub
 from pipegrid.wire.introducer_protocol import (
@@ -181,7 +182,7 @@ class IntroducerAttack:
         self.answers[kind] += 1
 
     async def _connect(self, host: str) -> tuple[Any, Any]:
-        tub = make_tub(LOST_AFTER_S, BOUNDS)
+        tub = make_tub(LOST_AFTER_S, DIRECT_CONNECTIONS, BOUNDS)
         tub.removeAllConnectionHintHandlers()
         tub.addConnectionHintHandler("tcp", _From(host))
         tub.startService()

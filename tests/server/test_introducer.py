@@ -19,6 +19,7 @@ from zope.interface import implementer
 
 from pipegrid.disk.atomic_write import replace_file
 from pipegrid.errors import RemoteCallError, ServerRefused, UsageError
+from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
 from pipegrid.server import introducer_node, introducer_service
 from pipegrid.server.introducer_node import IntroducerNode, IntroducerSettings
 from pipegrid.server.introducer_pages import IntroducerPages
@@ -340,7 +341,7 @@ class NodeTests(TestCase):
     async def connect(self) -> Any:
         """Return a reference of a client."""
         assert self.node is not None
-        tub = make_tub(LOST_AFTER_S)
+        tub = make_tub(LOST_AFTER_S, DIRECT_CONNECTIONS)
         tub.startService()
         self.tubs.append(tub)
         return await connect_introducer(tub.getReference, parse_furl(self.node.furl), self.reactor)

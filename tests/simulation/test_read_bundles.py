@@ -81,7 +81,7 @@ class ReadBundleTests(UpkeepTestCase):
         self.store(FILES)
         found, _ = self.get_all()
         stuck = self.world.servers[3]
-        stuck.site.service.begin = lambda _: Stuck()  # type: ignore[method-assign]
+        stuck.site.service.begin = lambda _: Stuck()  # type: ignore[assignment,method-assign]
         self.assertEqual(self.get_all()[0], found)
         for peer in self.client.grid._means.peers:
             self.assertEqual(cast(Any, peer.server)._read_bundles._held, {})

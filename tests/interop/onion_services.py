@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from twisted.trial.unittest import SkipTest, SynchronousTestCase
+from twisted.trial.unittest import SynchronousTestCase
 
 import pipegrid
 from pipegrid.core.encoding_parameters import Params
@@ -30,8 +30,8 @@ class TorTests(SynchronousTestCase):
     """``serve --tor``, and commands that can reach Tor's socket file and nothing else."""
 
     def setUp(self) -> None:
-        if not is_installed() or not unshare():
-            raise SkipTest("Tor is not installed, or this system gives no network namespaces")
+        self.assertTrue(is_installed(), "Tor is not installed")
+        self.assertTrue(unshare(), "this system gives no network namespaces")
         self.home = Path(tempfile.mkdtemp(prefix="pg"))
         self.addCleanup(shutil.rmtree, self.home, ignore_errors=True)
         self.environment = {
