@@ -417,12 +417,7 @@ class StorageNode:
             self.furl = str(furl)
             identity.keep_furl(self.settings.directory, furl)
             if self.settings.metrics is not None:
-                from pipegrid.server.metrics import metrics_page
-
-                text = endpoint_text(self.settings.metrics, "127.0.0.1")
-                page = metrics_page(self._reactor, self._server, service, self._store)
-                metrics = await self._listen(text, page)
-                self.metrics_port = getattr(metrics.getHost(), "port", None)
+                await self._serve_metrics(self.settings.metrics, self._server, service)
             if self.settings.introducers:
                 self._announce(who.tub_id, nurls if self.settings.announce_nurls else [])
         except BaseException:
@@ -446,6 +441,13 @@ class StorageNode:
         )
         self._warn_of_surroundings()
         return self
+
+    async def _serve_metrics(self, port: str, site: GbsSite, service: GbsService) -> None:
+        from pipegrid.server.metrics import metrics_page
+
+        page = metrics_page(self._reactor, site, service, self._store)
+        metrics = await self._listen(endpoint_text(port, "127.0.0.1"), page)
+        self.metrics_port = getattr(metrics.getHost(), "port", None)
 
     async def _begin_counting(self) -> None:
         """
