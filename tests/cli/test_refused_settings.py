@@ -77,13 +77,13 @@ class RefusedSettingsTests(ProcessTestCase):
 
     def test_ways_to_one_server(self) -> None:
         """So are those of ``servers.yaml``."""
-        for ways in ("{tcp: tor}", "{tcp: disabled}"):
+        for ways in ("{tcp: i2p}", "{tor: tcp}"):
             node = self.node("", entry(ways))
             self.assert_refused(node, "put", "file", named="'connections' are")
 
     def test_every_command(self) -> None:
         """It does not matter what the command is; ``init --tahoe`` makes nothing."""
-        node = self.node("[connections]\ntcp = disabled\n")
+        node = self.node("[tor]\nlaunch = true\n")
         for command in (
             ("get", f"URI:CHK:{'a' * 26}:{'a' * 52}:1:1:100"),
             ("check", f"URI:CHK:{'a' * 26}:{'a' * 52}:1:1:100"),
@@ -91,7 +91,7 @@ class RefusedSettingsTests(ProcessTestCase):
             ("mkdir",),
             ("serve", "--port", "tcp:0:interface=127.0.0.1"),
         ):
-            self.assert_refused(node, *command, named="[connections] tcp is 'disabled'")
+            self.assert_refused(node, *command, named="[tor] launch is 'true'")
         self.run_command("-d", "own", "init", "--tahoe", str(node), status=2)
         self.assertFalse((self.home / "own").exists())
         self.assertEqual(self.listener.count, 0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from hashlib import sha256, sha512
 from pathlib import Path
+from unittest.mock import patch
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -120,6 +122,10 @@ class ListTests(SynchronousTestCase):
     def test_fetching(self) -> None:
         """No other schemes, and who is not there is named without a password."""
         self.assertRaises(UsageError, fetched_list, "file:///etc/passwd")
+        for wrong in ("http://abc.onion/list", "http://[/list"):
+            self.assertRaises(UsageError, fetched_list, wrong)
+        with patch.dict(os.environ, {"ALL_PROXY": "socks5h://127.0.0.1:1"}):
+            self.assertRaises(UsageError, fetched_list, "http://127.0.0.1:1/list")
         with self.assertRaises(MirrorError) as caught:
             fetched_list("http://joe:secret@127.0.0.1:1/list?token")
         self.assertNotIn("secret", str(caught.exception))

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from pipegrid.errors import UsageError
 from pipegrid.mirror.archive_file import DIGEST_BYTES, BadEntry, MirrorError, quoted
 from pipegrid.mirror.mirror_urls import parse_url
+from pipegrid.mirror.preconnect_mirrors import is_overlay_host
 from pipegrid.mirror.redirects import MAX_REDIRECTS, shown_url
 from pipegrid.mirror.rpm_metadata import XmlParser
-from pipegrid.reactor.connection_policy import is_overlay_name
 from pipegrid.version import __version__
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def _check_proxies(url: str, name: str) -> None:
         host = urlsplit(url).hostname or ""
     except ValueError:
         raise UsageError(f"{name} is not the URL of a list of mirrors; correct it") from None
-    if is_overlay_name(host):
+    if is_overlay_host(host):
         raise UsageError(f"{name}: only Tor or I2P know its host; give mirrors with --from")
     for variable, value in os.environ.items():
         if variable.lower().endswith("_proxy") and value.lower().startswith("socks"):

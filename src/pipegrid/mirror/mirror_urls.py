@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror.archive_file import Value, quoted
-from pipegrid.mirror.preconnect_mirrors import plain_url
-from pipegrid.reactor.connection_policy import is_overlay_name
+from pipegrid.mirror.preconnect_mirrors import is_overlay_host, plain_url
 from pipegrid.version import __version__
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
@@ -240,7 +239,7 @@ def through(address: Address, environment: Mapping[str, str]) -> Address:
             it is not reached through a SOCKS5 proxy.
     """
     has_proxy = any(name.lower().endswith("_proxy") for name in environment)
-    if not has_proxy and not is_overlay_name(address.host):
+    if not has_proxy and not is_overlay_host(address.host):
         return address
     from pipegrid.http11.proxy_settings import check_resolvable, proxy_for  # few runs need it
 

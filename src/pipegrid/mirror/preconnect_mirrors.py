@@ -68,6 +68,11 @@ def begin(place: tuple[int, Any]) -> _socket.socket:
     return sock
 
 
+def is_overlay_host(host: str) -> bool:
+    """Return whether only Tor or I2P know a host; as ``connection_policy.is_overlay_name``, loading less."""
+    return host.lower().rstrip(".").endswith((".onion", ".i2p"))
+
+
 def plain_url(url: str) -> tuple[str, str, int, str] | None:
     """Return scheme, host, port and path of a URL of letters, digits and dots; None for any other URL."""
     scheme, _, rest = url.partition("://")
@@ -76,8 +81,8 @@ def plain_url(url: str) -> tuple[str, str, int, str] | None:
     letters = host.replace("-", "a").replace(".", "a") + path.translate(_IN_PATHS)
     if scheme not in ("http", "https") or not host or not (letters.isascii() and letters.isalnum()):
         return None
-    if host.lower().endswith((".onion", ".i2p")):
-        return None  # only Tor or I2P know it
+    if is_overlay_host(host):
+        return None
     if not colon:
         return scheme, host.lower(), 443 if scheme == "https" else 80, path
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
