@@ -78,6 +78,16 @@ class BadRequestTests(SynchronousTestCase):
         self.refused(400, "is not UTF-8", "PUT", f"/uri/{root}/%FF", b"x")
         self.refused(400, "has no slash", "POST", f"/uri/{root}?t=mkdir&name=a/b")
         self.refused(404, "No such child: none", "DELETE", f"/uri/{root}/none")
+        self.refused(400, "at most 32768 are allowed", "PUT", f"/uri/{root}/{'n' * 40_000}", b"x")
+
+    def test_a_name_beyond_any_head(self) -> None:
+        """It is refused by the length of the head, and the client can read that."""
+        path = "n" * 90_000
+        url = (gateway() / "node.url").read_text().strip()
+        command = ["curl", "-s", "-w", "%{http_code}", "-T", "/dev/null", f"{url}uri/{path}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        self.assertTrue(done.stdout.startswith("the head of the request has more"), done.stdout)
+        self.assertTrue(done.stdout.endswith("or leave out headers\n431"), done.stdout)
 
     def test_arguments_and_bodies(self) -> None:
         """The value is named, and what would be right."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from twisted.web.server import NOT_DONE_YET
 from pipegrid.gateway.body_spool import BodySpool, SpoolSpace
 from pipegrid.gateway.gateway_settings import GatewayLimits, GatewaySettings
 from pipegrid.gateway.http_response import HttpResponse, respond
-from pipegrid.gateway.http_server import GatewayChannel, GatewaySite, shown_path
+from pipegrid.gateway.http_server import LINGER_S, GatewayChannel, GatewaySite, shown_path
 from pipegrid.gateway.root_resource import root_resource
 from pipegrid.gateway.web_api.web_errors import WebError
 
@@ -293,6 +294,47 @@ class BoundsTests(SiteTestCase):
             self.assertTrue(transport.disconnecting)
             self.lose(channel)
         self.assertEqual((self.root.bodies, self.site.space.used_bytes), ([], 0))
+
+    def test_long_heads(self) -> None:
+        """A line or a head that is too long, and too many headers: one sentence, however much follows."""
+        begin = b"GET /uri/x HTTP/1.1\r\nHost: localhost\r\n"
+        for head in (
+            b"GET /uri/" + b"n" * 200_000 + b" HTTP/1.1\r\nHost: localhost\r\n",
+            begin + b"X-A: " + b"n" * 200_000,
+            begin + b"".join(b"X-%d: %s\r\n" % (n, b"n" * 9000) for n in range(20)),
+            begin + b"X: y\r\n" * 200,
+        ):
+            channel, transport = self.connect()
+            for start in range(0, len(head), 50_000):
+                channel.dataReceived(head[start : start + 50_000])
+            channel.dataReceived(b"\r\n\r\n")
+            self.assertTrue(transport.value().startswith(b"HTTP/1.1 431 "), transport.value())
+            self.assertEqual(transport.value().count(b"HTTP/1.1"), 1)
+            self.assertTrue(transport.value().endswith(b"or leave out headers\n"))
+            self.assertTrue(transport.disconnecting)
+            self.lose(channel)
+        self.assertEqual(self.root.bodies, [])
+
+    def test_a_refused_client_may_read(self) -> None:
+        """Its connection is closed for writing, what it sends is dropped, and it is not waited for long."""
+        for leaves in (True, False):
+            channel, found = self.connect()
+            transport: Any = found
+            closed: list[str] = []
+            transport.loseWriteConnection = partial(closed.append, "write")
+            transport.abortConnection = partial(closed.append, "all")
+            channel.dataReceived(b"nonsense\r\n\r\n")
+            said = bytes(transport.value())
+            self.assertIn(b"400 Bad Request", said)
+            for _ in range(3):
+                channel.dataReceived(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)
+            self.assertEqual((bytes(transport.value()), closed), (said, ["write"]))
+            if leaves:
+                channel.readConnectionLost()
+            else:
+                self.clock.advance(LINGER_S)
+            self.assertEqual(closed, ["write", "all"])
+            self.lose(channel)
 
     def test_who_closes_while_it_waits(self) -> None:
         """What it asked for is cancelled."""

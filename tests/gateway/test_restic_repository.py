@@ -192,6 +192,14 @@ class CostTests(RepositoryTestCase):
             cap = self.do(self.repository.find(kind, object_of(small)))
             self.assertEqual(self.trips(self.repository.content(kind, cap)), 0.0)
 
+    def test_unlock_trips(self) -> None:
+        """To remove a lock takes one round trip, also after it was listed."""
+        lock = content(200)
+        self.do(self.put("locks", lock))
+        self.listed("locks")
+        self.assertEqual(self.trips(self.repository.remove("locks", object_of(lock))), 1.0)
+        self.assertEqual(self.listed("locks"), {})
+
     def test_lists(self) -> None:
         """What is listed at the beginning of a backup: four lists, of which two were read ahead."""
         self.do(self.put("locks", content(300)))

@@ -81,8 +81,8 @@ class SpoolSpace:
             free_bytes = found.f_bavail * found.f_frsize
             if free_bytes < wanted_bytes + self._spare_bytes:
                 raise BodyRefused(
-                    f"the body does not fit into {self._directory}, where {free_bytes} bytes are free; free "
-                    "some, or set [node] tempdir to a larger disk",
+                    f"the body does not fit into {self._directory}, where {free_bytes} bytes are free, and "
+                    f"{self._spare_bytes} of them stay so; free some, or set [node] tempdir to a larger disk",
                     507,
                 )
 

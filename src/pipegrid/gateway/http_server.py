@@ -36,6 +36,11 @@ from pipegrid.reactor.deferreds import Timer
 MAX_HEAD_BYTES = 64 << 10
 """Of a request line with all headers: a name of 5000 characters may take 45 kB."""
 
+MAX_HEADERS = 100
+
+LINGER_S = 2.0
+"""How long a client whose head is refused may go on sending, so that it reads why."""
+
 HEADERS = (
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
@@ -211,14 +216,14 @@ class GatewayChannel(HTTPChannel):
     site: GatewaySite
     MAX_LENGTH = MAX_HEAD_BYTES
     totalHeadersSize = MAX_HEAD_BYTES
-    maxHeaders = 100
+    maxHeaders = MAX_HEADERS
 
     def __init__(self) -> None:
         super().__init__()
         self.used_s = 0.0
         self._head: Timer | None = None
         self._stall: Timer | None = None
-        self._in_head = False
+        self._in_head = self._refused = False
 
     @property
     def method(self) -> bytes:
@@ -250,6 +255,8 @@ class GatewayChannel(HTTPChannel):
     def dataReceived(self, data: bytes) -> None:
         """Read input; a head must be complete in time, however slowly it arrives."""
         self.used_s = self.site.clock.seconds()
+        if self._refused:
+            return
         if not self._in_head and not self.requests and self._head is not None:
             self._in_head = True
             self._head.set(self.site.limits.head_s)
@@ -275,9 +282,18 @@ class GatewayChannel(HTTPChannel):
         self.persistent = False
         request.requestReceived(self.method, self.path, self._version)
 
+    def lineReceived(self, line: bytes) -> None:
+        """Read a line of a head, unless the connection is refused."""
+        if not self._refused:
+            super().lineReceived(line)
+
+    def lineLengthExceeded(self, line: bytes) -> None:
+        """A line is longer than a whole head may be."""
+        self._refuse(_TOO_LARGE, _TOO_LONG)
+
     def rawDataReceived(self, data: bytes) -> None:
         """Read a part of a body, unless its request has been answered."""
-        if self.requests:
+        if self.requests and not self._refused:
             super().rawDataReceived(data)
 
     def requestDone(self, request: Any) -> None:
@@ -310,10 +326,12 @@ class GatewayChannel(HTTPChannel):
     def readConnectionLost(self) -> None:
         """The client sends no more; if its request is incomplete, it may still read why that is refused."""
         transport: Any = self.transport
-        if not self.requests or self.requests[-1].is_whole:
+        if self._refused or not self.requests or self.requests[-1].is_whole:
             transport.abortConnection()
             return
-        self._refuse(b"the body ended before its length, or its last chunk; send it again, whole")
+        self._refuse(
+            _BAD, "the body ended before its length, or its last chunk; send it again, whole"
+        )
 
     def writeConnectionLost(self) -> None:
         """Do nothing; the connection is about to end."""
@@ -327,17 +345,43 @@ class GatewayChannel(HTTPChannel):
         self._give_up()
 
     def _respondToBadRequestAndDisconnect(self) -> None:
-        self._refuse(
-            b"this is not a valid HTTP request; its line, a header or its length is malformed"
-        )
+        if (
+            self._receivedHeaderSize > self.totalHeadersSize
+            or self._receivedHeaderCount > self.maxHeaders
+        ):
+            self._refuse(_TOO_LARGE, _TOO_LONG)
+        else:
+            self._refuse(
+                _BAD,
+                "this is not a valid HTTP request; its line, a header or its length is malformed",
+            )
 
-    def _refuse(self, text: bytes) -> None:
+    def _refuse(self, status: bytes, text: str) -> None:
+        """Answer, and drop what else arrives: to close at once could destroy the answer."""
+        if self._refused:
+            return
+        self._refused = True
         transport: Any = self.transport
+        data = f"{text}\n".encode()
         transport.write(
-            b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n"
-            b"Content-Length: %d\r\n\r\n%s\n" % (len(text) + 1, text)
+            b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Type: text/plain\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (status, len(data), data)
         )
-        self.loseConnection()
+        if self._head is None or not hasattr(transport, "loseWriteConnection"):
+            self.loseConnection()
+            return
+        producer: Any = self._networkProducer
+        producer.unregisterProducer()
+        transport.loseWriteConnection()
+        self._head.stop()
+        self._head.set(LINGER_S)
+
+
+_BAD, _TOO_LARGE = b"400 Bad Request", b"431 Request Header Fields Too Large"
+_TOO_LONG = (
+    f"the head of the request has more than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers; shorten the "
+    "name, or leave out headers"
+)
 
 
 class GatewaySite(Site):

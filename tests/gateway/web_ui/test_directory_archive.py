@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
 from twisted.logger import ILogObserver, LogEvent, formatEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
-from zope.interface import provider
+from zope.interface import implementer
 
 from pipegrid.core import base32
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap, UnknownCap
@@ -181,7 +181,7 @@ class MissingTests(ArchiveTestCase):
     def capture_log(self) -> list[str]:
         lines: list[str] = []
 
-        @provider(ILogObserver)
+        @implementer(ILogObserver)
         def note(event: LogEvent) -> None:
             lines.append(formatEvent(event))
 
