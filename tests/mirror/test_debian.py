@@ -19,7 +19,13 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.mirror import debian, debian_metadata, debian_suites, decompression, mirror_api
+from pipegrid.mirror import (
+    debian,
+    debian_index_selection,
+    debian_metadata,
+    decompression,
+    mirror_api,
+)
 from pipegrid.mirror.archive_file import BadEntry, MirrorError
 from pipegrid.mirror.debian import DebianArchive, DebianOutcome
 from pipegrid.mirror.debian_index_selection import Selection
@@ -874,7 +880,7 @@ class RefusalTests(DebianCase):
         self.refused("which no index has", error=BadEntry)
         self.assertEqual([p for p in self.world.hosts[0].requests if "elease" not in p], [])
         self.patch(decompression, "MAX_INDEX_BYTES", 1 << 20)
-        self.patch(debian_suites, "MAX_RELEASE_BYTES", 2000)
+        self.patch(debian_index_selection, "MAX_RELEASE_BYTES", 2000)
         archive = Archive(by_hash=False)
         archive.further = {f"{BINARY}.diff/Index": bytes(3000)}
         archive.publish()
