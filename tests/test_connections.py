@@ -43,8 +43,8 @@ PLACES = {
     "mirror/mirror_lists.py": "only where the environment names no SOCKS proxy",
     "speedtest/child_processes.py": _LOCAL,
     "speedtest/link_proxy.py": "an emulated link, from and to where its command line says",
-    "speedtest/timeline.py": "passes on what the reactor is asked",
-    "speedtest/probe.py": _NAMED,
+    "speedtest/upload_timeline.py": "passes on what the reactor is asked",
+    "speedtest/responder_client.py": _NAMED,
     "speedtest/client_sessions.py": "a gateway, named on the command line; not one of Tor or I2P",
 }
 """By module; all other code that reaches servers takes a ``ConnectionPolicy``."""

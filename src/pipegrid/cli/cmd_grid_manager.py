@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import click
 
 from pipegrid.cli.app import CommandGroup
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 
 _CONFIG = "pipegrid.grid-manager.config"
 _STANDARD = "-"
+MAX_DAYS = 5 * 365
+"""As Tahoe-LAFS's."""
 
 
 def _note_config(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -185,7 +186,7 @@ def list_() -> OfflineJob:
 
 @grid_manager_command.command(name="sign")
 @click.argument("name")
-@click.argument("days", type=click.IntRange(1, manager_directory.MAX_DAYS))
+@click.argument("days", type=click.IntRange(1, MAX_DAYS))
 @config_option
 @common_options
 def sign(name: str, days: int) -> OfflineJob:
@@ -198,6 +199,8 @@ def sign(name: str, days: int) -> OfflineJob:
     config = _config()
 
     def work(console: Console) -> int:
+        import attrs
+
         signed = _manager(config, console).sign(name, days, time.time())
         if config != _STANDARD:
             manager_directory.store_certificate(Path(config), name, signed)
@@ -208,7 +211,7 @@ def sign(name: str, days: int) -> OfflineJob:
 
 
 @grid_manager_command.command(name="install")
-@click.argument("file", type=click.Path(allow_dash=True))
+@click.argument("file", type=click.Path(allow_dash=True, readable=False))
 @click.option(
     "--name",
     default="default",

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import attrs
 import click
 
 from pipegrid.cli import log_file
@@ -99,7 +98,11 @@ class ServeOptions(NamedTuple):
             ),
             max_connections=self.max_connections,
         )
-        return attrs.evolve(settings, location=None) if self.tor else settings
+        if not self.tor:
+            return settings
+        import attrs
+
+        return attrs.evolve(settings, location=None)
 
     def _places(self, directory: Path, found: ServerDirectory) -> dict[str, Any]:
         """Return where the server listens, and how clients get there."""
@@ -190,6 +193,8 @@ class ServeJob(GridJob):
         try:
             taken = await joining.take(reactor, console)
             settings = self._full_settings(invocation)
+            import attrs
+
             introducers = {each.name: each.furl for each in taken.introducers}
             settings = attrs.evolve(settings, introducers={**settings.introducers, **introducers})
             await serve.serve(reactor, settings, finish)

@@ -275,6 +275,8 @@ class GatewayChannel(HTTPChannel):
 
     def _send100Continue(self) -> None:
         """The client waits before it sends the body: ask for it or, if it is refused, answer at once."""
+        if self.length == 0:  # there is no body to wait for
+            return
         request = self.requests[-1]
         if request.body.refused is None:
             super()._send100Continue()

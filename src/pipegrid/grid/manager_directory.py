@@ -47,7 +47,6 @@ MAX_CONFIG_BYTES = 4 << 20
 """A storage server takes about 120."""
 MAX_CERTIFICATE_BYTES = 4096
 MAX_CERTIFICATES_OF_A_SERVER = 1000
-MAX_DAYS = 5 * 365
 MAX_NAME_BYTES = 200
 """Of a storage server, as a name of files."""
 

@@ -232,9 +232,7 @@ class FailoverServer:
 
     def read_small(self, storage_index: bytes, share_number: int, length: int) -> Deferred[bytes]:
         """Read the beginning of a small share; see ``transport.interface.read_small``."""
-        if self._chosen is None:
-            return self.read(storage_index, share_number, 0, length)
-        return read_small(self._current, storage_index, share_number, length)
+        return self._call("read_small", (storage_index, share_number, length), {})
 
     def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """Add or renew a lease where there are shares; see ``transport.surveys``."""
@@ -455,6 +453,8 @@ class FailoverServer:
 def _ask(
     server: StorageServer, name: str, positional: tuple[Any, ...], options: dict[str, Any]
 ) -> Deferred[Any]:
+    if name == "read_small":
+        return read_small(server, *positional)
     method = getattr(server, name, None)
     # This route supports no surveys, unlike the one for which the call was made.
     if method is None:

@@ -27,6 +27,9 @@ AT_ONCE = 16
 """Directories that are made, and files that are stored, at the same time."""
 
 MAX_DEPTH = 100
+MAX_FOLDERS = 1000
+"""In one form: each may be a new directory, with a key of its own."""
+
 MAX_NAMED = 20
 """Files that could not be stored and are named in the response."""
 
@@ -41,10 +44,12 @@ def form_paths(files: Sequence[FormFile]) -> list[TreePath]:
     Return where the files of a form belong.
 
     Raises:
-        WebError: a path is none, leads out of the directory, or is given twice.
+        WebError: a path is none, leads out of the directory, is given twice, or is also a folder; or there
+            are too many folders.
         UsageError: no child can have such a name.
     """
     found: dict[TreePath, None] = {}
+    folders: set[TreePath] = set()
     for file in files:
         path = tuple(composed(name) for name in file.name.split("/"))
         if len(path) > MAX_DEPTH or {"", ".", ".."} & set(path):
@@ -58,6 +63,12 @@ def form_paths(files: Sequence[FormFile]) -> list[TreePath]:
         for name in path:
             check_name(name)
         found[path] = None
+        folders.update(path[:depth] for depth in range(1, len(path)))
+        if len(folders) > MAX_FOLDERS:
+            raise WebError(413, f"the form has more than {MAX_FOLDERS} folders; send them in parts")
+    if both := folders & found.keys():
+        shown = printable("/".join(min(both))[:100])
+        raise WebError(400, f"'{shown}' is a file and a folder; nothing was stored")
     return list(found)
 
 
@@ -117,7 +128,8 @@ class FolderUpload:
                 raise WebError(409, "there is a child of this name already")
             with file.opened() as source:
                 cap = (await self._grid.put(source)).cap
-            link = Link(path[-1], cap, None, None, replace != "false", replace == "true")
+            # As where one file is uploaded: it replaces a file, and never a directory.
+            link = Link(path[-1], cap, None, None, replace != "false", False)
             await directory.change([link])
         except PipegridError as error:
             self.problems[path] = problem_of(error)

@@ -37,10 +37,16 @@ NOT_TAKEN = (404, 405)
 
 @attrs.define(eq=False)
 class _HeldRead:
-    """A read, and who waits for it; cancelled reads have no one."""
+    """
+    A read, and who waits for it; cancelled reads have no one.
+
+    Attributes:
+        alone: the ordinary request for it, if it has one of its own.
+    """
 
     read: BundledRead
-    result: Deferred[bytes] | None
+    result: Deferred[bytes] | None = None
+    alone: Deferred[None] | None = None
 
 
 class GbsReadBundles:
@@ -82,11 +88,13 @@ class GbsReadBundles:
         Returns:
             A Deferred with the same results and errors as that of the contract's ``read``.
         """
-        held = _HeldRead(BundledRead(storage_index, share_number, length), None)
+        held = _HeldRead(BundledRead(storage_index, share_number, length))
 
         def cancel(_: Deferred[bytes]) -> None:
             held.result = None
             self._held.pop(held, None)
+            if held.alone is not None:
+                held.alone.cancel()
 
         result = held.result = Deferred(cancel)
         self._turn.set(0)
@@ -112,7 +120,8 @@ class GbsReadBundles:
         if held and self._unanswered_bytes < BUSY_BYTES:
             self._send_bundle(held[start:], size)
             start = len(held)
-        self._held = dict.fromkeys(held[start:]) | self._held
+        rest = [each for each in held[start:] if each.result is not None]
+        self._held = dict.fromkeys(rest) | self._held
 
     def _send_bundle(self, held: Sequence[_HeldRead], size: int) -> None:
         self._unanswered_bytes += size
@@ -137,7 +146,8 @@ class GbsReadBundles:
     def _read(self, held: _HeldRead) -> Deferred[None]:
         read = held.read
         alone = self._read_alone(read.storage_index, read.share_number, read.length)
-        return alone.addBoth(_tell, held)
+        held.alone = alone.addBoth(_tell, held)
+        return held.alone
 
     def _answered(self, answer: RawResponse, held: Sequence[_HeldRead]) -> Deferred[None] | None:
         if answer.status in NOT_TAKEN:
