@@ -490,6 +490,16 @@ class ExpectTests(SiteTestCase):
         line = b"PUT /uri HTTP/1.1"
         self.check_refused(403, b"another site", line, b"Origin: http://evil.example")
 
+    def test_no_body(self) -> None:
+        """There is nothing to wait for: the request is answered as any other, also if it is refused."""
+        for host, status in ((b"localhost", 200), (b"evil.example", 403)):
+            channel, transport = self.connect()
+            lines = b"GET /uri HTTP/1.1", b"Host: " + host, b"Expect: 100-continue", b"", b""
+            channel.dataReceived(b"\r\n".join(lines))
+            said = bytes(transport.value())
+            self.assertTrue(said.startswith(b"HTTP/1.1 %d " % status), said)
+            self.lose(channel)
+
     def test_limits(self) -> None:
         """Those of the web API, where the head shows what the body will be."""
         directory = Path(self.mktemp())

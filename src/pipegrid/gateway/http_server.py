@@ -328,7 +328,10 @@ class GatewayChannel(HTTPChannel):
     def readConnectionLost(self) -> None:
         """The client sends no more; if its request is incomplete, it may still read why that is refused."""
         transport: Any = self.transport
-        if self._refused or not self.requests or self.requests[-1].is_whole:
+        if self._refused:
+            transport.loseConnection()  # after what is still to be sent
+            return
+        if not self.requests or self.requests[-1].is_whole:
             transport.abortConnection()
             return
         self._refuse(

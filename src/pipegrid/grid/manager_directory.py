@@ -26,7 +26,7 @@ import attrs
 from pipegrid.core import base32
 from pipegrid.core.dates import utc
 from pipegrid.core.text import printable
-from pipegrid.disk.atomic_write import create_file, replace_file
+from pipegrid.disk.atomic_write import create_file, replace_file, sync_name
 from pipegrid.disk.file_system_calls import FULL
 from pipegrid.disk.private_files import make_directory
 from pipegrid.disk.safe_open import CannotLock, open_locked, read_file
@@ -281,6 +281,7 @@ def create_manager(directory: Path, manager: GridManager) -> None:
         make_directory(hidden, 0o700)
         replace_file(hidden / CONFIG_NAME, f"{manager.text}\n".encode("ascii"))
         os.rename(hidden, directory)
+        sync_name(directory)
     except BaseException as error:
         shutil.rmtree(hidden, ignore_errors=True)
         if isinstance(error, OSError):
@@ -374,7 +375,7 @@ def issued_certificates(
         try:
             signed = parse_certificate(read_file(path, MAX_CERTIFICATE_BYTES))
         except FileNotFoundError:
-            break
+            continue  # it was removed by hand
         except (ValueError, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             found.append(IssuedCertificate(number, None, f"it cannot be used: {reason}"))
@@ -431,7 +432,7 @@ def remove_certificates(directory: Path, name: str) -> None:
     try:
         for _, path in _certificate_paths(directory, name):
             if not os.path.lexists(path):
-                break
+                continue
             path.unlink()
     except OSError as error:
         raise UsageError(f"cannot remove {path}: {error.strerror}; remove it by hand") from error

@@ -226,7 +226,7 @@ def _numbers(value: Any, where: str) -> frozenset[int]:
 MAX_READS = 64
 """The limit for one bundle: each opens a file, during which the server serves no other client."""
 MAX_READ_BYTES = 128 * 1024
-"""The limit of all bytes that are asked for in one bundle: the server counts them until it has packed the answer."""
+"""The limit of all bytes that are asked for in one bundle."""
 MAX_READ_BUNDLE_BYTES = 4 * 1024
 
 READ_ANSWER_BYTES = 6

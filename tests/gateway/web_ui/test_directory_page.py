@@ -6,6 +6,7 @@ import json
 import os
 import time
 from typing import Any
+from unittest import mock
 from urllib.parse import quote
 
 import attrs
@@ -14,6 +15,7 @@ from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, UnknownCap, parse_cap
 from pipegrid.core.mutable.directory_edits import Link
 from pipegrid.core.packed_directory import directory_cap, pack_immutable
 from pipegrid.gateway import form_body
+from pipegrid.gateway.web_api import form_files
 from pipegrid.gateway.web_api.children_json import packed_children
 from pipegrid.gateway.web_ui.directory_page import PAGE_NAME_CHARACTERS, PAGE_ROWS
 from pipegrid.tree.directory import create_directory
@@ -326,6 +328,26 @@ class ChangeTests(DirectoryTestCase):
         self.browser.submit("Upload all", ("one/file", b"1"))
         self.assertEqual(self.browser.message, "The files were uploaded.")
         self.assertEqual(self.names_in(cap), ["file", "one", "there", "top"])
+
+    def test_a_directory_is_no_file(self) -> None:
+        """A file never takes the place of a directory, whether that was there or comes from the same form."""
+        inner = self.directory_of({"kept": LIT})
+        cap = self.directory_of({"there": inner})
+        self.show(cap)
+        form = self.browser.check("Upload all", "replace")
+        form.submit("Upload all", ("there", b"new"), ("other", b"1"))
+        self.assertIn("1 of 2 files were not stored: there (", self.browser.text)
+        self.assertEqual(self.names_in(inner), ["kept"])
+        self.assertEqual(self.names_in(cap), ["other", "there"])
+        self.show(cap)
+        self.browser.submit("Upload all", ("a", b"1"), ("a/b", b"2"))
+        self.assertIn("'a' is a file and a folder; nothing was stored", self.browser.text)
+        self.show(cap)
+        files = [(f"d/{'/'.join('x' * 90)}/{number}/f", b"") for number in range(12)]
+        with mock.patch.object(form_files, "MAX_FOLDERS", 100):
+            self.browser.submit("Upload all", *files)
+        self.assertIn("The form has more than 100 folders; send them in parts", self.browser.text)
+        self.assertEqual(self.names_in(cap), ["other", "there"])
 
     def test_paths_that_lead_out(self) -> None:
         """They are refused before anything is stored."""
