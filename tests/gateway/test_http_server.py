@@ -331,9 +331,10 @@ class BoundsTests(SiteTestCase):
             self.assertEqual((bytes(transport.value()), closed), (said, ["write"]))
             if leaves:
                 channel.readConnectionLost()
+                self.assertTrue(transport.disconnecting)  # when all of the answer has been sent
             else:
                 self.clock.advance(LINGER_S)
-            self.assertEqual(closed, ["write", "all"])
+                self.assertEqual(closed, ["write", "all"])
             self.lose(channel)
 
     def test_who_closes_while_it_waits(self) -> None:

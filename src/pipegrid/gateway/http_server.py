@@ -224,6 +224,7 @@ class GatewayChannel(HTTPChannel):
         self._head: Timer | None = None
         self._stall: Timer | None = None
         self._in_head = self._refused = False
+        self._head_bytes = self._head_lines = 0
 
     @property
     def method(self) -> bytes:
@@ -269,6 +270,7 @@ class GatewayChannel(HTTPChannel):
     def allHeadersReceived(self) -> None:
         """The head is complete; its time limit ends."""
         self._in_head = False
+        self._head_bytes = self._head_lines = 0
         if self._head is not None:
             self._head.stop()
         super().allHeadersReceived()
@@ -286,6 +288,8 @@ class GatewayChannel(HTTPChannel):
 
     def lineReceived(self, line: bytes) -> None:
         """Read a line of a head, unless the connection is refused."""
+        self._head_bytes += len(line)
+        self._head_lines += 1
         if not self._refused:
             super().lineReceived(line)
 
@@ -334,9 +338,8 @@ class GatewayChannel(HTTPChannel):
         if not self.requests or self.requests[-1].is_whole:
             transport.abortConnection()
             return
-        self._refuse(
-            _BAD, "the body ended before its length, or its last chunk; send it again, whole"
-        )
+        text = "the body ended before its length, or its last chunk; send it again, whole"
+        self._refuse(_BAD, text, sends_on=False)
 
     def writeConnectionLost(self) -> None:
         """Do nothing; the connection is about to end."""
@@ -350,10 +353,7 @@ class GatewayChannel(HTTPChannel):
         self._give_up()
 
     def _respondToBadRequestAndDisconnect(self) -> None:
-        if (
-            self._receivedHeaderSize > self.totalHeadersSize
-            or self._receivedHeaderCount > self.maxHeaders
-        ):
+        if self._head_bytes > self.totalHeadersSize or self._head_lines > self.maxHeaders:
             self._refuse(_TOO_LARGE, _TOO_LONG)
         else:
             self._refuse(
@@ -361,8 +361,13 @@ class GatewayChannel(HTTPChannel):
                 "this is not a valid HTTP request; its line, a header or its length is malformed",
             )
 
-    def _refuse(self, status: bytes, text: str) -> None:
-        """Answer, and drop what else arrives: to close at once could destroy the answer."""
+    def _refuse(self, status: bytes, text: str, sends_on: bool = True) -> None:
+        """
+        Answer, and drop what else arrives: to close at once could destroy the answer.
+
+        Args:
+            sends_on: whether the client may send more.
+        """
         if self._refused:
             return
         self._refused = True
@@ -372,11 +377,10 @@ class GatewayChannel(HTTPChannel):
             b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Type: text/plain\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (status, len(data), data)
         )
-        if self._head is None or not hasattr(transport, "loseWriteConnection"):
+        if not sends_on or self._head is None or not hasattr(transport, "loseWriteConnection"):
             self.loseConnection()
             return
-        producer: Any = self._networkProducer
-        producer.unregisterProducer()
+        transport.unregisterProducer()
         transport.loseWriteConnection()
         self._head.stop()
         self._head.set(LINGER_S)
