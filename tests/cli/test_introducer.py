@@ -116,6 +116,8 @@ class DirectoryTests(TestCase):
         for name, text, said in (
             ("tahoe.cfg", REVEALS, "reveals the IP address"),
             ("tahoe.cfg", "[connections]\ntcp = disabled\n", "[connections] tcp is 'disabled'"),
+            ("tahoe.cfg", "[connections]\ntcp = tor\n", "[connections] tcp is 'tor'"),
+            ("tahoe.cfg", "[tor]\nonion = true\n", "starts no onion service"),
             ("tahoe.cfg", "[node]\ntub.port = disabled\n", "tub.port is 'disabled'"),
             ("tahoe.cfg", "[node]\ntub.port = listen:i2p\n", "no onion or I2P service"),
             ("tahoe.cfg", "[node]\ntub.location = disabled\n", "tub.location is 'disabled'"),

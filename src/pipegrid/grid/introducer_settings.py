@@ -19,8 +19,9 @@ from pipegrid.grid.client_paths import (
     TAHOE_CONFIG_NAME,
     default_directory,
 )
+from pipegrid.grid.connection_settings import FALSE, TRUE
 from pipegrid.grid.servers_yaml import read_bounded
-from pipegrid.grid.strict_config import SettingsFile, read_config
+from pipegrid.grid.strict_config import RefusedSetting, SettingsFile, read_config
 from pipegrid.grid.tahoe_settings_check import check
 from pipegrid.server.identity import FURL_NAME, INTRODUCER_FURL_NAME, load_furl, unusable
 from pipegrid.server.serve import endpoint_text
@@ -45,6 +46,13 @@ _OLD_FURL = "introducer.furl"
 _UNSUPPORTED_ENDPOINT = re.compile(r"(listen:)?(tor|i2p)\b")
 _ANY_PORT = re.compile(r"tcp:(port=)?0(?=:|\Z)")
 _NO_PAGE = ("", "0", "none")
+
+# Settings about privacy that only clients and storage servers follow: the values that an introducer permits.
+_PERMITTED = (
+    ("node", "reveal-IP-address", ("", *TRUE), "an introducer's location reveals the IP address"),
+    ("connections", "tcp", ("", "tcp"), "an introducer is reached over TCP"),
+    ("tor", "onion", ("", *FALSE), "an introducer starts no onion service"),
+)
 
 
 @attrs.frozen
@@ -86,6 +94,7 @@ def load(directory: Path) -> IntroducerDirectory:
         return IntroducerDirectory(is_new=True)
     _, parser = read_config(directory)
     check(parser, "server")
+    _check_privacy(parser)
     for section in parser.sections():
         if section not in _SECTIONS:
             raise UsageError(
@@ -131,6 +140,22 @@ def keep(
         create_file(directory / TAHOE_CONFIG_NAME, text.encode("utf-8"), mode=0o644)
     except OSError as error:
         raise unusable(error, directory) from error
+
+
+def _check_privacy(parser: SettingsFile) -> None:
+    """
+    Check the settings that an introducer cannot follow.
+
+    Raises:
+        RefusedSetting: one has another value than the permitted.
+    """
+    for section, option, permitted, why in _PERMITTED:
+        text = parser.get(section, option, fallback="").strip()
+        if text.lower() not in permitted:
+            raise RefusedSetting(
+                f"{parser.at(section, option)} is {text[:60]!r}, and {why}; remove the setting if that is "
+                "right; nothing was sent"
+            )
 
 
 def _port(directory: Path, parser: SettingsFile) -> str | None:
