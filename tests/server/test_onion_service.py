@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import base64
+import hmac
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor as installed_reactor
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.protocol import Factory
 from twisted.internet.task import deferLater
+from twisted.logger import globalLogPublisher
 from twisted.protocols.basic import LineOnlyReceiver
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid.errors import UsageError
+from pipegrid.reactor import tor_control
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS, ProxyAddress
 from pipegrid.reactor.socks5 import ProxyError
-from pipegrid.reactor.tor_control import TorControl, listeners_in
+from pipegrid.reactor.tor_control import TorControl, connect_control, listeners_in
 from pipegrid.server.onion_service import KEY_NAME, OnionService, OnionSettings, load_onion_key
 from pipegrid.server.serve import ServeSettings, StorageNode, check_hidden
 
@@ -24,6 +29,7 @@ reactor: Any = installed_reactor
 
 KEY = "ED25519-V3:" + base64.b64encode(b"k" * 64).decode()
 NAME = "a" * 56
+COOKIE = b"c" * 32
 
 
 class FakeTor(Factory):
@@ -36,6 +42,12 @@ class FakeTor(Factory):
         self.connections: list[Any] = []
         self.name = NAME
         self.refuses = ""
+        self.hangs_up = False
+        self.floods = False
+        self.methods = "COOKIE,SAFECOOKIE"
+        handle, self.cookie = tempfile.mkstemp(dir=Path.cwd())
+        os.write(handle, COOKIE)
+        os.close(handle)
 
     def buildProtocol(self, addr: Any) -> FakeControl:
         return FakeControl(self)
@@ -57,7 +69,20 @@ class FakeControl(LineOnlyReceiver):
         text = line.decode()
         word = text.split(" ")[0]
         if word == "PROTOCOLINFO":
-            answer = ["250-PROTOCOLINFO 1", "250-AUTH METHODS=NULL", '250-VERSION Tor="0.4.7.1"']
+            if self._tor.floods:
+                self.transport.write(b"250-x\r\n" * (1 << 18))  # type: ignore[union-attr]
+                return
+            method = f'250-AUTH METHODS={self._tor.methods} COOKIEFILE="{self._tor.cookie}"'
+            answer = ["250-PROTOCOLINFO 1", method, '250-VERSION Tor="0.4.7.1"']
+        elif word == "AUTHCHALLENGE":
+            shown = COOKIE + bytes.fromhex(text.split(" ")[2]) + bytes(32)
+            proof = hmac.digest(
+                b"Tor safe cookie authentication server-to-controller hash", shown, "sha256"
+            )
+            self.sendLine(
+                f"250 AUTHCHALLENGE SERVERHASH={proof.hex().upper()} SERVERNONCE={'0' * 64}".encode()
+            )
+            return
         elif word == "GETINFO" and text.endswith("net/listeners/socks"):
             answer = ['250-net/listeners/socks="127.0.0.1:9055" "unix:/run/x"']
         elif word == "GETINFO" and "version" in text:
@@ -66,6 +91,9 @@ class FakeControl(LineOnlyReceiver):
             answer = [f"250-{each}=" for each in text.split(" ")[1:]]
         elif word == "ADD_ONION":
             self._tor.asked.append(text)
+            if self._tor.hangs_up:
+                self.transport.abortConnection()  # type: ignore[union-attr]
+                return
             if self._tor.refuses:
                 self.sendLine(self._tor.refuses.encode())
                 return
@@ -148,6 +176,86 @@ class OnionServiceTests(TestCase):
         self.key.unlink()
         await self.listening.stopListening()
         await fails("cannot be used (")
+
+    def test_the_key_stays_secret(self) -> Deferred[None]:
+        """A Tor that hangs up, or repeats the key, brings it neither into an error nor into the log."""
+        return Deferred.fromCoroutine(self._test_secret())
+
+    async def _test_secret(self) -> None:
+        self.key.write_text(KEY + "\n")
+        logged: list[str] = []
+        observe: Any = lambda event: logged.append(repr(event))  # noqa: E731
+        globalLogPublisher.addObserver(observe)
+        self.addCleanup(globalLogPublisher.removeObserver, observe)
+        for hangs_up, refuses in ((True, ""), (False, f"512 bad key {KEY}")):
+            self.tor.hangs_up, self.tor.refuses = hangs_up, refuses
+            with self.assertRaises(UsageError) as caught:
+                await OnionService(reactor, self.settings, 1).start()
+            self.assertIn("Tor does not add the onion service: ", str(caught.exception))
+            self.assertNotIn("ED25519-V3", str(caught.exception))
+        self.assertTrue(all(KEY in each for each in self.tor.asked))
+        service = OnionService(reactor, self.settings, 1)
+        self.tor.hangs_up, self.tor.refuses = False, ""
+        await service.start()
+        self.tor.hangs_up = True
+        count = len(self.tor.asked)
+        self.tor.connections[0].transport.loseConnection()
+        while len(self.tor.asked) < count + 2:
+            await deferLater(reactor, 0.01)
+        await service.stop()
+        self.assertIn("onion service is not reachable", "".join(logged))
+        self.assertNotIn(KEY, "".join(logged))
+        while self.tor.connections:
+            await deferLater(reactor, 0.01)
+
+    def test_another_end(self) -> Deferred[None]:
+        """What listens in Tor's place gets no key, no other file, and no more memory than it may."""
+        return Deferred.fromCoroutine(self._test_another_end())
+
+    async def _test_another_end(self) -> None:
+        async def fails(words: str) -> None:
+            with self.assertRaises(ProxyError) as caught:
+                await connect_control(reactor, self.address)
+            self.assertIn(words, str(caught.exception))
+            while self.tor.connections:
+                await deferLater(reactor, 0.01)
+
+        for methods in ("NULL", "COOKIE", "HASHEDPASSWORD", "SAFECOOKIE METHODS=COOKIE"):
+            self.tor.methods = methods
+            await fails("does not offer SAFECOOKIE")
+        self.tor.methods = "COOKIE,SAFECOOKIE,HASHEDPASSWORD"
+        fifo, long = self.directory / "fifo", self.directory / "long"
+        os.mkfifo(fifo)
+        long.write_bytes(b"c" * 33)
+        cookie = self.tor.cookie
+        for path in ("/dev/zero", str(fifo), str(long), str(self.directory)):
+            self.tor.cookie = path
+            await fails("is not a file of 32 bytes")
+        wrong = self.directory / "wrong"
+        wrong.write_bytes(b"d" * 32)
+        self.tor.cookie = str(wrong)
+        await fails("Server hash not expected")
+        self.tor.cookie = cookie
+        self.tor.floods = True
+        await fails("cannot be used")
+
+    def test_cancelled(self) -> Deferred[None]:
+        """Waiting for an end that is silent ends at once, and leaves no connection."""
+        return Deferred.fromCoroutine(self._test_cancelled())
+
+    async def _test_cancelled(self) -> None:
+        self.patch(FakeControl, "lineReceived", lambda self, line: None)
+        waiting = Deferred.fromCoroutine(connect_control(reactor, self.address))
+        while not self.tor.connections:
+            await deferLater(reactor, 0.01)
+        waiting.cancel()
+        with self.assertRaises(CancelledError):
+            await waiting
+        self.patch(tor_control, "CONTROL_S", 0.05)
+        with self.assertRaises(ProxyError):
+            await connect_control(reactor, self.address)
+        while self.tor.connections:
+            await deferLater(reactor, 0.01)
 
     def test_the_socks_port(self) -> Deferred[None]:
         """A client asks for it once."""

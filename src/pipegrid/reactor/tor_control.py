@@ -1,11 +1,19 @@
-"""Tor's control port: where its SOCKS port is. The library ``txtorcon`` speaks the protocol."""
+"""
+Tor's control port: where its SOCKS port is. The library ``txtorcon`` speaks the protocol.
+
+The other end of the port need not be Tor: where Tor does not run, any user of this machine can listen on its
+TCP port. It gets no secret before it has shown that it knows Tor's cookie, and what it sends is bounded.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import stat
 from collections.abc import Sequence
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 
 from pipegrid.errors import UsageError
 from pipegrid.reactor.connection_policy import ProxyAddress, parse_proxy_address
@@ -13,6 +21,10 @@ from pipegrid.reactor.socks5 import ProxyError, proxy_endpoint
 
 CONTROL_S = 30.0
 """How long Tor may take to answer on its control port."""
+
+_MAX_RECEIVED_BYTES = 1 << 20
+_COOKIE_BYTES = 32
+_KEY = re.compile(r"ED25519-V3:[A-Za-z0-9+/=]*")
 
 MISSING_LIBRARY = (
     "Tor's control port needs the library txtorcon; install it with 'pip install pipegrid[tor]'"
@@ -52,25 +64,102 @@ async def connect_control(reactor: Any, address: ProxyAddress) -> Any:
         UsageError: the library is not installed.
         ProxyError: Tor is not reached there, or does not accept this user.
     """
+    factory = _control_factory(is_proven=bool(address.path))
+    protocol: Any = None
     try:
-        import txtorcon
-    except ImportError:
-        raise UsageError(MISSING_LIBRARY) from None
-    connecting: Deferred[Any] = txtorcon.build_tor_connection(
-        proxy_endpoint(reactor, address), build_state=False
-    )
-    try:
-        return await connecting.addTimeout(CONTROL_S, reactor)
-    except Exception as error:
+        connecting: Deferred[Any] = proxy_endpoint(reactor, address).connect(factory)
+        protocol = await connecting.addTimeout(CONTROL_S, reactor)
+        ready: Deferred[Any] = protocol.post_bootstrap
+        return await ready.addTimeout(CONTROL_S, reactor)
+    except BaseException as error:
+        if protocol is not None:
+            protocol.transport.abortConnection()
+        if isinstance(error, CancelledError) or not isinstance(error, Exception):
+            raise
         raise ProxyError(
             f"Tor's control port at {address} cannot be used ({reason_of(error)}); is Tor running, and may "
             "this user read its cookie?"
         ) from None
 
 
+def _control_factory(is_proven: bool) -> Any:
+    """
+    Return a factory of txtorcon's protocol, with bounds.
+
+    Args:
+        is_proven: the address itself shows that Tor listens there, such as a socket in its directory. Else
+            Tor must show that it knows its cookie.
+
+    Raises:
+        UsageError: the library is not installed.
+    """
+    try:
+        import txtorcon
+    except ImportError:
+        raise UsageError(MISSING_LIBRARY) from None
+
+    class BoundedControl(txtorcon.TorControlProtocol):  # type: ignore[misc]
+        received_bytes = 0
+
+        def dataReceived(self, data: bytes) -> None:
+            self.received_bytes += len(data)
+            if self.received_bytes > _MAX_RECEIVED_BYTES:
+                self.transport.abortConnection()
+                return
+            try:
+                super().dataReceived(data)
+            except Exception:  # the library's, about an answer that makes no sense
+                self.transport.abortConnection()
+
+        def protocolinfo(self) -> Any:
+            answer: Any = super().protocolinfo()
+            return answer if is_proven else answer.addCallback(checked_methods)
+
+        def _read_cookie(self, cookiefile: str) -> None:
+            super()._read_cookie(_open_cookie(cookiefile))  # which closes it
+
+    class BoundedControlFactory(txtorcon.TorProtocolFactory):  # type: ignore[misc]
+        def buildProtocol(self, addr: Any) -> BoundedControl:
+            protocol = BoundedControl()
+            protocol.factory = self
+            return protocol
+
+    return BoundedControlFactory()
+
+
+def checked_methods(answer: str) -> str:
+    """
+    Return an answer about the methods to authenticate, if they let Tor show that it knows its cookie.
+
+    Raises:
+        ConnectionError: they do not.
+    """
+    methods = re.findall(r"METHODS=([A-Z,]*)", answer)
+    if len(methods) != 1 or "SAFECOOKIE" not in methods[0].split(","):
+        raise ConnectionError("it does not offer SAFECOOKIE: set CookieAuthentication 1 in torrc")
+    return answer
+
+
+def _open_cookie(path: str) -> int:
+    """
+    Open the file that the other end names as its cookie.
+
+    Raises:
+        OSError: it cannot be opened, or is no file of the size of a cookie.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_size != _COOKIE_BYTES:
+        os.close(fd)
+        raise OSError(f"it is not a file of {_COOKIE_BYTES} bytes")
+    return fd
+
+
 def reason_of(error: Exception) -> str:
-    """Return the first line of an error's text, shortened."""
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")[:160]
+    """Return the first line of an error's text, shortened, without the key of an onion service."""
+    text = (str(error).splitlines() or [type(error).__name__])[0]
+    text = _KEY.sub("(key)", text.partition(" while running:")[0])
+    return text.rstrip(".")[:160]
 
 
 class TorControl:
@@ -98,8 +187,15 @@ class TorControl:
             try:
                 asked: Deferred[Any] = protocol.get_info("net/listeners/socks")
                 answer = await asked.addTimeout(CONTROL_S, reactor)
+            except CancelledError:
+                raise
+            except Exception as error:
+                raise ProxyError(
+                    f"Tor's control port at {self._address} does not tell where Tor listens "
+                    f"({reason_of(error)}); set [tor] socks.port"
+                ) from None
             finally:
-                protocol.transport.loseConnection()
+                protocol.transport.abortConnection()
             self._found = listeners_in(str(answer.get("net/listeners/socks", "")))
             if not self._found:
                 raise ProxyError(f"the Tor with control port {self._address} has no SOCKS port")

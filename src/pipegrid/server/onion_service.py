@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from pipegrid.disk.atomic_write import create_file
@@ -99,7 +99,7 @@ class OnionService:
         protocol, self._protocol = self._protocol, None
         self._keeping.stop()
         if protocol is not None:
-            protocol.transport.loseConnection()
+            protocol.transport.abortConnection()
             await protocol.when_disconnected().addBoth(lambda _: None)
 
     @as_deferred
@@ -123,7 +123,7 @@ class OnionService:
         try:
             await self._add_over(protocol)
         except BaseException:
-            protocol.transport.loseConnection()
+            protocol.transport.abortConnection()
             raise
         return protocol
 
@@ -135,6 +135,8 @@ class OnionService:
         )
         try:
             answer = str(await asked.addTimeout(CONTROL_S, self._reactor))
+        except CancelledError:
+            raise
         except Exception as error:
             raise ConnectionError(
                 f"Tor does not add the onion service: {reason_of(error)}"
