@@ -106,6 +106,25 @@ class ServeTests(TestCase):
             self.assertEqual(status, 2, (options, self.err.getvalue()))
             self.assertIn(words, self.err.getvalue())
         self.assertEqual(len(tor.asked), 1)
+        config = Path(self.directory) / "pipegrid.cfg"
+        # What the options say goes before what the directory says.
+        onion = (
+            "[tor]\nonion = true\ncontrol.port = tcp:127.0.0.1:1\nonion.private_key_file = key\n"
+        )
+        config.write_text(f"[client]\n{onion}onion.external_port = 80\nonion.local_port = 1\n")
+        self.out.truncate(0)
+        self.out.seek(0)
+        serving = self.serve("--json", "serve", "--tor", "--tor-control-port", control)
+        await self.until_output()
+        self.assertIn(".onion:80/", json.loads(self.out.getvalue())["nurl"])
+        serving.cancel()
+        self.assertEqual(await serving, 0)
+        while tor.connections:
+            await deferLater(reactor, 0.005)
+        socks = "[connections]\ntcp = socks\n[socks]\nport = 127.0.0.1:1\n"
+        config.write_text(f"[client]\n{socks}[tor]\nenabled = false\n")
+        self.assertEqual(await self.serve("serve", "--tor", "--tor-control-port", control), 2)
+        self.assertIn("[tor] enabled is false", self.err.getvalue())
 
     def test_all_addresses(self) -> Deferred[None]:
         """A server in several places prints a NURL for each, and one fURL with all of them."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from hashlib import sha256, sha512
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from unittest.mock import patch
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -130,3 +132,48 @@ class ListTests(SynchronousTestCase):
             fetched_list("http://joe:secret@127.0.0.1:1/list?token")
         self.assertNotIn("secret", str(caught.exception))
         self.assertNotIn("token", str(caught.exception))
+
+    def test_the_proxy_of_all(self) -> None:
+        """``ALL_PROXY`` counts for lists as for mirrors; a redirect leads to no host that only Tor knows."""
+        asked: list[tuple[str, str | None]] = []
+
+        class ListProxy(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked.append((self.path, self.headers["Proxy-Authorization"]))
+                self.send_response(302 if "away" in self.path else 200)
+                self.send_header("Location", "http://abc.onion/list")
+                self.end_headers()
+                self.wfile.write(b"http://a/\n")
+
+            def do_CONNECT(self) -> None:
+                asked.append((self.path, self.headers["Proxy-Authorization"]))
+                self.send_error(403)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = HTTPServer(("127.0.0.1", 0), ListProxy)
+        self.addCleanup(server.server_close)
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        self.addCleanup(thread.join)
+        self.addCleanup(server.shutdown)
+        here = f"127.0.0.1:{server.server_port}"
+        environment = {"ALL_PROXY": f"http://joe:pass@{here}", "no_proxy": "127.0.0.1"}
+        with patch.dict(os.environ, environment):
+            self.assertEqual(fetched_list("http://mirrors.invalid/list"), b"http://a/\n")
+            self.assertRaises(MirrorError, fetched_list, "https://mirrors.invalid/list")
+            self.assertEqual(fetched_list(f"http://{here}/list"), b"http://a/\n")
+            with self.assertRaises(UsageError) as caught:
+                fetched_list(f"http://{here}/away")
+        self.assertIn("only Tor or I2P know its host", str(caught.exception))
+        login = "Basic am9lOnBhc3M="
+        self.assertEqual(
+            asked,
+            [
+                ("http://mirrors.invalid/list", login),
+                ("mirrors.invalid:443", login),
+                ("/list", None),
+                ("/away", None),
+            ],
+        )

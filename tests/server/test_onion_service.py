@@ -312,6 +312,10 @@ class HiddenTests(SynchronousTestCase):
             ("tcp:1:interface=127.0.0.1,tcp:2", None, onion, "'tcp:2' is open to others"),
             ("tcp:1:interface=127.0.0.1.example", None, onion, "is open to others"),
             ("tcp:1:interface=127.0.0.1", "tcp:a.b:1", onion, "must not contain"),
+            ("tcp:1:interface=\\:\\:1", None, onion, "is open to others"),
+            ("tcp:1:interface=127.0.0.1:interface=0.0.0.0", None, onion, "is open to others"),
+            ("tcp:1", "tor:10.0.0.1:1", None, "must not contain 'tor:10.0.0.1:1'"),
+            ("tcp:1", "tor:a.onion:1,i2p:a.b:1", None, "must not contain 'i2p:a.b:1'"),
         ):
             settings = ServeSettings(
                 directory=Path("x"), port=port, location=location, connections=hides, onion=service

@@ -31,6 +31,7 @@ from pipegrid.grid import (
     invite_and_join,
     wormhole_exchange,
 )
+from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
 from pipegrid.tree import aliases, grid_paths
 
 if TYPE_CHECKING:
@@ -135,6 +136,8 @@ class InviteJob(GridJob):
                 "--listen reveals this machine's address, and [node] reveal-IP-address is false; use a relay"
             )
         relay, relay_url, told_url = await _relay(reactor, options)
+        if relay is not None:  # on this machine, which no proxy reaches
+            policy = DIRECT_CONNECTIONS
         try:
             exchange = wormhole_exchange.WormholeExchange(reactor, relay_url, ADVICE, policy)
             try:

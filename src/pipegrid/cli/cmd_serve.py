@@ -182,6 +182,8 @@ class ServeJob(GridJob):
             "nickname": options.nickname or "",
         }
         joining = cmd_join.ServerJoin(_directory(invocation), code, options.relay_url, said)
+        # What is refused at the start is refused before the code is spent.
+        serve.check_hidden(settings_of(_directory(invocation), options, lambda _: None))
 
         async def finish(node: StorageNode) -> None:
             try:

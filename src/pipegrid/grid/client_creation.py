@@ -399,7 +399,8 @@ def _create(
                 secret = base32.encode(os.urandom(SECRET_BYTES))
                 create_file(private / name, f"{secret}\n".encode("ascii"))
         text = "\n".join([*lines, ""])
-        create_file(directory / CONFIG_NAME, text.encode("utf-8"), mode=0o644)
+        mode = 0o600 if "[socks]" in more_lines else 0o644  # which may have a password
+        create_file(directory / CONFIG_NAME, text.encode("utf-8"), mode=mode)
     except OSError as error:
         text = f"cannot make {directory} a grid directory: {error.strerror}; "
         if error.errno in FULL:  # keep what was made for the next attempt

@@ -32,6 +32,7 @@ _COPIED = {
     "node": ("reveal-IP-address",),
     "connections": ("tcp",),
     "tor": ("enabled", "socks.port", "control.port"),
+    "socks": ("port", "username", "password"),
 }
 _SENT = "nothing was sent"
 
@@ -160,6 +161,10 @@ def _socks(parser: SettingsFile, shown: str) -> ProxyWay:
             raise RefusedSetting(
                 f"{parser.at('socks', name)} has more than 255 bytes; correct it; {_SENT}"
             )
+    if password and not username:
+        raise RefusedSetting(
+            f"{parser.at('socks', 'password')} is given, and [socks] username is missing; add it; {_SENT}"
+        )
     return ProxyWay("the SOCKS proxy", (address,), False, username, password)
 
 

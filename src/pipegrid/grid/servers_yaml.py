@@ -402,7 +402,7 @@ def _reachable_nurls(known: KnownServer, policy: ConnectionPolicy) -> list[Nurl]
     through_tor = all(place.through_tor for place in places)
     if through_tor and policy.is_direct and _is_direct(known.furl, policy):
         return []  # the fURL is used without Tor instead
-    return [each for place in places for each in all_nurls if each.place == place]
+    return [each for place in dict.fromkeys(places) for each in all_nurls if each.place == place]
 
 
 def _is_direct(furl: Furl | None, policy: ConnectionPolicy) -> bool:

@@ -96,22 +96,22 @@ class ServerDirectory:
             control: Tor's control port; None: the directory's, or the usual ones.
 
         Raises:
-            UsageError: ``control`` is not an address.
+            UsageError: ``control`` is not an address, or the directory's settings permit no Tor.
         """
         try:
             address = parse_proxy_address(control) if control else self.tor_control
         except ValueError as error:
             raise UsageError(f"--tor-control-port is {control!r}, and {error}") from None
-        key = directory / KEY_NAME
-        onion = OnionSettings(key) if address is None else OnionSettings(key, (address,))
-        onion = self.settings.get("onion", onion)
+        onion = self.settings.get("onion", OnionSettings(directory / KEY_NAME))
+        if address is not None:
+            onion = attrs.evolve(onion, control=(address,))
         policy = self.settings.get("connections", DIRECT_CONNECTIONS)
+        if isinstance(policy.tor, RefusedWay):
+            raise UsageError(f"--tor needs Tor, and {policy.tor.reason}; correct one of them")
         if control and address is not None:
             way = ProxyWay("Tor", (), True, find=TorControl(address).socks_addresses)
             policy = policy._replace(tor=way)
         if policy.is_direct:
-            if isinstance(policy.tor, RefusedWay):
-                raise UsageError(f"--tor needs Tor, and {policy.tor.reason}; correct one of them")
             policy = policy._replace(tcp=policy.tor)
         return {
             "port": port or "tcp:0:interface=127.0.0.1",

@@ -96,7 +96,11 @@ class WormholeExchange:
         self._resources = ExitStack()
         # The library prints an exception that the relay causes; standard output has results only.
         self._resources.enter_context(redirect_stdout(io.StringIO()))
-        self._wormhole: Any = create(APP_ID, self._relay_url, reactor, tor=self._dialer)
+        try:
+            self._wormhole: Any = create(APP_ID, self._relay_url, reactor, tor=self._dialer)
+        except BaseException:
+            self._resources.close()
+            raise
 
     async def new_code(self) -> str:
         """Return a new code, which is valid until this end is closed."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from hashlib import new as new_hash
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror.archive_file import DIGEST_BYTES, BadEntry, MirrorError, quoted
@@ -228,7 +228,7 @@ def fetched_list(url: str, tls: TlsFiles | None = None) -> bytes:
             f"{name}: the list of mirrors cannot be fetched ({code or reason})"
         ) from error
     except Exception as error:  # errors of http.client about a server of another protocol
-        if isinstance(error, MirrorError):
+        if isinstance(error, (MirrorError, UsageError)):
             raise
         raise MirrorError(
             f"{name}: its server does not speak HTTP ({quoted(str(error))})"
@@ -265,6 +265,8 @@ def _handlers(name: str, tls: TlsFiles | None) -> list[type[BaseHandler]]:
     from http.client import HTTPResponse, HTTPSConnection
     from urllib.parse import urlsplit
 
+    from pipegrid.http11.proxy_settings import proxy_for
+
     class Redirects(urllib.request.HTTPRedirectHandler):
         max_redirections = max_repeats = MAX_REDIRECTS
 
@@ -273,6 +275,7 @@ def _handlers(name: str, tls: TlsFiles | None) -> list[type[BaseHandler]]:
             assert isinstance(old, urllib.request.Request)
             if old.full_url.startswith("https:") and not new.startswith("https:"):
                 raise MirrorError(f"{name}: it redirects from https, which is not followed")
+            _check_proxies(new, name)
             return super().redirect_request(*arguments)  # type: ignore[arg-type]
 
     class Https(urllib.request.HTTPSHandler):
@@ -281,7 +284,31 @@ def _handlers(name: str, tls: TlsFiles | None) -> list[type[BaseHandler]]:
             context = tls and tls.context(parts.hostname or "", parts.port or 443)
             return self.do_open(HTTPSConnection, request, context=context)
 
-    return [Redirects, Https]
+    class Proxies(
+        urllib.request.ProxyHandler
+    ):  # in place of the usual one, which does not use ALL_PROXY
+        def __init__(self) -> None:
+            super().__init__({})
+
+        def http_open(self, request: urllib.request.Request) -> Any:
+            parts = urlsplit(request.full_url)
+            if request.has_proxy() or parts.hostname is None:
+                return None
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            proxy = proxy_for(parts.scheme, parts.hostname, port, os.environ)
+            if proxy is None:
+                return None
+            if proxy.authorization:
+                header, _, value = proxy.authorization.decode("latin-1").partition(":")
+                request.add_unredirected_header(header.capitalize(), value.strip())
+            request.set_proxy(urlsplit(proxy.url).netloc, proxy.scheme)
+            if parts.scheme == "https" or proxy.scheme == "http":
+                return None  # the next handler connects to the proxy
+            return self.parent.open(request, timeout=request.timeout)
+
+        https_open = http_open
+
+    return [Redirects, Https, Proxies]
 
 
 def _bounded(data: bytes, name: str) -> bytes:

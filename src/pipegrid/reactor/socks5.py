@@ -89,7 +89,8 @@ class SocksTunnel(Protocol):
         self._over = False
 
     def connectionMade(self) -> None:
-        methods = bytes([_NO_AUTHENTICATION] + [_USER_PASSWORD] * (self._credentials is not None))
+        methods = b"" if self._proxy.isolates else bytes([_NO_AUTHENTICATION])
+        methods += b"" if self._credentials is None else bytes([_USER_PASSWORD])
         self._write(bytes([_VERSION, len(methods)]) + methods)
 
     def dataReceived(self, data: bytes) -> None:
@@ -106,7 +107,7 @@ class SocksTunnel(Protocol):
             return False
         if reply[0] != _VERSION:
             self._fail("does not speak SOCKS5")
-        elif reply[1] == _NO_AUTHENTICATION:
+        elif reply[1] == _NO_AUTHENTICATION and not self._proxy.isolates:
             self._ask()
         elif reply[1] == _USER_PASSWORD and self._credentials is not None:
             name, password = self._credentials
@@ -114,6 +115,8 @@ class SocksTunnel(Protocol):
                 bytes([_PASSWORD_VERSION, len(name)]) + name + bytes([len(password)]) + password
             )
             self._next = self._read_login
+        elif self._proxy.isolates:
+            self._fail("takes no user names, which keep connections to different hosts apart")
         else:
             self._fail("wants another user name and password")
         return True

@@ -136,15 +136,21 @@ def check_hidden(settings: ServeSettings) -> None:
         )
     for text in settings.location.split(","):
         match = _LOCATION.match(text.strip())
-        if match is not None and match["how"] in (None, "tcp"):
+        if match is None:
+            continue
+        how, host = match["how"] or "tcp", match["host"].lower().rstrip(".")
+        if how == "tcp" or not host.endswith(".onion" if how == "tor" else ".i2p"):
             raise UsageError(f"{hidden} must not contain {text.strip()!r}; remove that address")
 
 
 def _is_on_this_machine(port: str) -> bool:
     """Return whether only programs of this machine can connect to a port or endpoint."""
-    return port.startswith("unix:") or any(
-        part in ("interface=127.0.0.1", "interface=localhost", "interface=\\:\\:1")
-        for part in re.split(r"(?<!\\):", port)[1:]
+    if port.startswith("unix:"):
+        return True
+    parts = [part for part in re.split(r"(?<!\\):", port)[1:] if part.startswith("interface=")]
+    # Tor connects to 127.0.0.1.
+    return bool(parts) and all(
+        part in ("interface=127.0.0.1", "interface=localhost") for part in parts
     )
 
 
@@ -552,7 +558,7 @@ class StorageNode:
         def signed(
             who: announce.AnnouncedIdentity, certificates: Sequence[Mapping[str, Any]]
         ) -> tuple[bytes, bytes, bytes]:
-            hides = self.settings.connections.hides_address
+            hides = self.settings.connections.hides_address or self.settings.onion is not None
             name = self.settings.nickname or ("" if hides else socket.gethostname())
             fields = announce.storage_fields(
                 who, nickname=name, nurls=nurls, furl=self.furl, certificates=certificates
