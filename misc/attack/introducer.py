@@ -27,9 +27,9 @@ from foolscap.ipb import IConnectionHintHandler
 from tests.interop.processes import Process, until
 from twisted.internet import defer, endpoints
 from twisted.internet.defer import Deferred
-from twisted.internet.task import react
 from zope.interface import implementer
 
+from misc.ending import run
 from misc.speedtest.peers.nodes import free_port
 from pipegrid.errors import RemoteCallError
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
@@ -251,7 +251,7 @@ def main(arguments: Sequence[str] | None = None, out: TextIO = sys.stdout) -> No
         if wrong:
             raise SystemExit(1)
 
-    react(lambda reactor: Deferred.fromCoroutine(work(reactor)))
+    run(work)
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def load(directory: Path) -> IntroducerDirectory:
         if (directory / name).exists():
             raise UsageError(
                 f"{directory} is a client's or a storage server's directory, since it has {name}; give the "
-                "introducer another with -d"
+                "introducer another"
             )
     if not (directory / TAHOE_CONFIG_NAME).is_file():
         return IntroducerDirectory(is_new=True)
@@ -99,7 +99,7 @@ def load(directory: Path) -> IntroducerDirectory:
         if section not in _SECTIONS:
             raise UsageError(
                 f"{parser.at_section(section)}: an introducer has no section [{section}]; remove it, or give "
-                "another directory with -d"
+                "another directory"
             )
     _move_old_furl(directory)
     status = _text(parser, "web.port")

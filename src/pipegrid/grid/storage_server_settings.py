@@ -107,7 +107,9 @@ class ServerDirectory:
             onion = attrs.evolve(onion, control=(address,))
         policy = self.settings.get("connections", DIRECT_CONNECTIONS)
         if isinstance(policy.tor, RefusedWay):
-            raise UsageError(f"--tor needs Tor, and {policy.tor.reason}; correct one of them")
+            raise UsageError(
+                f"an onion service needs Tor, and {policy.tor.reason}; correct one of them"
+            )
         if control and address is not None:
             way = ProxyWay("Tor", (), True, find=TorControl(address).socks_addresses)
             policy = policy._replace(tor=way)
