@@ -101,7 +101,7 @@ class ServerDirectory:
         try:
             address = parse_proxy_address(control) if control else self.tor_control
         except ValueError as error:
-            raise UsageError(f"--tor-control-port is {control!r}, and {error}") from None
+            raise UsageError(f"the address of Tor's control port is {control!r}, and {error}") from None
         onion = self.settings.get("onion", OnionSettings(directory / KEY_NAME))
         if address is not None:
             onion = attrs.evolve(onion, control=(address,))
