@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -12,7 +13,7 @@ from unittest import mock
 from twisted.logger import capturedLogs, formatEvent
 
 from pipegrid.core import base32
-from pipegrid.errors import NoSpace, QuotaReached
+from pipegrid.errors import NoSpace, QuotaReached, ServerRefused
 from pipegrid.storage import space_usage
 from pipegrid.storage.share_file import LEASE_DURATION_S, container_bytes
 from pipegrid.storage.share_store import ShareStore
@@ -122,6 +123,8 @@ class CountTests(UsageTestCase):
         for bad in ((0, b"y" * 20_000), (50_000, b"")):
             with self.assertRaises(QuotaReached):
                 self.slot(bad)
+        self.patch(space_usage, "MIN_LEASE_EXCESS_BYTES", 0)
+        self.patch(space_usage, "LEASE_EXCESS_PART", 1 << 20)
         with self.assertRaises(NoSpace):
             for letter in "abcdefghijkl":
                 self.store.add_lease(SI[::-1], secrets_of(letter).lease)
@@ -180,10 +183,65 @@ class RefusalTests(UsageTestCase):
         self.put(0, b"x" * (QUOTA - container_bytes(0)))
         self.now += 1000
         self.store.add_lease(SI, SECRETS.lease)
-        with self.assertRaises(QuotaReached):
-            self.store.add_lease(SI, secrets_of("a").lease)
         self.assertEqual(self.store.allocate(SI, {0, 1}, 10, SECRETS).already_have, {0})
         self.assertEqual(len(self.get(0)), QUOTA - container_bytes(0))
+
+    def test_leases_may_exceed_it(self) -> None:
+        """By a little between two counts, or what other clients keep would expire; also before a count."""
+        self.patch(space_usage, "MIN_LEASE_EXCESS_BYTES", 200)
+        self.put(0, b"x" * (QUOTA - container_bytes(0)))
+        with capturedLogs() as logged:
+            for letter in "ab":
+                self.store.add_lease(SI, secrets_of(letter).lease)
+            self.assertEqual(self.used, QUOTA + 144)
+            for letter in "cd":
+                with self.assertRaises(QuotaReached):
+                    self.store.add_lease(SI, secrets_of(letter).lease)
+                self.store.allocate(SI, {0}, 10, secrets_of(letter))
+        refusals = [text for text in map(formatEvent, logged) if "leases are refused" in text]
+        self.assertEqual(len(refusals), 1)
+        self.assertEqual(self.used, self.on_disk())
+        self.now += RECOUNT_FULL_S
+        self.store.count_usage()
+        self.store.add_lease(SI, secrets_of("c").lease)
+        self.patch(ShareStore, "count_usage", lambda store: 0)
+        self.boot = b"B" * 16
+        self.kill()
+        self.store.add_lease(SI, secrets_of("d").lease)
+        self.assertFalse(self.store.usage is None or self.store.usage.counted)
+
+    def test_a_lease_without_space_ends_nothing(self) -> None:
+        """A share after one that cannot get this lease, but has it already, is renewed."""
+        self.patch(space_usage, "MIN_LEASE_EXCESS_BYTES", 0)
+        self.patch(space_usage, "LEASE_EXCESS_PART", 1 << 20)
+        self.put(1, b"x" * 100)
+        self.put(0, b"x" * (QUOTA - self.used - 72 - container_bytes(0)), secrets_of("a"))
+        self.assertEqual(self.used, QUOTA)
+        self.now += 1000
+        with self.assertRaises(QuotaReached):
+            self.store.add_lease(SI, SECRETS.lease)
+        expiry = (int(self.now) + LEASE_DURATION_S).to_bytes(4, "big")
+        self.assertEqual(
+            [expiry in self.final(each).read_bytes() for each in (0, 1)], [False, True]
+        )
+
+    def test_a_refusal_is_logged_once(self) -> None:
+        """Until the shares are counted again."""
+        with capturedLogs() as logged:
+            for _ in range(3):
+                self.assertFalse(self.store.allocate(SI, {0}, QUOTA, SECRETS).allocated)
+            self.assertFalse(self.store.allocate(SI, {0}, 1 << 70, SECRETS).allocated)
+        refusals = [text for text in map(formatEvent, logged) if "new shares are refused" in text]
+        self.assertEqual(len(refusals), 1)
+
+    def test_a_change_beside_an_immutable_share(self) -> None:
+        """The immutable share of the same number is not counted again."""
+        self.put(0, b"x" * 1000)
+        for change in (ShareChange((), ((0, b"y"),), None), ShareChange((), (), 0)):
+            with contextlib.suppress(ServerRefused):
+                self.store.slots.testv_and_readv_and_writev(SI, SLOT_SECRETS, {0: change}, ())
+            self.assertEqual(self.used, self.on_disk())
+            self.assertGreater(self.used, 1000)
 
     def test_growth_within_the_space_of_others(self) -> None:
         """Mutable shares may shrink, and be overwritten, when all is used."""
@@ -331,6 +389,18 @@ class RestartTests(UsageTestCase):
         self.store = self.make_store()
         self.assertEqual((self.used, self.counts), (0, 1))
 
+    def test_a_note_that_does_not_fit(self) -> None:
+        """Shares that another program has added may fill the quota: nothing is accepted before they count."""
+        self.store.close()
+        other = self.make_store(quota_bytes=None)
+        other.allocate(bytes(16), {0}, 5900, SECRETS)
+        upload = other.upload(bytes(16), 0, SECRETS.upload)
+        upload.write(0, [b"x" * 5900])
+        upload.publish()
+        self.patch(ShareStore, "count_usage", lambda store: 0)
+        self.kill()
+        self.assertFalse(self.store.usage is None or self.store.usage.counted)
+
     def test_a_server_without_a_quota_in_between(self) -> None:
         """It removes the note, as it does not count what it changes."""
         self.store.close()
@@ -378,6 +448,29 @@ class RecountTests(UsageTestCase):
         self.assertEqual(self.used, 0)
         self.assertFalse(self.store.usage is None or self.store.usage.is_due())
         self.assertLess(RECOUNT_FULL_S, RECOUNT_S)
+
+    def test_shares_that_do_not_stop_to_change(self) -> None:
+        """They do not hold up the count: an upper limit is used, and they are counted again."""
+        self.patch(space_usage, "_MOST_TRIES", 2)
+        self.put(0, b"x" * 100)
+        self.store.allocate(bytes(16), {0}, 200, SECRETS)
+        upload = self.store.upload(bytes(16), 0, SECRETS.upload)
+        upload.write(0, [b"x" * 200])
+        upload.publish()
+        usage = self.store.usage
+        assert usage is not None
+        usage.counted, usage.used_bytes = False, 0
+        usage.begin(bytes(16))
+        with capturedLogs() as logged:
+            self.assertTrue(usage.count())
+            self.assertTrue(usage.count())
+        self.assertEqual((usage.counted, usage.exact, usage.is_due()), (True, False, True))
+        self.assertEqual(self.used, self.on_disk())
+        warnings = [text for text in map(formatEvent, logged) if "do not stop to change" in text]
+        self.assertEqual(len(warnings), 1)
+        usage.end(bytes(16))
+        self.assertTrue(usage.count())
+        self.assertEqual((usage.exact, self.used), (True, self.on_disk()))
 
     def test_it_is_exact_while_shares_change(self) -> None:
         """Shares that come, grow and go while all are counted are counted once."""

@@ -19,7 +19,7 @@ from pipegrid.core import base32, dates
 from pipegrid.core.text import harmless
 from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.private_files import PRIVATE_FILE, make_private
-from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError
+from pipegrid.errors import NoSpace, NoSuchShare, QuotaReached, ServerRefused, UsageError
 from pipegrid.storage import garbage_collector, share_file
 from pipegrid.storage.mutable import slot_file as slotfiles
 from pipegrid.storage.mutable.slot_file import NODE_ID_BYTES
@@ -497,21 +497,30 @@ class ShareStore:
         """
         Add or renew a lease on every share of the storage index, of either kind.
 
-        A damaged share does not prevent leases on the others, which would expire otherwise; its error is
-        raised after all others have their lease. A share with the maximum of leases ends it at once:
-        otherwise a client that fills shares with leases would make each further request read all of them.
+        A damaged share, or a lease that the quota refuses, does not prevent leases on the others, which would
+        expire otherwise; its error is raised after all others have their lease. A share with the maximum of
+        leases ends it at once: otherwise a client that fills shares with leases would make each further
+        request read all of them.
 
         Raises:
             NoSuchShare: the storage index has no shares.
             NoSpace: there is no space for one more lease, on the disk or on a share.
         """
-        found = self.slots.add_lease(storage_index, secrets)
+        found = False
         failed: ServerRefused | None = None
+        try:
+            found = self.slots.add_lease(storage_index, secrets)
+        except ServerRefused as error:
+            if _ends_all(error):
+                raise
+            failed = error
         there = self._list_shares(storage_index, _is_immutable)
         for number in sorted(there or ()):
             path = self._paths.final(storage_index, number)
             try:
                 found |= self._renew(storage_index, number, share_file.OWNER_ADD_LEASE, secrets)
+            except QuotaReached as error:
+                failed = failed or error  # others may have this lease, and need no space
             except OSError as error:
                 failed = failed or disk.disk_error(error, f"renew the lease of {path!r}")
             except ValueError as error:
@@ -527,7 +536,7 @@ class ShareStore:
     def _renew(self, storage_index: bytes, number: int, owner: int, secrets: LeaseSecrets) -> bool:
         path = self._paths.final(storage_index, number)
         with self._change(storage_index) as space:
-            now, fits = self._date(), space.has_space
+            now, fits = self._date(), space.has_lease_space
             return share_file.renew_lease(path, owner, secrets, now, fits, space.grew)
 
     def advise_corrupt_share(
@@ -620,6 +629,11 @@ class ShareStore:
         self._unfinished.close()
         if self.usage is not None:
             self.usage.close()
+
+
+def _ends_all(error: ServerRefused) -> bool:
+    """Return whether no further share gets a lease after this error."""
+    return isinstance(error, NoSpace) and not isinstance(error, QuotaReached)
 
 
 def _is_immutable(path: str) -> bool:

@@ -24,7 +24,7 @@ from pipegrid.disk.atomic_write import replace_file
 from pipegrid.disk.safe_open import is_directory, is_file, read_file
 from pipegrid.errors import NoSpace, QuotaReached
 from pipegrid.storage.mutable.slot_file import is_mutable_file
-from pipegrid.storage.share_file import HasRoom
+from pipegrid.storage.share_file import MAX_SHARE_BYTES, HasRoom
 from pipegrid.storage.storage_paths import SHARE_NUMBERS, Paths
 
 # What counts is the length of the files of complete shares, of either kind, with their leases, and the full
@@ -41,12 +41,18 @@ from pipegrid.storage.storage_paths import SHARE_NUMBERS, Paths
 # * after a power cut the note may be an old one. Then, as where there is none, no new share is accepted until
 #   all have been counted.
 #
+# Leases may exceed the quota a little, for without them shares that are there already would be removed.
+#
 # Shares are counted again at least every ``RECOUNT_S``, and an hour after the last time if the quota has
 # refused something since: shares that were removed by hand give their space back then.
 
 NOTE_NAME = "space-usage.json"
 MAX_NOTE_BYTES = 1000
 STEP_BYTES = 256 << 20
+MIN_LEASE_EXCESS_BYTES = 1 << 20
+LEASE_EXCESS_PART = 64
+"""Leases may exceed the quota by this part of it between two counts, or by the minimum if that is more."""
+
 RECOUNT_S = 12 * 3600.0
 RECOUNT_FULL_S = 3600.0
 NOT_COUNTED = 1 << 62
@@ -264,11 +270,15 @@ class SpaceUsage:
         self._reserved_bytes = 0
         self._upto_bytes = -1  # what the note says is never exceeded
         self._counted_s = 0.0
+        self._lease_excess_bytes = (
+            0  # of leases that were accepted beyond the quota since the last count
+        )
         self._refused = self._opened = self._stopping = False
+        self._told: set[str] = set()  # what was logged since the last count
         self._unnoted = False  # the note could not be written
         self._changing: dict[bytes, int] = {}  # storage indexes, each with its number of changes
-        # While all are counted: the prefix at hand, or the number of prefixes; those before it are counted.
-        self._counting: int | None = None
+        self._counting: int | None = None  # while all are counted: the prefix at hand
+        self._recounted: set[int] = set()  # the prefixes that are counted
         self._recounted_bytes = 0
         self._touched: set[bytes] = set()  # those with that prefix that have changed meanwhile
         self._lock = threading.Lock()
@@ -287,7 +297,8 @@ class SpaceUsage:
         if not self.counted:
             return NOT_COUNTED
         missing = max(0, self.granted_bytes() + more_bytes - self.quota_bytes)
-        self._refused = self._refused or missing > 0
+        # A size that no share has does not say that space is needed.
+        self._refused = self._refused or (missing > 0 and more_bytes <= MAX_SHARE_BYTES)
         return missing
 
     def room_bytes(self, kept_bytes: int) -> int:
@@ -316,6 +327,43 @@ class SpaceUsage:
                 self._note(False)
             return 0
 
+    def reserve_excess(self, lease_bytes: int) -> bool:
+        """
+        Reserve space for a lease beyond the quota, or before the shares are counted; returns whether there is
+        any.
+        """
+        with self._lock:
+            if lease_bytes > self._excess_left():
+                self._tell(
+                    "leases",
+                    "the quota of {quota} is used up, and the space beyond it for leases: leases are "
+                    "refused, without which shares expire; raise the quota",
+                )
+                return False
+            self._lease_excess_bytes += lease_bytes
+            self._reserved_bytes += lease_bytes
+            if self.counted and self.granted_bytes() > self._upto_bytes:
+                self._note(False)
+            return True
+
+    def _excess_left(self) -> int:
+        most = max(MIN_LEASE_EXCESS_BYTES, self.quota_bytes // LEASE_EXCESS_PART)
+        return max(0, most - self._lease_excess_bytes)
+
+    def tell_refused(self, more_bytes: int) -> None:
+        """Log, once between two counts, that the quota has refused more bytes."""
+        if self.counted and more_bytes <= MAX_SHARE_BYTES:
+            self._tell(
+                "shares",
+                "the quota of {quota} leaves no space for {more} more: new shares are refused",
+                more=amount(more_bytes),
+            )
+
+    def _tell(self, kind: str, line: str, **values: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            log.warn(line, quota=amount(self.quota_bytes), **values)
+
     def release(self, bytes_: int) -> None:
         """Release what was reserved: it counts as allocated or used now, or is not needed."""
         with self._lock:
@@ -332,7 +380,7 @@ class SpaceUsage:
         """Count a difference, which may be negative; between ``begin`` and ``end``."""
         with self._lock:
             self.used_bytes += more_bytes
-            if self._counting is not None and _prefix_number(storage_index) < self._counting:
+            if self._counting is not None and _prefix_number(storage_index) in self._recounted:
                 self._recounted_bytes += more_bytes
             if self.used_bytes > self._upto_bytes and self.counted:
                 self._note(False)
@@ -364,12 +412,13 @@ class SpaceUsage:
         """Read what the last process recorded, for the only process that serves the directory."""
         note = read_note(self._storage)
         same_boot = note is not None and note.boot_id == self._boot_id().hex()
+        fits = note is not None and note.exact and note.checksum == checksum_of(self._shares)
         with self._lock:
             self._opened = True
-            if note is not None and (note.exact or same_boot):
+            # An exact one that does not fit says nothing: another program may have added any number.
+            if note is not None and (fits or (same_boot and not note.exact)):
                 self.used_bytes, self._counted_s = note.bytes, note.counted_s
-                self.counted = True
-                self.exact = note.exact and note.checksum == checksum_of(self._shares)
+                self.counted, self.exact = True, fits
                 self._note(False, durable=True)  # after a power cut the exact one must not be there
             if self.exact:
                 self._warn_of_excess()
@@ -399,7 +448,10 @@ class SpaceUsage:
     def _note(self, at_rest: bool, durable: bool = False) -> None:
         """Write the note, under the lock; without it, the next process counts all shares first."""
         granted = self.granted_bytes()
-        upto = min(granted + STEP_BYTES, max(granted, self.quota_bytes))
+        if granted > self.quota_bytes:  # only leases are added now
+            upto = granted + self._excess_left()
+        else:
+            upto = min(granted + STEP_BYTES, self.quota_bytes)
         note = UsageNote(
             self.used_bytes if at_rest else upto,
             at_rest,
@@ -446,24 +498,32 @@ class SpaceUsage:
         """
         with self._lock:
             self._counting, self._recounted_bytes = 0, 0
+        busy: list[int] = []
         try:
             for number in range(len(PREFIXES)):
                 began = time.monotonic()
-                if self._stopping or not self._count_prefix(number):
+                if self._stopping:
                     return False
+                if not self._count_prefix(number):
+                    busy.append(number)  # later, so that it does not hold up the others
                 if self.counted:  # clients are served at the same time
                     time.sleep(min(_LONGEST_REST_S, time.monotonic() - began))
-            self._adopt_count()
+            bounded = [each for each in busy if not self._count_prefix(each, bound=True)]
+            if self._stopping:
+                return False
+            self._adopt_count(bounded)
         finally:
             with self._lock:
                 self._counting = None
+                self._recounted.clear()
                 self._touched.clear()
         return True
 
-    def _adopt_count(self) -> None:
+    def _adopt_count(self, bounded: list[int]) -> None:
+        """Use what was counted; of some prefixes only a number is known that is not exceeded."""
         with self._lock:
             difference = self._recounted_bytes - self.used_bytes
-            if self.exact and difference:
+            if self.exact and difference and not bounded:
                 log.info(
                     "the shares in {storage} take {used}, {amount} {how} than was known: another program "
                     "has changed them",
@@ -475,14 +535,31 @@ class SpaceUsage:
             self.used_bytes = self._recounted_bytes
             self._counted_s = self._clock()
             self.counted, self._refused = True, False
-            if not self.exact:
+            self._lease_excess_bytes = 0
+            self._told.discard("shares")
+            self._told.discard("leases")
+            if bounded:
+                self.exact = False
+                self._tell(
+                    "busy",
+                    "the shares in {path} do not stop to change: what they take for the quota of {quota} is "
+                    "an upper limit",
+                    path=f"{self._shares}/{PREFIXES[bounded[0]]}",
+                )
+            elif not self.exact:
                 self.exact = True
+                self._told.discard("busy")
                 self._warn_of_excess()
             if self._opened:
                 self._note(False)
 
-    def _count_prefix(self, number: int) -> bool:
-        """Count the shares with one prefix; returns False if they do not stop to change."""
+    def _count_prefix(self, number: int, bound: bool = False) -> bool:
+        """
+        Count the shares with one prefix; returns False if they do not stop to change.
+
+        Args:
+            bound: count the largest number that was seen then, and not nothing.
+        """
         with self._lock:
             self._counting = number
             self._touched.clear()
@@ -490,13 +567,15 @@ class SpaceUsage:
             directory: _bytes_in(directory)
             for directory in storage_indexes(self._shares, PREFIXES[number])
         }
+        most = 0
         for _ in range(_MOST_TRIES):
+            most = max(most, sum(sizes.values()))
             with self._lock:
                 busy = {each for each in self._changing if _prefix_number(each) == number}
                 again = self._touched | busy
                 if not again:
                     self._recounted_bytes += sum(sizes.values())
-                    self._counting = number + 1
+                    self._recounted.add(number)
                     return True
                 self._touched = busy
             for storage_index in again:
@@ -504,6 +583,12 @@ class SpaceUsage:
                 sizes[directory] = _bytes_in(directory)
             if busy:
                 time.sleep(_TRY_AGAIN_S)
+            if self._stopping:
+                return False
+        if bound:
+            with self._lock:
+                self._recounted_bytes += most
+                self._recounted.add(number)
         return False
 
     def _paths_directory(self, storage_index: bytes) -> str:
@@ -579,8 +664,24 @@ class SpaceChange:
         missing = usage.reserve(more_bytes)
         if missing and (not self._make_room(missing) or usage.reserve(more_bytes)):
             self._over_quota = True
+            usage.tell_refused(more_bytes)
             return False
         self._reserved_bytes += more_bytes
+        return True
+
+    def has_lease_space(self, lease_bytes: int) -> bool:
+        """Return whether a lease may be added; it may exceed the quota a little."""
+        self._over_quota = False
+        if self.has_space(lease_bytes):
+            return True
+        if (
+            self._usage is None
+            or not self._over_quota
+            or not self._usage.reserve_excess(lease_bytes)
+        ):
+            return False
+        self._over_quota = False
+        self._reserved_bytes += lease_bytes
         return True
 
     def grew(self, more_bytes: int) -> None:

@@ -15,7 +15,15 @@ from pipegrid.core import base32
 from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.durability import Disk
 from pipegrid.disk.safe_open import is_file
-from pipegrid.errors import NoSpace, NoSuchShare, Overloaded, ServerRefused, UsageError, WrongSecret
+from pipegrid.errors import (
+    NoSpace,
+    NoSuchShare,
+    Overloaded,
+    QuotaReached,
+    ServerRefused,
+    UsageError,
+    WrongSecret,
+)
 from pipegrid.storage.mutable import slot_file
 from pipegrid.storage.mutable import slot_file as slotfiles
 from pipegrid.storage.mutable.slot_change import SlotChange
@@ -156,7 +164,11 @@ class Slots:
                 change.carry_out(changes, durable)
             finally:
                 if space.counts:
-                    after = sum(file_bytes(f"{directory}/{number:d}") for number in changes)
+                    paths = (f"{directory}/{number:d}" for number in changes)
+                    # An immutable share may have the same number, and does not change.
+                    after = sum(
+                        file_bytes(each) for each in paths if slotfiles.is_mutable_file(each)
+                    )
                     space.grew(after - before)
 
     def readv(
@@ -219,7 +231,9 @@ class Slots:
             for number in sorted(_numbers_in(directory)) if directory is not None else ():
                 try:
                     found |= self._renew(storage_index, f"{directory}/{number}", secrets)
-                except NoSpace:  # noqa: PERF203
+                except QuotaReached as error:  # noqa: PERF203
+                    failed = failed or error  # others may have this lease, and need no space
+                except NoSpace:
                     raise  # as in ``ShareStore.add_lease``
                 except ServerRefused as error:  # the other shares would expire
                     failed = failed or error
@@ -237,9 +251,11 @@ class Slots:
                 self._change(storage_index) as space,
                 slotfiles.reported(f"renew the lease of {path!r}", path),
             ):
-                slotfiles.renew(share, fresh, space.has_space)
-                if space.counts:
-                    space.grew(os.fstat(share.fd).st_size - share.file_bytes)
+                try:
+                    slotfiles.renew(share, fresh, space.has_lease_space)
+                finally:
+                    if space.counts:
+                        space.grew(os.fstat(share.fd).st_size - share.file_bytes)
         finally:
             share.close()
         return True

@@ -347,14 +347,18 @@ class UnfinishedUploads:
         """Return whether one more may begin, after evicting others if necessary."""
         if share_bytes > share_file.MAX_SHARE_BYTES:
             return False
-        missing_bytes = self._missing_bytes(share_bytes)
+        missing_bytes, over = self._missing_bytes(share_bytes), 0
         if self.usage is not None:
             over = self.usage.missing(share_file.container_bytes(share_bytes))
             missing_bytes = max(missing_bytes, over)
         missing_uploads = max(0, len(self._uploads) + 1 - self._max_uploads)
         if not missing_bytes and not missing_uploads:
             return True
-        return self.make_space(client, UploadDemand(1, share_bytes, missing_uploads, missing_bytes))
+        demand = UploadDemand(1, share_bytes, missing_uploads, missing_bytes)
+        has_space = self.make_space(client, demand)
+        if over and not has_space and self.usage is not None:
+            self.usage.tell_refused(share_bytes)
+        return has_space
 
     def upload(
         self, storage_index: bytes, share_number: int, upload_secret: bytes, client: Client = NOBODY
