@@ -20,10 +20,10 @@ from zope.interface import implementer
 from pipegrid.disk.atomic_write import replace_file
 from pipegrid.errors import RemoteCallError, ServerRefused, UsageError
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
-from pipegrid.server import introducer_node, introducer_service
+from pipegrid.server import introducer_node, introducer_registry, introducer_service
 from pipegrid.server.introducer_node import IntroducerNode, IntroducerSettings
 from pipegrid.server.introducer_pages import IntroducerPages
-from pipegrid.server.introducer_registry import MAX_PER_CONNECTION, MAX_UNITS
+from pipegrid.server.introducer_registry import MAX_PER_CONNECTION, MAX_UNITS, UNIT_BYTES
 from pipegrid.server.introducer_service import (
     ACKNOWLEDGED_S,
     BURST,
@@ -32,6 +32,7 @@ from pipegrid.server.introducer_service import (
     MAX_SUBSCRIPTIONS,
     NEWS_APART_S,
     NEWS_BYTES,
+    NEWS_SUBSCRIBERS,
     REFILL_S,
     IntroducerService,
     LimitedLog,
@@ -218,6 +219,40 @@ class ServiceTests(SynchronousTestCase):
         self.clock.advance(REFILL_S)
         self.publish(announced(1, 1000), client)
         self.assertEqual(self.service.outcomes, {"new": 1, "changed": BURST, "rate": 1, "known": 1})
+
+    def test_a_large_change(self) -> None:
+        """It costs as many announcements as it takes units: it is sent to all."""
+        client = FakeClient()
+        self.publish(announced(1, 1), client)
+        for seqnum in range(2, 2 + BURST // 4):
+            self.publish(announced(1, seqnum, size=3 * UNIT_BYTES), client)
+        with self.assertRaises(ServerRefused):
+            self.publish(announced(1, 1000), client)
+
+    def test_news_for_many(self) -> None:
+        """With twice as many subscribers news is half as frequent."""
+        clients = [FakeClient() for _ in range(2 * NEWS_SUBSCRIBERS)]
+        for client in clients:
+            self.subscribe(client)
+        self.publish(announced(1))
+        self.clock.advance(NEWS_APART_S)
+        self.assertEqual(len(clients[-1].heard), 1)
+        self.clock.advance(NEWS_APART_S)
+        self.assertEqual(len(clients[-1].heard), 2)
+        for client in clients:
+            client.broker.lose()
+        self.assertEqual(self.service.news_apart_s(), NEWS_APART_S)
+
+    def test_a_displaced_server(self) -> None:
+        """Its connection ends, so that its server announces it again."""
+        client = FakeClient()
+        self.publish(announced(1))
+        self.publish(announced(2), client)
+        self.patch(introducer_registry, "MAX_UNITS", 2)
+        self.publish(announced(3), FakeClient("198.51.100.1"))
+        self.clock.advance(0)
+        self.assertIn("gave way to others", client.broker.refusals[0])
+        self.assertEqual({each.nickname for each in self.service.registry}, {"n1", "n3"})
 
     def test_the_log_has_a_limit(self) -> None:
         """So many lines in a minute; then how many were not written."""

@@ -205,6 +205,30 @@ class SpaceTests(RegistryTestCase):
         self.assertLessEqual({f"n{number}" for number in range(5)}, self.listed())
         self.assertEqual(self.registry.units, MAX_UNITS)
 
+    def test_a_lone_server_stays(self) -> None:
+        """However much it takes: only an address with several has one that gives way; of IPv6, a /48."""
+        self.publish(self.unsigned(1, 8), place=HONEST)
+        self.publish(self.unsigned(2, 3), place="2001:db8:1::1")
+        self.publish(self.unsigned(3, 3), place="2001:db8:2::1")
+        self.publish(self.unsigned(4, 3), place="2001:db8:2:3::1")
+        for place in range(MAX_UNITS):
+            self.flood(1, place=f"place {place}", first=10_000 + place)
+        self.assertEqual(
+            self.listed() & {"n1", "n2", "n3", "n4"} | {"n3", "n4"}, {"n1", "n2", "n3", "n4"}
+        )
+        self.assertEqual(len(self.listed() & {"n3", "n4"}), 1)
+        self.assertEqual(self.refusal(self.unsigned(5), place="192.0.2.5"), "full")
+
+    def test_who_is_told(self) -> None:
+        """The connections of a server that gave way, and no others."""
+        told: list[object] = []
+        self.registry = AnnouncementRegistry(lambda: self.now_s, displaced=told.append)
+        for number in range(MAX_UNITS):
+            self.publish(self.unsigned(number), f"connection {number}", ENEMY)
+        self.publish(self.unsigned(MAX_UNITS - 1), "another", ENEMY)
+        self.publish(self.unsigned(10_000), "new", HONEST)
+        self.assertEqual(told, [f"connection {MAX_UNITS - 1}", "another"])
+
     def test_established_servers_stay(self) -> None:
         """After a day nothing displaces a server: not a flood from as many addresses as there are servers."""
         for number in range(30):

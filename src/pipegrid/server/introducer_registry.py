@@ -7,7 +7,9 @@ Source: the format reference, storage protocols, sections 4.1 and 4.2.
 from __future__ import annotations
 
 import base64
+import ipaddress
 import json
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from enum import Enum
 from typing import Any
@@ -29,7 +31,8 @@ from pipegrid.wire.announcements import MAX_MESSAGE_BYTES, Announcement, Signed,
 #   always space for new servers.
 # * When no space is left, a new server replaces one that is not established, of the address that has the
 #   most of them, and there the one with the least seniority. If the new server's own address would then
-#   have the most, it is refused. So a flood from one address replaces nothing: it fills the space that is
+#   have the most, it is refused. The only server of an address, or of a /48 of IPv6, gives way to none. So a
+#   flood from one address replaces nothing: it fills the space that is
 #   free, and then is refused; a new server at another address is accepted all the same. And clients, which
 #   remember what they heard, get at most the free space of a flood.
 # * A server that no connection announces any more is removed after ``KEPT_S``, or ``KEPT_NEW_S`` if it is not
@@ -142,20 +145,25 @@ class AnnouncementRegistry:
     Args:
         seconds: a clock that cannot be set.
         changed: called with each server whose announcement is new or changed, and whether the server is new.
+        displaced: called with each open connection one of whose servers gives way to another; the registry
+            is being changed then.
     """
 
     def __init__(
         self,
         seconds: Callable[[], float],
         changed: Callable[[ListedServer, bool], None] = lambda server, is_new: None,
+        displaced: Callable[[Hashable], None] = lambda connection: None,
     ) -> None:
         self._seconds = seconds
         self._changed = changed
+        self._displaced = displaced
         self._servers: dict[ListingKey, ListedServer] = {}
         self._by_signed: dict[Signed, ListedServer] = {}
         self._held: dict[Hashable, dict[ListingKey, None]] = {}
         self._new_units: dict[str, int] = {}  # by address, of servers that are not established
         self._established_units: dict[str, int] = {}
+        self._servers_of: Counter[str] = Counter()  # by ``_site_of`` their address
         self.units = 0
         self.replaced = 0
         """How many servers gave way to others."""
@@ -369,6 +377,7 @@ class AnnouncementRegistry:
         loads = dict(self._new_units)
         loads[place] = loads.get(place, 0) + units
         victims: list[ListedServer] = []
+        left = self._servers_of.copy()
         candidates: dict[str, list[ListedServer]] = {}
         while missing > 0:
             most = max(loads, key=lambda each: loads[each])
@@ -378,16 +387,21 @@ class AnnouncementRegistry:
                 )
             if most not in candidates:
                 candidates[most] = self._new_servers(most, but)
-            if not candidates[most]:
+            site = _site_of(most)
+            if not candidates[most] or left[site] <= 1:
                 del loads[most]
                 continue
             victim = candidates[most].pop()
             victims.append(victim)
+            left[site] -= 1
             loads[most] -= victim.units
             missing -= victim.units
+        connections = {each: None for victim in victims for each in victim.holders}
         for victim in victims:
             self._remove(victim)
         self.replaced += len(victims)
+        for connection in connections:
+            self._displaced(connection)
 
     def _new_servers(self, place: str, but: ListedServer | None) -> list[ListedServer]:
         """Return the servers of an address that are not established; the last is the first to give way."""
@@ -426,11 +440,28 @@ class AnnouncementRegistry:
     def _count_units(self, server: ListedServer, sign: int) -> None:
         counts = self._established_units if server.established else self._new_units
         self.units += sign * server.units
+        site = _site_of(server.place)
+        self._servers_of[site] += sign
+        if not self._servers_of[site]:
+            del self._servers_of[site]
         count = counts.get(server.place, 0) + sign * server.units
         if count:
             counts[server.place] = count
         else:
             counts.pop(server.place, None)
+
+
+def _site_of(place: str) -> str:
+    """Return what one member has at least: an address, or a /48 of IPv6."""
+    try:
+        address = ipaddress.ip_address(place.partition("%")[0])
+    except ValueError:
+        return place
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((int(address), 48), strict=False))
 
 
 def _entry(server: ListedServer) -> bytes:

@@ -29,6 +29,7 @@ from pipegrid.server.introducer_registry import (
     ListingKey,
     Outcome,
     RefusedAnnouncement,
+    units_of,
 )
 from pipegrid.version import __version__
 from pipegrid.wire.announcements import Signed, signer
@@ -40,18 +41,21 @@ from pipegrid.wire.introducer_protocol import PROTOCOL_KEY, RIIntroducer
 #
 # * Each announcement that is not known takes a verification, and may be sent to all subscribers. A
 #   connection may send ``BURST`` of them, and then one every ``REFILL_S``; others are refused unread. A node
-#   sends one or two when it connects, and then none. Repeating a known announcement is free.
+#   sends one or two when it connects, and then none. A change costs as many as it takes units. Repeating a
+#   known announcement is free.
 # * A connection may subscribe ``MAX_SUBSCRIPTIONS`` times.
 # * A subscriber first gets all listed servers in one message, and then what is new, in messages that are at
-#   least ``NEWS_APART_S`` apart and have at most ``NEWS_BYTES``. The next is sent when the last is
-#   acknowledged. What a server announces meanwhile replaces what it announced before, so that what waits is
-#   no more than what is listed.
+#   least ``NEWS_APART_S`` apart, longer where there are many subscribers (``news_apart_s``), and have at most
+#   ``NEWS_BYTES``. The next is sent when the last is acknowledged. What a server announces meanwhile replaces
+#   what it announced before, so that what waits is no more than what is listed.
 # * A subscriber that acknowledges nothing for ``ACKNOWLEDGED_S`` is disconnected.
 
 BURST = 32
 REFILL_S = 10.0
 MAX_SUBSCRIPTIONS = 2
 NEWS_APART_S = 1.0
+NEWS_SUBSCRIBERS = 50
+"""So many subscribers get news every ``NEWS_APART_S``; more wait longer, in proportion."""
 NEWS_BYTES = 64 << 10
 ACKNOWLEDGED_S = 120.0
 SNAPSHOT_S = 1.0
@@ -144,6 +148,10 @@ class _Client:
         self.tokens -= 1
         return True
 
+    def charge(self, tokens: int) -> None:
+        """Count more for the last announcement; the next must wait the longer if there are too few."""
+        self.tokens -= min(tokens, BURST)
+
 
 class Subscriber:
     """
@@ -153,12 +161,18 @@ class Subscriber:
         reference: the subscriber's object.
         everything: returns all servers of the service.
         clock: for pauses and the timeout.
+        apart_s: returns the least time between two messages.
     """
 
     def __init__(
-        self, reference: Any, everything: Callable[[], set[Signed]], clock: IReactorTime
+        self,
+        reference: Any,
+        everything: Callable[[], set[Signed]],
+        clock: IReactorTime,
+        apart_s: Callable[[], float],
     ) -> None:
         self._reference = reference
+        self._apart_s = apart_s
         self._everything: Callable[[], set[Signed]] | None = everything
         self._clock = clock
         self._news: dict[ListingKey, ListedServer] = {}
@@ -182,7 +196,7 @@ class Subscriber:
 
     def _schedule(self) -> None:
         if not (self._waits or self._stopped or self._timer.is_set):
-            pause_s = self._sent_s + NEWS_APART_S - self._clock.seconds()
+            pause_s = self._sent_s + self._apart_s() - self._clock.seconds()
             self._timer.set(max(0.0, pause_s))
 
     def _send(self) -> None:
@@ -229,13 +243,14 @@ class IntroducerService(Referenceable):
     """
 
     def __init__(self, clock: IReactorTime, log_limit: LimitedLog) -> None:
-        self.registry = AnnouncementRegistry(clock.seconds, self._changed)
+        self.registry = AnnouncementRegistry(clock.seconds, self._changed, self._displaced)
         self.outcomes: Counter[str] = Counter()
         self.changed: Callable[[], None] = lambda: None
         """Called when what is listed has changed."""
         self._clock = clock
         self._log = log_limit
         self._clients: dict[Any, _Client] = {}
+        self._subscriptions = 0
         self._snapshots: dict[str, tuple[float, set[Signed]]] = {}
 
     @property
@@ -244,6 +259,10 @@ class IntroducerService(Referenceable):
         return Counter(
             service for client in self._clients.values() for _, service in client.subscribers
         )
+
+    def news_apart_s(self) -> float:
+        """Return the time between two messages to a subscriber."""
+        return NEWS_APART_S * max(1.0, self._subscriptions / NEWS_SUBSCRIBERS)
 
     def stop(self) -> None:
         """Stop all timers: the connections end."""
@@ -271,6 +290,8 @@ class IntroducerService(Referenceable):
                 )
             outcome = self.registry.publish(announcement, client.broker, client.place)
             reason = outcome.value
+            if outcome is Outcome.CHANGED:
+                client.charge(units_of(announcement) - 1)
             if outcome is Outcome.OLD:
                 self._note(client, announcement, "a later one is known")
         except RefusedAnnouncement as error:
@@ -292,7 +313,9 @@ class IntroducerService(Referenceable):
         if len(client.subscribers) >= MAX_SUBSCRIPTIONS:
             raise ServerRefused(f"a connection may subscribe {MAX_SUBSCRIPTIONS} times")
         everything = partial(self._snapshot, service)
-        client.subscribers[key] = Subscriber(subscriber, everything, self._clock)
+        self._subscriptions += 1
+        call = subscriber, everything, self._clock, self.news_apart_s
+        client.subscribers[key] = Subscriber(*call)
 
     # Connections.
 
@@ -308,9 +331,15 @@ class IntroducerService(Referenceable):
 
     def _lost(self, client: _Client) -> None:
         if self._clients.pop(client.broker, None) is not None:
+            self._subscriptions -= len(client.subscribers)
             for subscriber in client.subscribers.values():
                 subscriber.stop()
             self.registry.lost(client.broker)
+
+    def _displaced(self, broker: Any) -> None:
+        """End a connection whose server is not listed any more, so that it announces it again later."""
+        reason = "its server gave way to others; it may announce it again"
+        self._clock.callLater(0, broker.refuse, reason)
 
     def _changed(self, server: ListedServer, is_new: bool) -> None:
         if is_new:

@@ -505,7 +505,7 @@ class SpaceUsage:
                 if self._stopping:
                     return False
                 if not self._count_prefix(number):
-                    busy.append(number)  # later, so that it does not hold up the others
+                    busy.append(number)  # later, so that it does not delay the others
                 if self.counted:  # clients are served at the same time
                     time.sleep(min(_LONGEST_REST_S, time.monotonic() - began))
             bounded = [each for each in busy if not self._count_prefix(each, bound=True)]
