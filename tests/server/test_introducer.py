@@ -414,6 +414,27 @@ class NodeTests(TestCase):
         node = await self.start()
         self.assertEqual(len(node.service.registry), 0)
         self.assertIn(f"cannot understand {path}: ", said[0])
+        kept = path.with_name(f"{path.name}.damaged")
+        self.assertEqual(kept.read_text(), '{"format": 1, "announcements": [')
+
+    def test_a_location_for_once(self) -> Deferred[None]:
+        """It is not written over the fURL that is there."""
+        return Deferred.fromCoroutine(self._once())
+
+    async def _once(self) -> None:
+        node = await self.start()
+        before, path = node.furl, self.directory / "private/introducer.furl"
+        await self.stop()
+        settings = IntroducerSettings(
+            directory=self.directory,
+            port="tcp:0:interface=127.0.0.1",
+            location="example.org:1",
+            keeps_location=False,
+        )
+        self.node = IntroducerNode(self.reactor, settings)
+        await self.node.start()
+        self.assertIn("@tcp:example.org:1/", self.node.furl)
+        self.assertEqual(path.read_text().strip(), before)
 
     def test_a_full_disk(self) -> Deferred[None]:
         """That is said once, and the introducer goes on; when there is space again it writes."""

@@ -61,7 +61,10 @@ class IntroducerJob(GridJob):
                 }
                 said = {name: value for name, value in chosen.items() if value is not None}
                 settings = introducer_node.IntroducerSettings(
-                    directory=directory, **{**found.settings, **said}
+                    directory=directory,
+                    # Given once, it is not that of the next start.
+                    keeps_location=found.is_new or options.location is None,
+                    **{**found.settings, **said},
                 )
 
                 def announce(node: IntroducerNode) -> None:

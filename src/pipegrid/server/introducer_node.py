@@ -41,6 +41,7 @@ DEFAULT_PORT = "tcp:8099"
 LISTED_NAME = "private/introducer-announcements.json"
 """What is listed, for the next process. Tahoe-LAFS does not read it: its introducer keeps nothing."""
 
+DAMAGED_SUFFIX = ".damaged"
 MAX_LISTED_BYTES = 16 << 20
 """The limit of that file; all units take 4 MiB, and a third more in base64."""
 
@@ -74,6 +75,7 @@ class IntroducerSettings:
         port: a TCP port, or a Twisted endpoint; several are separated by commas.
         location: ``host:port`` for clients, several separated by commas, also as hints of Foolscap
             (``tcp:host:port``); None: the port's own interface, or the host's name.
+        keeps_location: whether the location is also written to the directory's fURL if that has another.
         status: a port (on 127.0.0.1) or endpoint for the status pages, or None.
         max_connections: at a time; the limit of open files may allow less.
         max_per_address: of these, from one address; None for half of them.
@@ -82,6 +84,7 @@ class IntroducerSettings:
     directory: Path
     port: str = DEFAULT_PORT
     location: str | None = None
+    keeps_location: bool = True
     status: str | None = None
     max_connections: int = MAX_CONNECTIONS
     max_per_address: int | None = None
@@ -221,7 +224,10 @@ class IntroducerNode:
         self.listening = self._ports[0].getHost()
         self.hints = where(settings.location, self.listening)
         furl = self._foolscap.located(self.hints)
-        identity.keep_furl(settings.directory, furl, INTRODUCER_FURL_NAME)
+        if settings.keeps_location or not identity.load_furl(
+            settings.directory, INTRODUCER_FURL_NAME
+        ):
+            identity.keep_furl(settings.directory, furl, INTRODUCER_FURL_NAME)
         self.furl = str(furl)
         if settings.status is not None:
             pages = IntroducerPages(self.service, lambda: len(crowd), lambda: rejected.refused)
@@ -259,6 +265,7 @@ class IntroducerNode:
                 path=str(self._path),
                 error=str(error),
             )
+            self._keep_damaged()
             return
         count = len(self.service.registry)
         log.info(
@@ -270,6 +277,15 @@ class IntroducerNode:
                 entries=counted(skipped, "entry", "entries"),
                 path=str(self._path),
             )
+
+    def _keep_damaged(self) -> None:
+        """Rename the file, which would be overwritten: a later version may understand it."""
+        kept = self._path.with_name(self._path.name + DAMAGED_SUFFIX)
+        try:
+            self._path.replace(kept)
+        except OSError as error:
+            raise identity.unusable(error, self._path) from error
+        log.warn("it is kept as {path}", path=str(kept))
 
     def _pass_time(self) -> None:
         removed = self.service.registry.tick()

@@ -76,7 +76,7 @@ class IntroducerPages:
 
     def as_html(self) -> bytes:
         """Return a page for people."""
-        self.service.registry.tick()
+        self.service.registry.count_times()
         servers = sorted(
             self.service.registry, key=lambda each: (each.service, each.nickname, each.server_id)
         )

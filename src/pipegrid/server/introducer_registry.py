@@ -226,12 +226,17 @@ class AnnouncementRegistry:
             server.count(now_s)
             del server.holders[connection]
 
+    def count_times(self) -> None:
+        """Count the times of all servers until now."""
+        now_s = self._seconds()
+        for server in self._servers.values():
+            server.count(now_s)
+
     def tick(self) -> int:
         """Establish servers, and remove absent ones; returns how many were removed. Call it regularly."""
-        now_s = self._seconds()
+        self.count_times()
         removed = 0
         for server in self:
-            server.count(now_s)
             if server.absent_s > (KEPT_S if server.established else KEPT_NEW_S):
                 self._remove(server)
                 removed += 1

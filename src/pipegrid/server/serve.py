@@ -400,6 +400,8 @@ class StorageNode:
             left = self._store.adopt_leftovers() if alone else 0
             if alone:
                 await self._begin_counting()
+            else:
+                self._store.ignore_quota()
             if left:
                 log.info("{count} unfinished uploads can be resumed", count=left)
             who = identity.load_or_create(self.settings.directory)

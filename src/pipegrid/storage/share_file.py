@@ -339,29 +339,34 @@ def renew_lease(
     except FileNotFoundError:
         return False
     assert fd is not None, "waiting for a lock gives it"
-    before = os.fstat(fd).st_size
     try:
-        header, begin, records = _without_lost(fd, *_read(fd))
-        fresh = make_lease(header.version, owner, secrets, now)
-        index = RECORDS.find(records, fresh.renew, header.version > 1)
-        if index is not None:
-            if RECORDS.expiry(records, index) < fresh.expires:
-                at = begin + index * LEASE_BYTES + EXPIRY_OFFSET
-                disk.write_all(fd, fresh.pack()[EXPIRY_OFFSET:], at)
-        elif header.lease_count >= MAX_LEASES:
-            index = RECORDS.longest_expired(records, now)
-            if index is None:
+        before = os.fstat(fd).st_size
+        try:
+            header, begin, records = _without_lost(fd, *_read(fd))
+            fresh = make_lease(header.version, owner, secrets, now)
+            index = RECORDS.find(records, fresh.renew, header.version > 1)
+            if index is not None:
+                if RECORDS.expiry(records, index) < fresh.expires:
+                    at = begin + index * LEASE_BYTES + EXPIRY_OFFSET
+                    disk.write_all(fd, fresh.pack()[EXPIRY_OFFSET:], at)
+            elif header.lease_count >= MAX_LEASES:
+                index = RECORDS.longest_expired(records, now)
+                if index is None:
+                    raise NoSpace(
+                        f"the share {path!r} has {MAX_LEASES} leases, and none has expired; "
+                        "use another server"
+                    )
+                disk.write_all(fd, fresh.pack(), begin + index * LEASE_BYTES)
+            elif not has_space(LEASE_BYTES):
                 raise NoSpace(
-                    f"the share {path!r} has {MAX_LEASES} leases, and none has expired; use another server"
+                    f"there is no space for one more lease on {path!r}; use another server"
                 )
-            disk.write_all(fd, fresh.pack(), begin + index * LEASE_BYTES)
-        elif not has_space(LEASE_BYTES):
-            raise NoSpace(f"there is no space for one more lease on {path!r}; use another server")
-        else:
-            _append(fd, fresh.pack(), begin + len(records), header.lease_count + 1)
-        return True
+            else:
+                _append(fd, fresh.pack(), begin + len(records), header.lease_count + 1)
+            return True
+        finally:
+            grew(os.fstat(fd).st_size - before)
     finally:
-        grew(os.fstat(fd).st_size - before)
         os.close(fd)
 
 

@@ -615,6 +615,10 @@ class ShareStore:
             )
         return 0
 
+    def ignore_quota(self) -> None:
+        """Count nothing: another process serves the directory, and its changes are not known here."""
+        self.usage = self._unfinished.usage = None
+
     def release(self) -> None:
         """Close the files of unfinished uploads, so that other processes may resume them."""
         self._unfinished.release()
