@@ -21,7 +21,9 @@ from pipegrid.cli.console import Console
 from pipegrid.disk.directory_claim import process_began
 from pipegrid.errors import UsageError
 from pipegrid.grid.storage_server_settings import ServerDirectory
+from pipegrid.reactor.connection_policy import ProxyAddress
 from pipegrid.server import identity
+from pipegrid.server.onion_service import OnionSettings
 from pipegrid.storage.share_store import ShareStore
 from pipegrid.wire import server_address
 from pipegrid.wire.storage_messages import ShareChange, SlotSecrets
@@ -107,24 +109,15 @@ class ServeTests(TestCase):
             self.assertIn(words, self.err.getvalue())
         self.assertEqual(len(tor.asked), 1)
         config = Path(self.directory) / "pipegrid.cfg"
-        # What the options say goes before what the directory says.
-        onion = (
-            "[tor]\nonion = true\ncontrol.port = tcp:127.0.0.1:1\nonion.private_key_file = key\n"
-        )
-        config.write_text(f"[client]\n{onion}onion.external_port = 80\nonion.local_port = 1\n")
-        self.out.truncate(0)
-        self.out.seek(0)
-        serving = self.serve("--json", "serve", "--tor", "--tor-control-port", control)
-        await self.until_output()
-        self.assertIn(".onion:80/", json.loads(self.out.getvalue())["nurl"])
-        serving.cancel()
-        self.assertEqual(await serving, 0)
-        while tor.connections:
-            await deferLater(reactor, 0.005)
         socks = "[connections]\ntcp = socks\n[socks]\nport = 127.0.0.1:1\n"
         config.write_text(f"[client]\n{socks}[tor]\nenabled = false\n")
         self.assertEqual(await self.serve("serve", "--tor", "--tor-control-port", control), 2)
         self.assertIn("[tor] enabled is false", self.err.getvalue())
+        # The code is not spent for a server that would not start.
+        config.write_text("[client]\n[node]\nreveal-IP-address = false\n[connections]\ntcp = tor\n")
+        joining = self.serve("serve", "--join", "7-a-b", "--relay-url", "ws://127.0.0.1:1/v1")
+        self.assertEqual(await joining, 2)
+        self.assertIn("the location for clients must be given", self.err.getvalue())
 
     def test_all_addresses(self) -> Deferred[None]:
         """A server in several places prints a NURL for each, and one fURL with all of them."""
@@ -301,6 +294,15 @@ class TahoeDirectoryTests(SynchronousTestCase):
         self.ours = ServerDirectory(
             {}, {"grid": server_address.parse_furl(self.furl)}, is_tahoe=False
         )
+
+    def test_options_of_an_onion_service(self) -> None:
+        """They go before what the directory says; its key and its port stay."""
+        theirs = OnionSettings(Path("key"), (ProxyAddress("127.0.0.1", 1),), 80)
+        found = ServerDirectory({"onion": theirs})
+        self.assertEqual(found.onion_settings(self.directory, None, None)["onion"], theirs)
+        expected = OnionSettings(Path("key"), (ProxyAddress("127.0.0.1", 2),), 80)
+        given = found.onion_settings(self.directory, None, "tcp:127.0.0.1:2")
+        self.assertEqual(given["onion"], expected)
 
     def names(self, found: ServerDirectory, *given: str) -> list[str]:
         """Return the names of the introducers that are chosen."""

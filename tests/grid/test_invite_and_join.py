@@ -16,7 +16,7 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.disk.atomic_write import create_file
 from pipegrid.errors import InvitationError, PipegridError, SinkError, UsageError
 from pipegrid.grid import client_creation, invite_and_join, user_grids
-from pipegrid.grid.client_config import load
+from pipegrid.grid.client_config import connections_of, load
 from pipegrid.grid.client_creation import ClientPreferences, create_client, create_local
 from pipegrid.grid.invitation import GridNumbers, Invitation, entries_of
 from pipegrid.grid.servers_yaml import IntroducerAddress, parse_static_servers, with_servers
@@ -48,6 +48,19 @@ class MemberTests(SynchronousTestCase):
         self.root = Path(self.mktemp())
         self.root.mkdir()
         self.directory = self.root / "client"
+
+    def test_the_proxy_is_kept(self) -> None:
+        """A second directory uses the SOCKS proxy of the first, and others cannot read its password."""
+        socks = "port = 127.0.0.1:1\nusername = joe\npassword = secret"
+        own = self.root / "own"
+        create_client(own, params=Params(1, 1), happy=1)
+        with (own / "pipegrid.cfg").open("a") as file:
+            file.write(f"[connections]\ntcp = socks\n[socks]\n{socks}\n")
+        policy, said = connections_of(own)
+        preferences = ClientPreferences(connections=said)
+        invite_and_join.create_member(self.directory, invited(1), preferences=preferences)
+        self.assertEqual(connections_of(self.directory), (policy, said))
+        self.assertEqual((self.directory / "pipegrid.cfg").stat().st_mode & 0o777, 0o600)
 
     def test_an_invitation_makes_a_directory(self) -> None:
         """It invites to the same grid in turn."""
