@@ -115,9 +115,10 @@ class ServeTests(TestCase):
         self.assertIn("[tor] enabled is false", self.err.getvalue())
         # The code is not spent for a server that would not start.
         config.write_text("[client]\n[node]\nreveal-IP-address = false\n[connections]\ntcp = tor\n")
-        joining = self.serve("serve", "--join", "7-a-b", "--relay-url", "ws://127.0.0.1:1/v1")
-        self.assertEqual(await joining, 2)
-        self.assertIn("the location for clients must be given", self.err.getvalue())
+        relay = ["--relay-url", "ws://127.0.0.1:1/v1", "--location", "a.b:1"]
+        joining = self.serve("serve", "--join", "7-a-b", *relay)
+        self.assertEqual(await joining, 2, self.err.getvalue()[-300:])
+        self.assertIn("the location for clients must not contain 'a.b:1'", self.err.getvalue())
 
     def test_all_addresses(self) -> Deferred[None]:
         """A server in several places prints a NURL for each, and one fURL with all of them."""

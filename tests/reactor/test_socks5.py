@@ -153,7 +153,9 @@ class TunnelTests(SynchronousTestCase):
             ("a.org", ProxyWay("it", (), False, "ann", "secret")),
         ):
             tunnel, transport, _ = self.begin(host, proxy)
-            self.assertEqual(transport.value(), b"\x05\x02\x00\x02")
+            # One that isolates is offered nothing else, since it would put all targets together.
+            methods = b"\x05\x01\x02" if proxy is PROXY else b"\x05\x02\x00\x02"
+            self.assertEqual(transport.value(), methods)
             transport.clear()
             tunnel.dataReceived(b"\x05\x02")
             logins.append(transport.value())
@@ -166,12 +168,13 @@ class TunnelTests(SynchronousTestCase):
 
     def test_refusals(self) -> None:
         """Each answer that is not a connection ends it with one sentence, and sends nothing more."""
-        login = b"\x05\x00"
+        login = b"\x05\x02\x01\x00"
         for answer, words in (
             (b"HTTP/1.1 400 ", "does not speak SOCKS5"),
             (b"\x04\x00", "does not speak SOCKS5"),
-            (b"\x05\xff", "wants another user name"),
-            (b"\x05\x01", "wants another user name"),
+            (b"\x05\xff", "takes no user names"),
+            (b"\x05\x01", "takes no user names"),
+            (b"\x05\x00", "takes no user names"),
             (b"\x05\x02\x01\x01", "does not accept the user name"),
             (login + b"\x05\x05\x00\x01", "finds no server at that port (example.org:80)"),
             (login + b"\x05\x02", "does not permit"),
@@ -188,6 +191,9 @@ class TunnelTests(SynchronousTestCase):
             tunnel.dataReceived(b"more")
             tunnel.connectionLost()
             self.assertEqual(len(seen), 1)
+        tunnel, transport, seen = self.begin(proxy=ProxyWay("it", ()))
+        tunnel.dataReceived(b"\x05\xff")
+        self.assertIn("wants another user name", str(seen[0].value))
         tunnel, transport, seen = self.begin()
         tunnel.connectionLost()
         self.assertIn("Tor closed the connection", str(seen[0].value))
