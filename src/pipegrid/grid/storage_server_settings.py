@@ -101,7 +101,9 @@ class ServerDirectory:
         try:
             address = parse_proxy_address(control) if control else self.tor_control
         except ValueError as error:
-            raise UsageError(f"the address of Tor's control port is {control!r}, and {error}") from None
+            raise UsageError(
+                f"the address of Tor's control port is {control!r}, and {error}"
+            ) from None
         onion = self.settings.get("onion", OnionSettings(directory / KEY_NAME))
         if address is not None:
             onion = attrs.evolve(onion, control=(address,))
@@ -208,8 +210,8 @@ class _Reader:
             raise self._wrong(
                 "node",
                 "tub.port",
-                f"is {text!r}: onion services are started with 'serve --tor' or [tor] onion = true, and no "
-                "I2P services; listen on a TCP port",
+                f"is {text!r}: onion services are started with 'pipegrid serve --tor' or [tor] onion = "
+                "true, and no I2P services; listen on a TCP port",
             )
         return text
 
