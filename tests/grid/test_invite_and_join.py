@@ -61,6 +61,10 @@ class MemberTests(SynchronousTestCase):
         invite_and_join.create_member(self.directory, invited(1), preferences=preferences)
         self.assertEqual(connections_of(self.directory), (policy, said))
         self.assertEqual((self.directory / "pipegrid.cfg").stat().st_mode & 0o777, 0o600)
+        config = own / "pipegrid.cfg"
+        config.write_text(config.read_text().replace("username = joe\n", ""))
+        with self.assertRaisesRegex(UsageError, "username is missing"):
+            connections_of(own)
 
     def test_an_invitation_makes_a_directory(self) -> None:
         """It invites to the same grid in turn."""
