@@ -182,6 +182,10 @@ class InstallTests(GridManagerTestCase):
         )
         files = sorted(os.listdir(self.node / "certificates"))
         self.assertEqual(files, ["bob.cert", "default.cert"])
+        said = self.run_ok("-d", str(self.node), "install", str(self.root / "cert"))
+        self.assertRegex(
+            said, r"UTC; it replaces one valid until 20\d\d-\d\d-\d\d \d\d:\d\d UTC\n$"
+        )
 
     def test_refused(self) -> None:
         """Nothing is written."""

@@ -20,6 +20,7 @@ from pipegrid.cli.cmd_serve import introducers_of
 from pipegrid.cli.console import Console
 from pipegrid.disk.directory_claim import process_began
 from pipegrid.errors import UsageError
+from pipegrid.grid import storage_server_settings
 from pipegrid.grid.storage_server_settings import ServerDirectory
 from pipegrid.reactor.connection_policy import ProxyAddress
 from pipegrid.server import identity
@@ -325,6 +326,13 @@ class TahoeDirectoryTests(SynchronousTestCase):
     def test_refusals(self) -> None:
         """Contradictions, no introducers where some are asked for, and what is no fURL."""
         nobody = ServerDirectory()
+        other = Path(self.mktemp())
+        (other / "private").mkdir(parents=True)
+        (other / "private/introducer.furl").write_text("pb://")
+        with self.assertRaisesRegex(
+            UsageError, "is an introducer's directory, since it has private/"
+        ):
+            storage_server_settings.load(other)
         for found, given in (
             (self.theirs, ("none", self.furl)),
             (nobody, ("configured",)),

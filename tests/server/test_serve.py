@@ -450,7 +450,9 @@ class LoopbackTests(TestCase):
         self.assertEqual(replies[0].body, data)
         self.assertEqual(replies[2].status, 507)
         await again.stop()
-        third = await self.start()
+        with capturedLogs() as events:
+            third = await self.start()
+        self.assertIn("there is no quota now; it was 100 kB", map(formatEvent, events))
         self.assertIsNone(read_note(third.storage))
         await third.stop()
 

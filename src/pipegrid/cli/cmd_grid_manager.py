@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from pipegrid.grid.manager_directory import GridManager, IssuedCertificate
+    from pipegrid.wire.grid_manager import CertificateTerms
 
 _CONFIG = "pipegrid.grid-manager.config"
 _STANDARD = "-"
@@ -239,9 +240,11 @@ def install(invocation: Invocation, file: str, name: str) -> OfflineJob:
         public_key = server_certificates.own_public_key(directory)
         data = read_given(file, console.stdin, grid_manager.MAX_FILE_BYTES + 1)
         source = "standard input" if file == _STANDARD else file
+        replaced = server_certificates.installed_terms(directory, name)
         terms = server_certificates.install(directory, public_key, name, data, source)
+        before = "" if replaced is None else f"; it replaces one valid until {_minute(replaced)}"
         console.result(
-            f"installed; valid until {terms.expires:%Y-%m-%d %H:%M %Z}",
+            f"installed; valid until {_minute(terms)}{before}",
             {
                 "path": str(server_certificates.path_of(directory, name)),
                 "expires": terms.expires.isoformat(),
@@ -250,6 +253,10 @@ def install(invocation: Invocation, file: str, name: str) -> OfflineJob:
         return ExitStatus.DONE
 
     return OfflineJob(work)
+
+
+def _minute(terms: CertificateTerms) -> str:
+    return f"{terms.expires:%Y-%m-%d %H:%M %Z}"
 
 
 def _config() -> str:

@@ -333,7 +333,7 @@ def settings_of(
     "quota_bytes",
     type=byte_space,
     metavar="SIZE",
-    help="Space for all shares and unfinished uploads, such as 500G; 0 for none.",
+    help="Space for all shares and unfinished uploads, such as 500GB; 0 for none.",
 )
 @click.option(
     "--usage",

@@ -59,6 +59,9 @@ _ENDPOINT_OF_TAHOE = re.compile(r"(listen:)?(tor|i2p)\b")
 _PORT_FILE = "client.port"
 
 
+_INTRODUCERS_FILES = ("tahoe-introducer.tac", "private/introducer.furl")
+
+
 @attrs.frozen
 class ServerDirectory:
     """
@@ -135,8 +138,13 @@ def load(directory: Path) -> ServerDirectory:
     Return the server's settings in a node's directory; none if it is not configured.
 
     Raises:
-        UsageError: a file cannot be parsed, or a setting cannot be followed.
+        UsageError: it is an introducer's directory, a file cannot be parsed, or a setting cannot be followed.
     """
+    for name in _INTRODUCERS_FILES:
+        if (directory / name).exists():
+            raise UsageError(
+                f"{directory} is an introducer's directory, since it has {name}; give the server another"
+            )
     if not is_configured(directory):
         found = load_introducers(directory)
         return ServerDirectory({}, {each.name: each.furl for each in found.addresses})

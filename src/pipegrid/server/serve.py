@@ -19,6 +19,7 @@ from twisted.internet.endpoints import serverFromString
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
+from pipegrid.core.text import amount
 from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.atomic_write import syncs_names
 from pipegrid.disk.durability import Policy
@@ -46,7 +47,7 @@ from pipegrid.server.server_certificates import LOOK_S, CertificateWatch
 from pipegrid.storage.lease_clock import NonDecreasingDate, look, why_wrong
 from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.share_store import KEEP_UNFINISHED_S, ShareStore, StoreSettings
-from pipegrid.storage.space_usage import remove_note
+from pipegrid.storage.space_usage import read_note, remove_note
 from pipegrid.wire.server_address import Furl
 
 # Where a server listens, and its addresses for clients: as text in settings, and as hints of fURLs.
@@ -464,6 +465,9 @@ class StorageNode:
         """
         usage = self._store.usage
         if usage is None:
+            note = read_note(self.storage)
+            if note is not None:
+                log.warn("there is no quota now; it was {quota}", quota=amount(note.quota_bytes))
             remove_note(self.storage)
             return
         usage.open()

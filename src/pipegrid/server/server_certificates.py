@@ -78,6 +78,14 @@ def path_of(directory: Path, manager: str) -> Path:
     return directory / DIRECTORY_NAME / f"{manager}{SUFFIX}"
 
 
+def installed_terms(directory: Path, manager: str) -> CertificateTerms | None:
+    """Return what the installed certificate of a manager says; None if there is none, or a damaged one."""
+    try:
+        return terms_of(read_certificate(path_of(directory, manager)))
+    except (UsageError, ValueError):
+        return None
+
+
 def installed_files(directory: Path) -> list[Path]:
     """
     Return the files of certificates in a server's directory, in the order of their names.
