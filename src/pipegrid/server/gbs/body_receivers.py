@@ -11,14 +11,14 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.errors import PipegridError
+from pipegrid.errors import NoSuchShare, PipegridError
 from pipegrid.reactor.bulk_sockets import gather
 from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.request_check import Admitted, Operation, Rule
 from pipegrid.server.gbs.responses import STREAM_PIECE_BYTES, Answer
 from pipegrid.storage.share_reader import ShareReader
 from pipegrid.storage.share_store import ShareStore
-from pipegrid.storage.storage_paths import ShareKey, possible_numbers
+from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER, ShareKey, possible_numbers
 from pipegrid.storage.uploads.incoming_share import IncomingShare
 from pipegrid.wire import gbs_cbor_bodies
 from pipegrid.wire.gbs_paths_headers import UPLOAD_SECRET
@@ -182,6 +182,32 @@ def reason_of(failure: Failure) -> Exception:
     """Return the exception that a Deferred failed with."""
     assert isinstance(failure.value, Exception)
     return failure.value
+
+
+class ReadService(Service, Protocol):
+    """What reads from shares within a message need in addition to ``Service``."""
+
+    store: ShareStore
+    sent_bytes: int
+
+
+def read_part(
+    service: ReadService, storage_index: bytes, share_number: int, offset: int, length: int
+) -> bytes | int:
+    """
+    Return bytes of an immutable share, fewer beyond its end; or the HTTP status with which a ``GET`` of them
+    would be rejected.
+    """
+    try:
+        if share_number > MAX_SHARE_NUMBER:
+            raise NoSuchShare(f"share number {share_number} is not valid")
+        with service.store.open_share(storage_index, share_number) as reader:
+            wanted = min(length, max(0, reader.share_bytes - offset))
+            data = reader.read_exactly(offset, wanted) if wanted else b""
+    except Exception as error:
+        return service.answer_error(Operation.READ, error).status
+    service.sent_bytes += len(data)
+    return data
 
 
 class Turn(Protocol):

@@ -13,9 +13,16 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.disk.group_commit import Ending
-from pipegrid.errors import NoSuchShare
 from pipegrid.server.gbs import responses
-from pipegrid.server.gbs.body_receivers import InSteps, Service, Turn, is_over_quota, reason_of
+from pipegrid.server.gbs.body_receivers import (
+    InSteps,
+    ReadService,
+    Service,
+    Turn,
+    is_over_quota,
+    read_part,
+    reason_of,
+)
 from pipegrid.server.gbs.request_check import Operation, Rule
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.storage.share_store import ShareStore
@@ -23,7 +30,7 @@ from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.uploads.eviction import NOBODY, Client
 from pipegrid.storage.uploads.incoming_share import IncomingShare
 from pipegrid.wire import gbs_bundles
-from pipegrid.wire.gbs_bundles import BundledAnswer, BundledRead, BundledUpload
+from pipegrid.wire.gbs_bundles import BundledAnswer, BundledUpload
 from pipegrid.wire.storage_messages import Allocation
 
 _STORED = responses.SHARE_COMPLETE.status
@@ -256,13 +263,6 @@ _ITEM_BYTES = 64
 """The memory of one item of an answer, in addition to its data."""
 
 
-class ReadService(Service, Protocol):
-    """What read bundles need in addition to ``Service``."""
-
-    store: ShareStore
-    sent_bytes: int
-
-
 class ReadBundle(InSteps):
     """
     Receives a bundle, and reads one share in each step.
@@ -287,19 +287,9 @@ class ReadBundle(InSteps):
             return
         for read in reads:
             yield
-            self._results.append(_read(self._service, read))
+            self._results.append(
+                read_part(self._service, read.storage_index, read.share_number, 0, read.length)
+            )
 
     def _say(self, _: Buffer) -> Answer:
         return responses.cbor(gbs_bundles.pack_read_answers(self._results))
-
-
-def _read(service: ReadService, read: BundledRead) -> bytes | int:
-    try:
-        if read.share_number > MAX_SHARE_NUMBER:
-            raise NoSuchShare(f"share number {read.share_number} is not valid")
-        with service.store.open_share(read.storage_index, read.share_number) as reader:
-            data = reader.read_exactly(0, min(read.length, reader.share_bytes))
-    except Exception as error:
-        return service.answer_error(Operation.READ, error).status
-    service.sent_bytes += len(data)
-    return data

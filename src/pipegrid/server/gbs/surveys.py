@@ -12,28 +12,23 @@ from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
-from pipegrid.errors import NoSuchShare
 from pipegrid.server.gbs import responses
-from pipegrid.server.gbs.body_receivers import InSteps, Service, reason_of
+from pipegrid.server.gbs.body_receivers import InSteps, ReadService, read_part, reason_of
 from pipegrid.server.gbs.request_check import Operation, Rule
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.server.gbs.slot_requests import SlotQueue
-from pipegrid.storage.share_store import ShareStore
-from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER
 from pipegrid.wire import gbs_surveys
-from pipegrid.wire.gbs_surveys import LEASE_NOT_ASKED, Question, Sample, SurveyAnswer
+from pipegrid.wire.gbs_surveys import LEASE_NOT_ASKED, Question, SurveyAnswer
 from pipegrid.wire.storage_messages import LeaseSecrets
 
 _NUMBER_BYTES = 64
 """The size of a share's number in a set, and of the rest of an answer."""
 
 
-class SurveyService(Service, Protocol):
-    """What surveys need in addition to ``Service``."""
+class SurveyService(ReadService, Protocol):
+    """What surveys need in addition to ``ReadService``."""
 
-    store: ShareStore
     slots: SlotQueue
-    sent_bytes: int
 
 
 class Survey(InSteps):
@@ -85,7 +80,10 @@ def _look(service: SurveyService, question: Question) -> SurveyAnswer | int:
         numbers = service.store.list_shares(question.storage_index)
     except Exception as error:
         return service.answer_error(Operation.LIST, error).status
-    samples = tuple(_sample(service, question.storage_index, one) for one in question.samples)
+    samples = tuple(
+        read_part(service, question.storage_index, one.share_number, one.offset, one.length)
+        for one in question.samples
+    )
     return SurveyAnswer(numbers, LEASE_NOT_ASKED, samples)
 
 
@@ -95,19 +93,6 @@ def _held_bytes(found: SurveyAnswer | int) -> int:
         return _NUMBER_BYTES
     samples = sum(len(each) for each in found.samples if isinstance(each, bytes))
     return samples + _NUMBER_BYTES * (1 + len(found.numbers))
-
-
-def _sample(service: SurveyService, storage_index: bytes, sample: Sample) -> bytes | int:
-    try:
-        if sample.share_number > MAX_SHARE_NUMBER:
-            raise NoSuchShare(f"share number {sample.share_number} is not valid")
-        with service.store.open_share(storage_index, sample.share_number) as reader:
-            wanted = min(sample.length, max(0, reader.share_bytes - sample.offset))
-            data = reader.read_exactly(sample.offset, wanted) if wanted else b""
-    except Exception as error:
-        return service.answer_error(Operation.READ, error).status
-    service.sent_bytes += len(data)
-    return data
 
 
 def _renew(service: SurveyService, storage_index: bytes, lease: LeaseSecrets) -> Deferred[int]:
