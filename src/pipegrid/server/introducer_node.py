@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.internet.task import LoopingCall
@@ -34,7 +34,7 @@ from pipegrid.server.listener import (
     PortListener,
     ProtocolDetector,
 )
-from pipegrid.server.serve import endpoint_text, listen, raise_file_limit, where
+from pipegrid.server.serve import endpoint_text, listen, raise_file_limit, until_cancelled, where
 from pipegrid.wire.banana_receiver import Bounds
 
 DEFAULT_PORT = "tcp:8099"
@@ -339,23 +339,5 @@ async def introduce(
     settings: IntroducerSettings,
     announce: Callable[[IntroducerNode], Awaitable[None] | None],
 ) -> None:
-    """
-    Run an introducer until cancelled, and then stop it in good order.
-
-    Args:
-        announce: called when it listens; what it raises stops the introducer, and is raised.
-
-    Raises:
-        UsageError: it cannot listen, or cannot use its directory.
-    """
-    node = IntroducerNode(reactor, settings)
-    await node.start()
-    try:
-        announcing = announce(node)
-        if announcing is not None:
-            await announcing
-        await Deferred()
-    except CancelledError:
-        pass
-    finally:
-        await node.stop()
+    """Run an introducer; see ``serve.until_cancelled``."""
+    await until_cancelled(IntroducerNode(reactor, settings), announce)

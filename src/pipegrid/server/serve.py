@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
@@ -673,22 +673,31 @@ def start(reactor: Any, settings: ServeSettings) -> Deferred[StorageNode]:
     return StorageNode(reactor, settings).start()
 
 
-async def serve(
-    reactor: Any,
-    settings: ServeSettings,
-    announce: Callable[[StorageNode], Awaitable[None] | None],
-) -> None:
+class ServingNode(Protocol):
+    """A server that a process runs."""
+
+    def start(self) -> Awaitable[object]:
+        """Listen; nothing is left of it if that fails."""
+
+    def stop(self) -> Awaitable[object]:
+        """Close its ports and connections, and write what the next start needs."""
+
+
+N = TypeVar("N", bound=ServingNode)
+
+
+async def until_cancelled(node: N, announce: Callable[[N], Awaitable[None] | None]) -> None:
     """
-    Run a storage server until cancelled, and then stop it in good order.
+    Run a node until cancelled, and then stop it in good order.
 
     Args:
-        announce: called when it listens; what it raises stops the server, and is raised.
+        announce: called when it listens; what it raises stops the node, and is raised.
 
     Raises:
         UsageError: it cannot listen, or cannot use its directory.
     """
     try:
-        node = await StorageNode(reactor, settings).start()
+        await node.start()
     except CancelledError:
         return
     try:
@@ -700,6 +709,15 @@ async def serve(
         pass
     finally:
         await node.stop()
+
+
+async def serve(
+    reactor: Any,
+    settings: ServeSettings,
+    announce: Callable[[StorageNode], Awaitable[None] | None],
+) -> None:
+    """Run a storage server; see ``until_cancelled``."""
+    await until_cancelled(StorageNode(reactor, settings), announce)
 
 
 def run(reactor: Any, settings: ServeSettings, say: Callable[[str], None]) -> int:
