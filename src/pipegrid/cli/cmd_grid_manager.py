@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from pipegrid.grid.manager_directory import GridManager, IssuedCertificate
-    from pipegrid.wire.grid_manager import CertificateTerms
 
 _CONFIG = "pipegrid.grid-manager.config"
 _STANDARD = "-"
@@ -148,9 +147,10 @@ def remove(name: str) -> OfflineJob:
             manager_directory.remove_certificates(Path(config), name)
         if valid:
             last = max(valid, key=_left_s).expires
+            assert last is not None  # or else none would be left
             console.say(
                 f"pipegrid: the certificates that '{printable(name)}' has installed stay valid, the last "
-                f"until {last:%Y-%m-%d %H:%M %Z}"
+                f"until {grid_manager.minute_of(last)}"
             )
         return _shown(config, console, manager, {"name": name, "public_key": public_key})
 
@@ -242,9 +242,9 @@ def install(invocation: Invocation, file: str, name: str) -> OfflineJob:
         source = "standard input" if file == _STANDARD else file
         replaced = server_certificates.installed_terms(directory, name)
         terms = server_certificates.install(directory, public_key, name, data, source)
-        before = "" if replaced is None else f"; it replaces one valid until {_minute(replaced)}"
+        before = "" if replaced is None else f"; it replaces one valid until {replaced.minute}"
         console.result(
-            f"installed; valid until {_minute(terms)}{before}",
+            f"installed; valid until {terms.minute}{before}",
             {
                 "path": str(server_certificates.path_of(directory, name)),
                 "expires": terms.expires.isoformat(),
@@ -253,10 +253,6 @@ def install(invocation: Invocation, file: str, name: str) -> OfflineJob:
         return ExitStatus.DONE
 
     return OfflineJob(work)
-
-
-def _minute(terms: CertificateTerms) -> str:
-    return f"{terms.expires:%Y-%m-%d %H:%M %Z}"
 
 
 def _config() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
-from typing import TYPE_CHECKING
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -13,10 +12,6 @@ from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.results import ServerStatus
 from pipegrid.wire.announcements import KnownServer
 from pipegrid.wire.server_address import Furl, Nurl
-
-if TYPE_CHECKING:
-    pass
-
 
 # The servers of a running grid: they appear and change their addresses; their ids identify them.
 

@@ -15,6 +15,7 @@ from pipegrid.errors import UsageError
 from pipegrid.grid.client_config import nickname_of, old_introducer, parse_kept
 from pipegrid.grid.client_paths import TAHOE_CONFIG_NAME, expanded, is_configured
 from pipegrid.grid.connection_settings import TRUE, connection_policy, control_address
+from pipegrid.grid.introducer_settings import TAC_NAME
 from pipegrid.grid.servers_yaml import load_introducers, read_bounded
 from pipegrid.grid.strict_config import SettingsFile
 from pipegrid.grid.tahoe_settings_check import checked_config
@@ -26,7 +27,7 @@ from pipegrid.reactor.connection_policy import (
     parse_proxy_address,
 )
 from pipegrid.reactor.tor_control import TorControl
-from pipegrid.server.identity import load_furl
+from pipegrid.server.identity import INTRODUCER_FURL_NAME, load_furl
 from pipegrid.server.listener import MAX_CONNECTIONS
 from pipegrid.server.onion_service import KEY_NAME, OnionSettings
 from pipegrid.server.serve import ServeSettings
@@ -57,9 +58,6 @@ _DURATION = re.compile(r"([0-9]{1,9})\s*(s|second|day|mo|month|year)s?\Z", re.I)
 _DURATION_S = {"s": 1, "second": 1, "day": 86400, "month": 31 * 86400, "year": 365 * 86400}
 _ENDPOINT_OF_TAHOE = re.compile(r"(listen:)?(tor|i2p)\b")
 _PORT_FILE = "client.port"
-
-
-_INTRODUCERS_FILES = ("tahoe-introducer.tac", "private/introducer.furl")
 
 
 @attrs.frozen
@@ -140,7 +138,7 @@ def load(directory: Path) -> ServerDirectory:
     Raises:
         UsageError: it is an introducer's directory, a file cannot be parsed, or a setting cannot be followed.
     """
-    for name in _INTRODUCERS_FILES:
+    for name in (TAC_NAME, f"private/{INTRODUCER_FURL_NAME}"):
         if (directory / name).exists():
             raise UsageError(
                 f"{directory} is an introducer's directory, since it has {name}; give the server another"

@@ -167,7 +167,7 @@ def install(
         )
     if terms.expires_s <= time.time():
         raise UsageError(
-            f"{source} expired on {_day(terms)}; ask the grid manager for a new certificate"
+            f"{source} expired on {terms.minute}; ask the grid manager for a new certificate"
         )
     path = path_of(directory, manager)
     try:
@@ -250,7 +250,7 @@ class CertificateWatch:
     def _say(self, each: _Found) -> str:
         """Log the state of a certificate, unless that was its state before; returns the state."""
         left_s = each.terms.expires_s - self._now()
-        fields = {"path": str(each.path), "day": _day(each.terms)}
+        fields = {"path": str(each.path), "day": each.terms.minute}
         if each.terms.public_key != self._public_key:
             state = f"of another server, {printable(each.terms.public_key[:60])}"
             text = "certificate {path} is not announced: it is for the server {other}, and this one is {own}"
@@ -272,7 +272,3 @@ class CertificateWatch:
         if self._said.get(each.path) != state:
             (log.info if state.startswith("valid") else log.warn)(text, **fields)
         return state
-
-
-def _day(terms: CertificateTerms) -> str:
-    return f"{terms.expires:%Y-%m-%d %H:%M %Z}"

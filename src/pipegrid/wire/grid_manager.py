@@ -122,6 +122,16 @@ class CertificateTerms:
         """The time when it expires, in seconds since 1970."""
         return self.expires.timestamp()
 
+    @property
+    def minute(self) -> str:
+        """The time when it expires, for people."""
+        return minute_of(self.expires)
+
+
+def minute_of(expires: datetime) -> str:
+    """Return a time as people read it, to the minute."""
+    return f"{expires:%Y-%m-%d %H:%M %Z}"
+
 
 def terms_of(signed: SignedCertificate) -> CertificateTerms | None:
     """Return what a certificate says; None if it is malformed."""
