@@ -22,7 +22,7 @@ from pipegrid.errors import (
 )
 from pipegrid.flow.concurrency_limits import SmallFileCapacity
 from pipegrid.reactor.deferreds import Timer
-from pipegrid.transport.interface import StorageServer, disconnected, read_small
+from pipegrid.transport.interface import StorageServer, disconnected
 from pipegrid.wire.storage_messages import LeaseSecrets, ServerIdentity
 
 if TYPE_CHECKING:
@@ -453,8 +453,6 @@ class FailoverServer:
 def _ask(
     server: StorageServer, name: str, positional: tuple[Any, ...], options: dict[str, Any]
 ) -> Deferred[Any]:
-    if name == "read_small":
-        return read_small(server, *positional)
     method = getattr(server, name, None)
     # This route supports no surveys, unlike the one for which the call was made.
     if method is None:

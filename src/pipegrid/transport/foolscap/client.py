@@ -429,6 +429,10 @@ class FoolscapServer(StoresApart):
 
         return self._ask(None, add, storage_index)
 
+    def read_small(self, storage_index: bytes, share_number: int, length: int) -> Deferred[bytes]:
+        """Read the beginning of a share; see ``transport.interface.read_small``."""
+        return self.read(storage_index, share_number, 0, length)
+
     def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """Add or renew a lease where there are shares, in one call; see ``transport.surveys``."""
         return self._ask(None, self._lease, storage_index, lease)
