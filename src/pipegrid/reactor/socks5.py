@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import secrets
+import os
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -51,7 +51,7 @@ _REPLIES = {
     0xF7: "got no answer of that onion service in time",
 }
 
-_SALT = secrets.token_bytes(16)
+_SALT = os.urandom(16)
 """Of this process: user names that isolate must not show the same host in two runs."""
 
 

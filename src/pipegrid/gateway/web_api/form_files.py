@@ -63,13 +63,17 @@ def form_paths(files: Sequence[FormFile]) -> list[TreePath]:
         for name in path:
             check_name(name)
         found[path] = None
-        folders.update(path[:depth] for depth in range(1, len(path)))
+        folders.update(_folders_of(path))
         if len(folders) > MAX_FOLDERS:
             raise WebError(413, f"the form has more than {MAX_FOLDERS} folders; send them in parts")
     if both := folders & found.keys():
         shown = printable("/".join(min(both))[:100])
         raise WebError(400, f"'{shown}' is a file and a folder; nothing was stored")
     return list(found)
+
+
+def _folders_of(path: TreePath) -> list[TreePath]:
+    return [path[:depth] for depth in range(1, len(path))]
 
 
 class FolderUpload:
@@ -90,7 +94,7 @@ class FolderUpload:
 
     async def store(self, files: Sequence[tuple[TreePath, FormFile]]) -> None:
         """Store and link all that can be."""
-        folders = {path[:depth] for path, _ in files for depth in range(1, len(path))}
+        folders = {each for path, _ in files for each in _folders_of(path)}
         for depth in range(1, MAX_DEPTH):
             level = [path for path in folders if len(path) == depth]
             await few_at_a_time(AT_ONCE, [partial(self._make, path) for path in level])
