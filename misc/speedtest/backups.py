@@ -31,7 +31,7 @@ from typing import TextIO
 from misc.command import compile_package
 from misc.ending import end_on_sigterm
 from misc.speedtest.processes import Servers
-from misc.speedtest.restic import Failed, Place, check_same, make_tree, rclone_at
+from misc.speedtest.restic import Failed, Place, check_same, make_tree, ratio_fields, rclone_at
 from misc.speedtest.trees.contents import change
 from misc.speedtest.trees.sides import CommandFailed, Pipegrid, Runner, Took
 from pipegrid.tree.backup.backup_database import RACY_NS
@@ -113,18 +113,10 @@ class Turns:
         """Yield what is printed of each command; what was taken first does not count."""
         for step, taken in self.ours_s.items():
             ours, theirs = taken[1:], self.theirs_s[step][1:]
-            ratio = statistics.median(ours) / statistics.median(theirs)
-            ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-            target = TARGETS.get(rtt_ms, {}).get(step)
             yield {
                 "scenario": f"backup, {step}",
                 "rtt_ms": rtt_ms,
-                "rounds": len(ratios),
-                "ratio": round(ratio, 2),
-                "low": round(min(ratios), 2),
-                "high": round(max(ratios), 2),
-                "target": target,
-                "met": target is None or ratio <= target,
+                **ratio_fields(ours, theirs, TARGETS.get(rtt_ms, {}).get(step)),
                 "pipegrid_s": round(statistics.median(ours), 3),
                 "restic_s": round(statistics.median(theirs), 3),
                 "pipegrid_cpu_s": round(statistics.median(self.ours_cpu_s[step][1:]), 3),

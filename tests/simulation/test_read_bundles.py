@@ -8,14 +8,11 @@ from typing import Any, cast
 from twisted.internet.defer import CancelledError, Deferred, gatherResults
 
 from pipegrid.errors import PipegridError
-from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.bundles import ReadBundle
-from pipegrid.server.gbs.request_check import Request
 from pipegrid.wire import cbor
 from pipegrid.wire.gbs_paths_headers import Resource
-from tests.simulation.grid_world import StorageHost
 from tests.simulation.test_grid_budgets import RTT_S
-from tests.simulation.test_upkeep import UpkeepTestCase
+from tests.simulation.test_upkeep import UpkeepTestCase, answer_with, forget
 
 FILES = 200
 
@@ -46,7 +43,7 @@ class ReadBundleTests(UpkeepTestCase):
         self.store(FILES)
         found, _ = self.get_all()
         for server in self.world.servers:
-            forget_read_bundles(server)
+            forget(server, Resource.READ_BUNDLE)
         self.assertEqual(self.get_all()[0], found)
         before = self.requests()
         self.assertEqual(self.get_all()[0], found)
@@ -60,7 +57,7 @@ class ReadBundleTests(UpkeepTestCase):
         found, _ = self.get_all()
         for body in (b"", b"\x80", cbor.dumps([500] * 64), cbor.dumps([b""] * 20), bytes(1 << 20)):
             for number in (1, 4):
-                answer_with(self.world.servers[number], body)
+                answer_with(self.world.servers[number], ReadBundle, body)
             self.assertEqual(self.get_all()[0], found, body[:10])
 
     def test_cancelled(self) -> None:
@@ -113,31 +110,3 @@ class Stuck:
 
     def abandon(self) -> None:
         """Nothing is left of it."""
-
-
-def forget_read_bundles(server: StorageHost) -> None:
-    """Make a server one of those that take no read bundles."""
-    service = server.site.service
-    begin = service.begin
-
-    def begin_others(request: Request) -> Any:
-        if request.target is not None and request.target.resource is Resource.READ_BUNDLE:
-            request.target = None
-        return begin(request)
-
-    service.begin = begin_others  # type: ignore[method-assign]
-
-
-def answer_with(server: StorageHost, body: bytes) -> None:
-    """Have a server answer every read bundle with these bytes."""
-    service = server.site.service
-    begin = service.begin
-
-    def begin_bundle(request: Request) -> Any:
-        receiver = begin(request)
-        if isinstance(receiver, ReadBundle):
-            receiver._say = lambda _: responses.cbor(body)  # type: ignore[method-assign]
-            receiver._handler = receiver._say
-        return receiver
-
-    service.begin = begin_bundle  # type: ignore[method-assign]

@@ -14,6 +14,7 @@ from twisted.python.failure import Failure
 from pipegrid.core.caps import ChkCap, LitCap
 from pipegrid.errors import CapError, CapMismatch, PipegridError, UsageError
 from pipegrid.server.gbs import responses
+from pipegrid.server.gbs.body_receivers import InSteps
 from pipegrid.server.gbs.request_check import Request
 from pipegrid.server.gbs.surveys import Survey
 from pipegrid.testing.faults import FaultPlan
@@ -132,7 +133,7 @@ class CostTests(UpkeepTestCase):
         """They are asked by ordinary requests, together: a round trip more, to find that out."""
         self.store(100)
         for server in self.world.servers:
-            forget_surveys(server)
+            forget(server, Resource.SURVEY)
         before = self.requests()
         outcomes, trips = self.check(add_lease=True)
         self.assertTrue(all(one.healthy and len(one.renewed) == 10 for one in outcomes))
@@ -226,7 +227,7 @@ class FindingsTests(UpkeepTestCase):
             b"\x85" + b"\x83\x80\x00\x80" * 4,
             b"\x9f",
         ):
-            answer_surveys_with(self.world.servers[2], body)
+            answer_with(self.world.servers[2], Survey, body)
             outcomes, trips = self.check()
             self.assertEqual(trips, 1.0)
             for one in outcomes:
@@ -237,7 +238,7 @@ class FindingsTests(UpkeepTestCase):
     def test_an_answer_without_end(self) -> None:
         """What is longer than any answer may be is not read to its end."""
         self.store(5)
-        answer_surveys_with(self.world.servers[2], bytes(8 << 20))
+        answer_with(self.world.servers[2], Survey, bytes(8 << 20))
         outcomes, _ = self.check()
         for one in outcomes:
             self.assertEqual((one.unreachable, len(one.good_shares)), (["s2"], 9))
@@ -353,28 +354,28 @@ class FaultTests(UpkeepTestCase):
                 self.assertTrue(whole, str(plan))
 
 
-def forget_surveys(server: StorageHost) -> None:
-    """Make a server one of those that know no surveys."""
+def forget(server: StorageHost, resource: Resource) -> None:
+    """Make a server one of those that do not know a kind of request."""
     service = server.site.service
     begin = service.begin
 
-    def begin_unless_survey(request: Request) -> Any:
-        if request.target is not None and request.target.resource is Resource.SURVEY:
+    def begin_others(request: Request) -> Any:
+        if request.target is not None and request.target.resource is resource:
             request.target = None
         return begin(request)
 
-    service.begin = begin_unless_survey  # type: ignore[method-assign]
+    service.begin = begin_others  # type: ignore[method-assign]
 
 
-def answer_surveys_with(server: StorageHost, body: bytes) -> None:
-    """Have a server answer every survey with these bytes."""
+def answer_with(server: StorageHost, kind: type[InSteps], body: bytes) -> None:
+    """Have a server answer every message of a kind with these bytes."""
     service = server.site.service
     begin = service.begin
 
-    def begin_survey(request: Request) -> Any:
+    def begin_lying(request: Request) -> Any:
         receiver = begin(request)
-        if isinstance(receiver, Survey):
-            receiver._packed = lambda: responses.cbor(body)  # type: ignore[method-assign]
+        if isinstance(receiver, kind):
+            receiver._handler = lambda _: responses.cbor(body)
         return receiver
 
-    service.begin = begin_survey  # type: ignore[method-assign]
+    service.begin = begin_lying  # type: ignore[method-assign]
