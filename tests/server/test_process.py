@@ -221,7 +221,8 @@ class CrowdTests(ProcessTestCase):
                 most = max(most, len(os.listdir(descriptors)))
             time.sleep(0.1)
             self.assertLessEqual(len(os.listdir(descriptors)), before + MAX_CONNECTIONS)
-        self.assertLessEqual(most, before + 2 * MAX_CONNECTIONS)
+        # As many are being closed as are open, and one has just been accepted: it is closed at once.
+        self.assertLessEqual(most, before + 2 * MAX_CONNECTIONS + 1)
         for each in silent:
             each.close()
         self.honest()
