@@ -23,6 +23,7 @@ from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.servers_yaml import (
     FLIGHT_BYTES,
     WINDOW_MEMORY_BYTES,
+    ConnectionOptions,
     Windows,
     load_static_servers,
     open_server,
@@ -41,7 +42,10 @@ reactor: Any = installed_reactor
 def open_static(reactor: Any, servers: Sequence[KnownServer], shares: int) -> list[Peer]:
     """Return a peer for each server; files are spread over so many, which share the memory for windows."""
     windows = Windows.shared_by(max(1, min(len(servers), shares)))
-    return [open_server(reactor, each, windows, DIRECT_CONNECTIONS) for each in servers]
+    return [
+        open_server(reactor, each, windows, ConnectionOptions(DIRECT_CONNECTIONS))
+        for each in servers
+    ]
 
 
 RECORDED = vectors.load("gbs-http")
@@ -107,12 +111,19 @@ class ParseTests(SynchronousTestCase):
         both_known, one_known = parse({"both": {"ann": both}, "one": {"ann": one}}).servers
         self.assertEqual(
             open_server(
-                reactor, both_known, Windows(1 << 20, 1 << 20), DIRECT_CONNECTIONS
+                reactor,
+                both_known,
+                Windows(1 << 20, 1 << 20),
+                ConnectionOptions(DIRECT_CONNECTIONS),
             ).protocol,
             "https",
         )
         peer = open_server(
-            reactor, both_known, Windows(1 << 20, 1 << 20), DIRECT_CONNECTIONS, force_foolscap=True
+            reactor,
+            both_known,
+            Windows(1 << 20, 1 << 20),
+            ConnectionOptions(DIRECT_CONNECTIONS),
+            force_foolscap=True,
         )
         self.assertEqual(peer.protocol, "foolscap")
         with self.assertRaises(ValueError) as caught:
@@ -120,7 +131,7 @@ class ParseTests(SynchronousTestCase):
                 reactor,
                 one_known,
                 Windows(1 << 20, 1 << 20),
-                DIRECT_CONNECTIONS,
+                ConnectionOptions(DIRECT_CONNECTIONS),
                 force_foolscap=True,
             )
         self.assertIn("it speaks HTTPS only", str(caught.exception))
@@ -134,12 +145,19 @@ class ParseTests(SynchronousTestCase):
         ways = []
         for known in found.servers:
             server: Any = open_server(
-                reactor, known, Windows(1 << 20, 1 << 20), DIRECT_CONNECTIONS, foolscap_beside=True
+                reactor,
+                known,
+                Windows(1 << 20, 1 << 20),
+                ConnectionOptions(DIRECT_CONNECTIONS),
+                foolscap_beside=True,
             ).server
             ways.append(getattr(server, "_current", server)._beside)
         self.assertEqual((len(ways), ways[1]), (2, None))
         server = open_server(
-            reactor, found.servers[0], Windows(1 << 20, 1 << 20), DIRECT_CONNECTIONS
+            reactor,
+            found.servers[0],
+            Windows(1 << 20, 1 << 20),
+            ConnectionOptions(DIRECT_CONNECTIONS),
         ).server
         self.assertIsNone(server._current._beside)
         other = ways[0]._open_server()
@@ -185,12 +203,12 @@ class ParseTests(SynchronousTestCase):
             windows = Windows(1 << 20, 1 << 20)
             if isinstance(expected, str):
                 with self.assertRaises(ValueError) as caught:
-                    open_server(reactor, known, windows, policy)
+                    open_server(reactor, known, windows, ConnectionOptions(policy))
                 self.assertIn(
                     f"no connection to it is permitted: {expected}", str(caught.exception)
                 )
                 continue
-            peer = open_server(reactor, known, windows, policy)
+            peer = open_server(reactor, known, windows, ConnectionOptions(policy))
             found = (peer.protocol, peer.address.rpartition(":")[0])
             self.assertEqual(found, expected, (nurls, furl))
             direct = policy in (DIRECT_CONNECTIONS, no_tor) and "onion" not in found[1]

@@ -15,7 +15,7 @@ from pipegrid.core import base32
 from pipegrid.errors import UsageError
 from pipegrid.grid import client_config, storage_server_settings
 from pipegrid.grid.client_creation import create_like_tahoe
-from pipegrid.grid.servers_yaml import Windows, open_server
+from pipegrid.grid.servers_yaml import ConnectionOptions, Windows, open_server
 from pipegrid.grid.strict_config import RefusedSetting
 from pipegrid.grid.tahoe_settings_check import MAX_MANAGERS, SETTINGS, checked_config, section_of
 from pipegrid.reactor.connection_policy import DirectWay, ProxyWay, RefusedWay
@@ -301,7 +301,7 @@ class ServersTests(SynchronousTestCase):
             (bob,) = found.static.servers
             why = "I2P is not supported" if "i2p" in address else "[tor] enabled is false"
             with self.assertRaises(ValueError) as caught:
-                open_server(reactor, bob, windows, found.connections_to("bob"))
+                open_server(reactor, bob, windows, ConnectionOptions(found.connections_to("bob")))
             self.assertIn(why, str(caught.exception))
 
     def test_introducers_of_other_networks(self) -> None:

@@ -31,7 +31,7 @@ from pipegrid.grid.client_paths import (
     is_configured,
 )
 from pipegrid.grid.server_registry import ServerRegistry, Warnings
-from pipegrid.grid.servers_yaml import Windows, open_server
+from pipegrid.grid.servers_yaml import ConnectionOptions, Windows, open_server
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers, Workers
 from pipegrid.transfer.peers import Peer
@@ -273,11 +273,11 @@ class _Opener:
             self._reactor,
             known,
             self._windows,
-            self._connections_to(known.identity.server_id),
+            ConnectionOptions(
+                self._connections_to(known.identity.server_id), self._throttle, self._ahead
+            ),
             force_foolscap=self._force_foolscap,
             foolscap_beside=self._foolscap_beside,
-            throttle=self._throttle,
-            ahead=self._ahead,
         )
         self.certify(peer, known)
         return self.finished(peer)

@@ -328,27 +328,39 @@ class Windows:
         return Pipeline(window, clock, self.held_bytes)
 
 
+@attrs.frozen
+class ConnectionOptions:
+    """
+    How to connect to a server.
+
+    Attributes:
+        policy: the way to each of its addresses.
+        throttle: bounds the rate of all bytes to and from all servers.
+        ahead: connections that were opened early; one of them may be to this server.
+    """
+
+    policy: ConnectionPolicy
+    throttle: Throttle | None = None
+    ahead: Preconnector | None = None
+
+
 def open_server(
     reactor: IReactorTime,
     known: KnownServer,
     windows: Windows,
-    policy: ConnectionPolicy,
+    options: ConnectionOptions,
     *,
     force_foolscap: bool = False,
     foolscap_beside: bool = False,
-    throttle: Throttle | None = None,
-    ahead: Preconnector | None = None,
 ) -> Peer:
     """
     Return a peer for a server, without connecting to it.
 
     Args:
         windows: the bounds of its pipeline.
-        policy: the way to each of its addresses.
+        options: how to connect to it.
         force_foolscap: use Foolscap even if the server speaks HTTPS.
         foolscap_beside: use Foolscap in addition to HTTPS where that is faster, if the server speaks both.
-        throttle: bounds the rate of all bytes to and from all servers.
-        ahead: connections that were opened early; one of them may be to this server.
 
     Raises:
         ValueError: the server speaks no protocol that this client can use, or the policy permits none of
@@ -356,11 +368,12 @@ def open_server(
     """
     if known.furl is None and force_foolscap:
         raise ValueError("it speaks HTTPS only, but [client] force_foolscap requires Foolscap")
+    policy = options.policy
     nurls = [] if force_foolscap else _reachable_nurls(known, policy)
     furl = _reachable_furl(known, policy, nurls)
     if not nurls:
         assert furl is not None
-        server = _open_foolscap(reactor, known.identity, furl, policy, throttle)
+        server = _open_foolscap(reactor, known.identity, furl, options)
         pipeline = Pipeline(AutoWindow(maximum_bytes=windows.held_bytes), reactor)
         peer = Peer(server, pipeline, "foolscap", furl.address)
         peer.connects_slowly = not _is_direct(furl, policy)
@@ -373,12 +386,12 @@ def open_server(
         Route(
             "https",
             f"{nurls[0].host}:{nurls[0].port}",
-            partial(_open_gbs, reactor, known, nurls, beside, policy, throttle, ahead),
+            partial(_open_gbs, reactor, known, nurls, beside, options),
         )
         for nurls in by_owner.values()
     ]
     if furl is not None:
-        opens = partial(_open_foolscap, reactor, known.identity, furl, policy, throttle)
+        opens = partial(_open_foolscap, reactor, known.identity, furl, options)
         routes.append(Route("foolscap", furl.address, lambda told: opens()))
     peer = _peer_over(reactor, known.identity, routes, windows)
     peer.connects_slowly = not policy.is_direct_to(*nurls[0].place)
@@ -464,23 +477,23 @@ def _open_gbs(
     known: KnownServer,
     nurls: Sequence[Nurl],
     furl: Furl | None,
-    policy: ConnectionPolicy,
-    throttle: Throttle | None,
-    ahead: Preconnector | None,
+    options: ConnectionOptions,
     told: Callable[[bool], None],
 ) -> GbsServer:
     """Return a server that is reached over HTTPS, by NURLs with the same key and secret."""
     from pipegrid.transport.gbs.client import GbsServer, endpoints_for_all
     from pipegrid.transport.gbs.requests import GbsSettings
 
-    settings = GbsSettings()
+    settings, policy = GbsSettings(), options.policy
     if not policy.is_direct_to(*nurls[0].place):
         settings = attrs.evolve(settings, connect_timeout_s=PROXY_CONNECT_S)
     identity = known.identity
-    endpoints = endpoints_for_all(reactor, nurls, identity.nickname, policy, throttle, ahead, told)
+    endpoints = endpoints_for_all(
+        reactor, nurls, identity.nickname, policy, options.throttle, options.ahead, told
+    )
     beside = None
     if furl is not None:
-        beside = partial(_open_foolscap, reactor, identity, furl, policy, throttle, nurls[0])
+        beside = partial(_open_foolscap, reactor, identity, furl, options, nurls[0])
     return GbsServer(
         identity,
         nurls[0],
@@ -496,8 +509,7 @@ def _open_foolscap(
     reactor: IReactorTime,
     identity: ServerIdentity,
     address: Furl,
-    policy: ConnectionPolicy,
-    throttle: Throttle | None,
+    options: ConnectionOptions,
     beside: Nurl | None = None,
 ) -> FoolscapServer:
     """Return a server that is reached over Foolscap; with a NURL, its key must also be the NURL's."""
@@ -505,12 +517,13 @@ def _open_foolscap(
     from pipegrid.transport.foolscap.link import TubConnector
 
     settings = FoolscapSettings(close_behind=beside is None)
+    policy = options.policy
     if not _is_direct(address, policy):
         settings = attrs.evolve(settings, connect_timeout_s=PROXY_CONNECT_S)
     pin = None if beside is None else beside.spki_hash
     try:
         return FoolscapServer(
-            identity, TubConnector(address, policy, throttle, pin), reactor, settings
+            identity, TubConnector(address, policy, options.throttle, pin), reactor, settings
         )
     except UsageError as error:
         raise ValueError(str(error)) from None

@@ -30,7 +30,7 @@ from pipegrid.storage.space_usage import SpaceChange, SpaceUsage
 from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER, Paths, check_key, check_number
 from pipegrid.storage.uploads.eviction import NOBODY, Client, UploadDemand
 from pipegrid.storage.uploads.incoming_share import IncomingShare
-from pipegrid.storage.uploads.upload_registry import UnfinishedUploads
+from pipegrid.storage.uploads.upload_registry import UnfinishedUploads, UploadLimits
 from pipegrid.version import __version__
 from pipegrid.wire.storage_messages import Allocation, LeaseSecrets, ServerVersion, UploadSecrets
 
@@ -271,8 +271,7 @@ class ShareStore:
             self._paths,
             *clocks,
             self._missing_bytes,
-            settings.max_open_uploads,
-            settings.max_uploads,
+            UploadLimits(settings.max_open_uploads, settings.max_uploads),
             boot_id,
             self.usage,
         )

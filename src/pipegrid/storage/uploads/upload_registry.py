@@ -115,6 +115,20 @@ class KeptUploads:
     file_bytes: int = 0
 
 
+@attrs.frozen
+class UploadLimits:
+    """
+    How many unfinished uploads there may be.
+
+    Attributes:
+        open_files: of them whose files are kept open.
+        uploads: of them in all; see ``ShareStore``.
+    """
+
+    open_files: int
+    uploads: int
+
+
 class UnfinishedUploads:
     """
     The unfinished uploads of a ``ShareStore``.
@@ -124,7 +138,8 @@ class UnfinishedUploads:
         clock: seconds since 1970.
         date: the same for leases.
         missing_bytes: returns how much space is missing to promise more bytes; 0: none.
-        max_open, max_uploads, boot_id: see ``ShareStore``.
+        limits: of their number.
+        boot_id: see ``ShareStore``.
         usage: the quota that uploads count against with the full length of their files, if there is one.
 
     Attributes:
@@ -139,8 +154,7 @@ class UnfinishedUploads:
         clock: Callable[[], float],
         date: Callable[[], float],
         missing_bytes: Callable[[int], int],
-        max_open: int,
-        max_uploads: int,
+        limits: UploadLimits,
         boot_id: Callable[[], bytes],
         usage: SpaceUsage | None = None,
     ) -> None:
@@ -149,7 +163,7 @@ class UnfinishedUploads:
         self._clock = clock
         self._date = date
         self._missing_bytes = missing_bytes
-        self._max_uploads = max_uploads
+        self._max_uploads = limits.uploads
         self._read_boot_id = boot_id
         self._boot_id: bytes | None = None
         self._uploads: dict[ShareKey, IncomingShare] = {}
@@ -160,7 +174,7 @@ class UnfinishedUploads:
         self._full_minute = -1  # the minute in which a full disk was last reported
         self._given_up = 0  # evicted uploads since the last report
         self._eviction: Eviction[IncomingShare] = Eviction()
-        self._open = OpenFiles(max_open)
+        self._open = OpenFiles(limits.open_files)
         self._whole = WholeShares(paths, clock, self)
         self._table_lock = threading.Lock()  # for the counts; no call waits while holding it
         self.allocate_lock = threading.Lock()  # taken before an upload's lock and _table_lock
