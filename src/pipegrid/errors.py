@@ -104,6 +104,10 @@ class DirectoryError(PipegridError):
     """A file that should be a directory does not contain one; perhaps the cap names a plain file."""
 
 
+class CannotReach(PipegridError):
+    """What a client keeps cannot be read as a whole, so that none of its leases may be released."""
+
+
 class NoSuchChild(UsageError):
     """
     A directory has no child of this name; list it to see what exists.

@@ -19,7 +19,7 @@ import attrs
 from pipegrid.core import layout
 from pipegrid.disk import file_system_calls as disk
 from pipegrid.errors import NoSpace, ServerRefused
-from pipegrid.wire.storage_messages import LeaseSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets, Released
 
 # At most 256 leases are kept on a share, where Tahoe-LAFS has no limit: 2400 leases on 16 shares delayed
 # every request for those by 2.9 s, until all had been read and compared. A client has one lease on a share,
@@ -41,11 +41,12 @@ class Records:
 
     Attributes:
         record_bytes: length of a record.
-        renew_at, expiry_at: offsets in it of the renew secret, 32 bytes, and the expiry, 4 bytes.
+        renew_at, cancel_at, expiry_at: offsets in it of the secrets, 32 bytes each, and the expiry, 4 bytes.
     """
 
     record_bytes: int
     renew_at: int
+    cancel_at: int
     expiry_at: int
 
     def find(self, records: bytes, stored: bytes, hashed: bool) -> int | None:
@@ -69,6 +70,20 @@ class Records:
                 return index
             at = records.find(stored, at + 1)
         return None
+
+    def cancelled_by(self, records: bytes, stored: bytes) -> list[int]:
+        """
+        Return the indexes of the leases with this cancel secret, compared in constant time.
+
+        Args:
+            stored: as the container stores it.
+        """
+        starts = range(self.cancel_at, len(records) - self.record_bytes + self.cancel_at + 1)
+        return [
+            index
+            for index, at in enumerate(starts[:: self.record_bytes])
+            if hmac.compare_digest(records[at : at + 32], stored)
+        ]
 
     def expiry(self, records: bytes, index: int) -> int:
         """Return when a lease expires, in seconds since 1970."""
@@ -111,7 +126,7 @@ EXPIRY_OFFSET = 68  # within a lease record
 LEASE_DURATION_S = 31 * 24 * 3600
 MAX_SHARE_BYTES = (1 << 63) - 1 - (1 << 20)  # the largest file, less space for many leases
 
-RECORDS = Records(LEASE_BYTES, 4, EXPIRY_OFFSET)
+RECORDS = Records(LEASE_BYTES, 4, 36, EXPIRY_OFFSET)
 
 WRITTEN_VERSION = 2
 OWNER_ALLOCATE = 0  # the owner number has no meaning, but both values are customary
@@ -393,6 +408,53 @@ def remove_if_expired(path: str, now: float) -> bool:
         return True
     except (OSError, ValueError):
         return False
+    finally:
+        os.close(fd)
+
+
+# A released lease stays in its place, with the expiry RELEASED_S, if the share has others. Only four bytes
+# change, so after a crash the lease is either there or not, and no other lease is touched; renewing it makes
+# it valid again. The file is removed in one step when no other lease is left.
+
+RELEASED_S = 1
+"""The expiry of a lease that was released; 0 is that of a lease that a power cut has lost."""
+
+
+def release_lease(path: str, cancel_secret: bytes, since: int) -> Released:
+    """
+    Release the leases with a cancel secret on one immutable share; remove the share if no lease is left.
+
+    Args:
+        cancel_secret: 32 bytes.
+        since: seconds since 1970. A lease that was made or renewed at this time or later is kept.
+
+    Raises:
+        OSError: the disk failed.
+        ValueError: the file is not an immutable container.
+    """
+    try:
+        fd = disk.open_locked(path, os.O_RDWR, wait=True)
+    except FileNotFoundError:
+        return Released()
+    assert fd is not None, "waiting for a lock gives it"
+    try:
+        header, begin, records = _read(fd)
+        ours = RECORDS.cancelled_by(records, stored_secret(header.version, cancel_secret))
+        limit = since + LEASE_DURATION_S
+        renewed = sum(RECORDS.expiry(records, index) >= limit for index in ours)
+        if renewed or not ours:
+            return Released(kept=renewed)
+        count, rest = divmod(len(records), LEASE_BYTES)
+        others = (RECORDS.expiry(records, index) for index in set(range(count)).difference(ours))
+        # A lease that a power cut has lost may be another client's.
+        if rest or count < header.lease_count or any(each != RELEASED_S for each in others):
+            for index in ours:
+                at = begin + index * LEASE_BYTES + EXPIRY_OFFSET
+                disk.write_all(fd, RELEASED_S.to_bytes(4, "big"), at)
+            return Released(leases=len(ours))
+        size = os.fstat(fd).st_size
+        os.unlink(path)
+        return Released(leases=len(ours), freed_bytes=size)
     finally:
         os.close(fd)
 

@@ -32,7 +32,13 @@ from pipegrid.storage.uploads.eviction import NOBODY, Client, UploadDemand
 from pipegrid.storage.uploads.incoming_share import IncomingShare
 from pipegrid.storage.uploads.upload_registry import UnfinishedUploads, UploadLimits
 from pipegrid.version import __version__
-from pipegrid.wire.storage_messages import Allocation, LeaseSecrets, ServerVersion, UploadSecrets
+from pipegrid.wire.storage_messages import (
+    Allocation,
+    LeaseSecrets,
+    Released,
+    ServerVersion,
+    UploadSecrets,
+)
 
 _PLENTY_BYTES = 1 << 30
 
@@ -400,12 +406,9 @@ class ShareStore:
         with self._unfinished.allocate_lock:
             # A file that is not readable as a share must not count, or its client would have a share less.
             there = self._list_shares(storage_index, holds_share)
-            have = there or frozenset()
-            for number in have:
-                # A lease that cannot be renewed (a disk mounted read-only, no space) does not hide the
-                # share.
-                with suppress(OSError, ValueError, NoSpace):
-                    self._renew(storage_index, number, share_file.OWNER_ALLOCATE, secrets.lease)
+            have = frozenset(
+                number for number in there or () if self._leased(storage_index, number, secrets)
+            )
         wanted = [] if self.read_only else sorted(share_numbers - have)
         allocated: set[int] = set()
         new_index = there is None
@@ -418,6 +421,13 @@ class ShareStore:
                 if self._unfinished.allocate(*call):
                     allocated.add(number)
         return Allocation(have, frozenset(allocated))
+
+    def _leased(self, storage_index: bytes, number: int, secrets: UploadSecrets) -> bool:
+        """Renew the lease on an existing share; return whether the share still exists."""
+        # A lease that cannot be renewed (a disk mounted read-only, no space) does not hide the share.
+        with suppress(OSError, ValueError, NoSpace):
+            return self._renew(storage_index, number, share_file.OWNER_ALLOCATE, secrets.lease)
+        return True
 
     def take_whole(
         self, storage_index: bytes, share_number: int, data: bytes, secrets: UploadSecrets
@@ -531,6 +541,51 @@ class ShareStore:
             raise NoSuchShare(
                 f"there are no shares of {base32.encode(storage_index)}; upload them first"
             )
+
+    def release_lease(self, storage_index: bytes, cancel_secret: bytes, since: int) -> Released:
+        """
+        Release the leases with a cancel secret on all shares of the storage index, of either kind; remove
+        shares that have no lease then, and count their space as free.
+
+        The operator's setting for expired leases does not matter: the last client with a lease has given the
+        share up. A share that never had a lease, or whose other leases may be lost, stays.
+
+        Args:
+            cancel_secret: 32 bytes.
+            since: seconds since 1970. Leases that were made or renewed at this time or later stay.
+
+        Raises:
+            ServerRefused: the disk failed, or a share is damaged; other shares' leases are released.
+        """
+        failed: ServerRefused | None = None
+        done = Released()
+        try:
+            done = self.slots.release_lease(storage_index, cancel_secret, since)
+        except ServerRefused as error:
+            failed = error
+        directory = self._paths.directory(storage_index)
+        for number in sorted(self._list_shares(storage_index, _is_immutable) or ()):
+            path = self._paths.final(storage_index, number)
+            try:
+                with self._change(storage_index) as space:
+                    one = share_file.release_lease(path, cancel_secret, since)
+                    space.grew(-one.freed_bytes)
+                done = done.plus(one)
+            except OSError as error:
+                failed = failed or disk.disk_error(error, f"release the lease of {path!r}")
+            except ValueError as error:
+                what = f"cannot release the lease of {path!r}: {error}; remove that share"
+                failed = failed or ServerRefused(what)
+        if done.freed_bytes:
+            disk.remove_empty(directory)
+        if failed is not None:
+            raise failed
+        return done
+
+    @property
+    def now(self) -> int:
+        """The time by which leases are made and renewed, in seconds since 1970."""
+        return int(self._date())
 
     def _renew(self, storage_index: bytes, number: int, owner: int, secrets: LeaseSecrets) -> bool:
         path = self._paths.final(storage_index, number)

@@ -27,6 +27,7 @@ from pipegrid.wire.storage_messages import LeaseSecrets, ServerIdentity
 
 if TYPE_CHECKING:
     from pipegrid.transport.surveys import Question, Surveyed
+    from pipegrid.wire.storage_messages import LeaseReleases, ReleaseAnswers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -237,6 +238,10 @@ class FailoverServer:
     def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """Add or renew a lease where there are shares; see ``transport.surveys``."""
         return self._call("lease_listed", (storage_index, lease), {})
+
+    def release_leases(self, request: LeaseReleases) -> Deferred[ReleaseAnswers | None]:
+        """Release many leases; see ``transport.lease_releases``."""
+        return self._call("release_leases", (request,), {})
 
     def disconnect(self) -> Deferred[None]:
         """Close connections and fail unanswered requests; fires when all are closed."""
@@ -454,7 +459,7 @@ def _ask(
     server: StorageServer, name: str, positional: tuple[Any, ...], options: dict[str, Any]
 ) -> Deferred[Any]:
     method = getattr(server, name, None)
-    # This route supports no surveys, unlike the one for which the call was made.
+    # This route does not support a request of PipeGrid's own.
     if method is None:
         return succeed(None)
     asked: Deferred[Any] | None = method(*positional, **options)

@@ -23,10 +23,13 @@ from pipegrid.transport.operation_order import OrderedCall, Ordering
 from pipegrid.wire.storage_messages import (
     Allocation,
     Changes,
+    LeaseReleases,
     LeaseSecrets,
     Numbers,
     Pieces,
     Reads,
+    ReleaseAnswers,
+    Released,
     ServerIdentity,
     ServerVersion,
     Shares,
@@ -166,6 +169,9 @@ def _as_error(outcome: Ending) -> ServerError:
 
 T = TypeVar("T")
 
+FAILED = 500
+"""The status of a release that failed, as servers answer it."""
+
 INLINE_BYTES = 64 * 1024
 STREAM_CHUNK_BYTES = 256 * 1024
 
@@ -291,6 +297,21 @@ class LocalServer(StoresApart):
     def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """Add or renew a lease on every share of the index."""
         return self._ask(None, self.store.add_lease, storage_index, lease, changes=True)
+
+    def release_leases(self, request: LeaseReleases) -> Deferred[ReleaseAnswers]:
+        """Release many leases; see ``transfer.lease_release``."""
+        results: list[Released | int] = []
+
+        async def release() -> ReleaseAnswers:
+            for one in request.releases:
+                call = self.store.release_lease, one.storage_index, one.cancel_secret, request.since
+                try:
+                    results.append(await self._ask(None, *call, changes=True))
+                except ServerError:
+                    results.append(FAILED)
+            return ReleaseAnswers(self.store.now, tuple(results))
+
+        return Deferred.fromCoroutine(release())
 
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str

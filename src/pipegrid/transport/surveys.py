@@ -157,7 +157,9 @@ async def _ask_one(
         outcome = outcomes.pop(0)
         if not isinstance(outcome, Failure):
             leased = bool(listed)  # the server may not report that there are no shares
-        elif not outcome.check(NoSuchShare):
+        elif outcome.check(NoSuchShare):
+            listed = frozenset()  # the shares were removed after they were listed
+        else:
             no_lease = _server_error(outcome)
     samples = tuple(b"" if isinstance(one, Failure) else one for one in outcomes)
     return Surveyed(listed, leased, no_lease, samples)

@@ -30,6 +30,7 @@ VERSION_PATH = f"{_ROOT}/version"
 BUNDLE_PATH = f"{_ROOT}/bundle"
 SURVEY_PATH = f"{_ROOT}/survey"
 READ_BUNDLE_PATH = f"{_ROOT}/read-bundle"
+RELEASE_LEASES_PATH = f"{_ROOT}/release-leases"
 _SHARE_NUMBER_DIGITS = 9  # far more than any share number has
 
 
@@ -40,6 +41,7 @@ class Resource(Enum):
     BUNDLE = "bundle"
     SURVEY = "survey"
     READ_BUNDLE = "read-bundle"
+    RELEASE_LEASES = "release-leases"
     ALLOCATE = "immutable/<si>"
     SHARES = "immutable/<si>/shares"
     SHARE = "immutable/<si>/<n>"
@@ -104,7 +106,7 @@ def lease_path(storage_index: bytes) -> str:
 
 
 _PATH = re.compile(
-    rf"{_ROOT}/(?:(?P<alone>version|bundle|survey|read-bundle)"
+    rf"{_ROOT}/(?:(?P<alone>version|bundle|survey|read-bundle|release-leases)"
     r"|(?P<kind>immutable|mutable|lease)/(?P<si>[a-z2-7]{26})"
     rf"(?:/(?P<number>[0-9]{{1,{_SHARE_NUMBER_DIGITS}}}))?"
     r"(?:/(?P<verb>shares|abort|corrupt|read-test-write))?)\Z"

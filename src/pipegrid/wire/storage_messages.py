@@ -69,6 +69,76 @@ class UploadSecrets:
 
 
 @attrs.frozen
+class Released:
+    """
+    What became of a client's leases on the shares of one storage index that it has released.
+
+    Attributes:
+        leases: those that do not exist any more.
+        kept: those that were made or renewed too recently.
+        freed_bytes: lengths of the share files that were removed, as no lease was left.
+    """
+
+    leases: int = 0
+    kept: int = 0
+    freed_bytes: int = 0
+
+    def plus(self, other: Released) -> Released:
+        """Return the sums."""
+        return Released(
+            self.leases + other.leases,
+            self.kept + other.kept,
+            self.freed_bytes + other.freed_bytes,
+        )
+
+
+MAX_RELEASES = 64
+"""The limit for one request: each takes up to a millisecond, and the server serves others in between."""
+
+
+@attrs.frozen
+class LeaseRelease:
+    """
+    A lease to be released on all shares of a storage index.
+
+    Attributes:
+        storage_index: 16 bytes.
+        cancel_secret: 32 bytes.
+    """
+
+    storage_index: bytes
+    cancel_secret: bytes = attrs.field(repr=False)
+
+
+@attrs.frozen
+class LeaseReleases:
+    """
+    A request.
+
+    Attributes:
+        since: by the server's clock, in seconds since 1970; leases made or renewed then or later stay.
+        releases: at most ``MAX_RELEASES``; none: the client only asks for the server's time.
+    """
+
+    since: int
+    releases: tuple[LeaseRelease, ...]
+
+
+@attrs.frozen
+class ReleaseAnswers:
+    """
+    A server's answer.
+
+    Attributes:
+        now: the server's time, in seconds since 1970, as leases have it.
+        results: in the order of the request; an HTTP status where the release failed.
+    """
+
+    now: int
+    results: tuple[Released | int, ...]
+
+
+@attrs.frozen
 class Allocation:
     """
     The answer to ``allocate``.

@@ -16,7 +16,14 @@ import attrs
 from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.storage.uploads.eviction import NOBODY, Client
-from pipegrid.wire import gbs_bundles, gbs_cbor_bodies, gbs_mutable, gbs_paths_headers, gbs_surveys
+from pipegrid.wire import (
+    gbs_bundles,
+    gbs_cbor_bodies,
+    gbs_lease_releases,
+    gbs_mutable,
+    gbs_paths_headers,
+    gbs_surveys,
+)
 from pipegrid.wire.gbs_paths_headers import GbsTarget, Resource
 from pipegrid.wire.storage_messages import LeaseSecrets
 
@@ -119,6 +126,7 @@ class Operation(Enum):
     BUNDLE = "bundle"
     SURVEY = "survey"
     READ_BUNDLE = "read bundle"
+    RELEASE_LEASES = "release leases"
     ABORT = "abort"
     LIST = "list"
     READ = "read"
@@ -177,6 +185,13 @@ _RULES: dict[Resource, dict[bytes, Rule]] = {
         b"POST": Rule(
             Operation.READ_BUNDLE,
             body_limit_bytes=gbs_bundles.MAX_READ_BUNDLE_BYTES,
+            answers_cbor=True,
+        )
+    },
+    Resource.RELEASE_LEASES: {
+        b"POST": Rule(
+            Operation.RELEASE_LEASES,
+            body_limit_bytes=gbs_lease_releases.MAX_RELEASE_BYTES,
             answers_cbor=True,
         )
     },

@@ -36,6 +36,7 @@ from pipegrid.server.gbs.body_receivers import (
     Write,
 )
 from pipegrid.server.gbs.bundles import Bundle, ReadBundle
+from pipegrid.server.gbs.lease_releases import LeaseReleasesCall
 from pipegrid.server.gbs.request_check import Admitted, Operation, Request, admit, is_authorized
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.server.gbs.slot_requests import SlotChangeCall, SlotHandlers, SlotQueue
@@ -210,6 +211,8 @@ class GbsService:
             return Bundle(self, rule, request.client)
         if operation is Operation.SURVEY:
             return Survey(self, rule)
+        if operation is Operation.RELEASE_LEASES:
+            return LeaseReleasesCall(self, rule)
         if operation is Operation.READ_BUNDLE:
             return ReadBundle(self, rule)
         if operation is Operation.READ_TEST_WRITE:

@@ -29,7 +29,7 @@ from pipegrid.storage.share_file import (
     open_container,
     stored_secret,
 )
-from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange
+from pipegrid.wire.storage_messages import LeaseSecrets, Released, ShareChange
 
 #     offset 0    magic (32), of version 2, which is written, or 1, which is read and kept
 #     offset 32   node id of the server that created it (20)
@@ -58,7 +58,7 @@ WRITTEN_VERSION = 2
 OWNER = 1
 MAX_EXTRA_LEASES = 1 << 16  # far more than clients use; a larger number is damage
 
-RECORDS = Records(LEASE_BYTES, 8, 4)
+RECORDS = Records(LEASE_BYTES, 8, 40, 4)
 
 _TITLES = {1: b"Tahoe mutable container v1\n", 2: b"Tahoe mutable container v2\n"}
 MAGICS = {
@@ -509,6 +509,33 @@ def renew(share: SlotFile, fresh: MutableLease, has_space: HasRoom) -> None:
         raise NoSpace(f"there is no space for one more lease on the share {share.path!r}")
     for at, data in plan:
         disk.write_all(share.fd, data, at)
+
+
+def release(share: SlotFile, cancel_secret: bytes, since: int) -> Released:
+    """
+    Release the leases with a cancel secret, by freeing their places; remove the share if no lease is left.
+
+    The slot is locked; the other arguments, and the result, are as for ``share_file.release_lease``.
+
+    Raises:
+        OSError, ValueError: the disk failed; the container is damaged.
+    """
+    header = share.header
+    extra = share.extra()
+    records = share.leases(extra)
+    ours = RECORDS.cancelled_by(records, stored_secret(header.version, cancel_secret))
+    valid = [index for index in ours if _owner(records, index)]
+    limit = since + LEASE_DURATION_S
+    renewed = sum(RECORDS.expiry(records, index) >= limit for index in valid)
+    if renewed or not ours:
+        return Released(kept=renewed)
+    others = set(range(len(records) // LEASE_BYTES)).difference(ours)
+    if share.lacks_leases(extra) or any(_owner(records, index) for index in others):
+        for index in valid:
+            disk.write_all(share.fd, bytes(4), lease_position(header.extra_offset, index))
+        return Released(leases=len(valid))
+    os.unlink(share.path)
+    return Released(leases=len(valid), freed_bytes=share.file_bytes)
 
 
 def remove_if_expired(path: str, now: float) -> bool:

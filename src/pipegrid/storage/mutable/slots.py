@@ -37,6 +37,7 @@ from pipegrid.wire.storage_messages import (
     MAX_CALL_VECTORS,
     LeaseSecrets,
     Reads,
+    Released,
     ShareChange,
     SlotResult,
     SlotSecrets,
@@ -259,6 +260,39 @@ class Slots:
         finally:
             share.close()
         return True
+
+    def release_lease(self, storage_index: bytes, cancel_secret: bytes, since: int) -> Released:
+        """
+        Release the leases with a cancel secret on all mutable shares, and remove shares without any.
+
+        Args:
+            since: see ``share_file.release_lease``.
+
+        Raises:
+            ServerRefused: the disk failed, or a container is damaged.
+        """
+        done = Released()
+        if not self.list_shares(storage_index):  # a slot without mutable shares needs no lock
+            return done
+        with self._locked(storage_index, create=False) as directory:
+            for number in sorted(_numbers_in(directory)) if directory is not None else ():
+                path = f"{directory}/{number}"
+                share = slotfiles.open_file(path, os.O_RDWR)
+                if share is None:
+                    continue
+                try:
+                    with (
+                        self._change(storage_index) as space,
+                        slotfiles.reported(f"release the lease of {path!r}", path),
+                    ):
+                        one = slotfiles.release(share, cancel_secret, since)
+                        space.grew(-one.freed_bytes)
+                finally:
+                    share.close()
+                done = done.plus(one)
+            if directory is not None:
+                disk.remove_empty(directory)
+        return done
 
     def fresh_lease(self, share: SlotFile | None, secrets: LeaseSecrets) -> slot_file.MutableLease:
         """Return the lease to add to a share, or to renew there; None: the share does not exist yet."""

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from pipegrid.reactor.preconnect import Preconnector
     from pipegrid.transport.surveys import Question, Surveyed
     from pipegrid.transport.throttle import Throttle
+    from pipegrid.wire.storage_messages import LeaseReleases, ReleaseAnswers
 
 
 # Unanswered questions to one server, which disconnecting must cancel one by one.
@@ -166,7 +167,7 @@ async def read_slot(
 # Asking one server about many files in one request, if it supports that; see ``transport.surveys``.
 
 NO_SURVEYS = (404, 405)
-"""Statuses of a server that does not support surveys."""
+"""Statuses of a server that does not support surveys, or releases of leases."""
 
 
 class GbsSurveys:
@@ -501,6 +502,16 @@ class GbsServer:
             self._ask_what_it_takes()
             return None
         return self._asked.track(lambda: self._surveys.ask(self._question, questions))
+
+    def release_leases(self, request: LeaseReleases) -> Deferred[ReleaseAnswers | None]:
+        """Release many leases in one request; see ``transport.lease_releases``."""
+
+        def unpack(answer: RawResponse) -> ReleaseAnswers | None:
+            if answer.status in NO_SURVEYS:
+                return None
+            return self._answers.released(answer, len(request.releases))
+
+        return self._ask_unordered(self._requests.release_leases(request)).addCallback(unpack)
 
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str

@@ -27,6 +27,7 @@ from pipegrid.wire.storage_messages import (
 
 if TYPE_CHECKING:
     from pipegrid.wire.gbs_surveys import Question
+    from pipegrid.wire.storage_messages import LeaseReleases
 
 
 # GBS requests as bytes, ready to be sent.
@@ -73,6 +74,7 @@ _MUTABLE = b"/storage/v1/mutable/"
 _LEASE = b"/storage/v1/lease/"
 _BUNDLE = b"POST " + gbs_paths_headers.BUNDLE_PATH.encode("ascii")
 _READ_BUNDLE = b"POST " + gbs_paths_headers.READ_BUNDLE_PATH.encode("ascii")
+_RELEASE_LEASES = b"POST " + gbs_paths_headers.RELEASE_LEASES_PATH.encode("ascii")
 _SURVEY = b"POST " + gbs_paths_headers.SURVEY_PATH.encode("ascii")
 
 
@@ -172,6 +174,16 @@ class GbsRequests:
             gbs_bundles.READ_ANSWER_BYTES + each.length for each in reads
         )
         return request
+
+    def release_leases(self, request: LeaseReleases) -> RawRequest:
+        """Release many leases."""
+        from pipegrid.wire import gbs_lease_releases
+
+        message = self._message(_RELEASE_LEASES, b"", gbs_lease_releases.pack_releases(request))
+        message.expected_response_bytes = ANSWER_BYTES + ANSWER_QUESTION_BYTES * len(
+            request.releases
+        )
+        return message
 
     def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> RawRequest:
         """Abort an unfinished share; the secret is the one of its upload."""

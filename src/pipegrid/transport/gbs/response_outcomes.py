@@ -26,7 +26,14 @@ from pipegrid.transport.interface import (
 )
 from pipegrid.wire import gbs_bundles, gbs_cbor_bodies, gbs_paths_headers
 from pipegrid.wire.gbs_bundles import BundledAnswer, BundledRead, BundledUpload
-from pipegrid.wire.storage_messages import Allocation, Reads, ServerVersion, SlotResult, WriteAnswer
+from pipegrid.wire.storage_messages import (
+    Allocation,
+    Reads,
+    ReleaseAnswers,
+    ServerVersion,
+    SlotResult,
+    WriteAnswer,
+)
 
 if TYPE_CHECKING:
     from pipegrid.transport.surveys import Surveyed
@@ -131,6 +138,14 @@ class GbsAnswers:
         answers = self._unpack(gbs_surveys.unpack_answers, answer, "a survey", questions)
         return [self._surveyed(each) for each in answers]
 
+    def released(self, answer: RawResponse, count: int) -> ReleaseAnswers:
+        """Return the results of this many releases of leases."""
+        from pipegrid.wire import gbs_lease_releases
+
+        if answer.status != 200:
+            raise self._refusal(answer.status, answer.body, "a release of leases")
+        return self._unpack(gbs_lease_releases.unpack_answers, answer, "a release of leases", count)
+
     def bundled_reads(
         self, answer: RawResponse, reads: Sequence[BundledRead]
     ) -> list[bytes | ServerError]:
@@ -158,8 +173,9 @@ class GbsAnswers:
         no_lease = None
         if status not in (LEASE_NOT_ASKED, 200, 204, 404):
             no_lease = self._refusal(status, b"", "a lease")
+        # With 404 the shares were removed after they were listed.
         return Surveyed(
-            answer.numbers,
+            frozenset() if status == 404 else answer.numbers,
             status in (200, 204),
             no_lease,
             tuple([one if isinstance(one, bytes) else b"" for one in answer.samples]),
