@@ -124,6 +124,11 @@ SECTIONS = {
         "backup": "cmd_backup",
         "backups": "cmd_backups_restore",
         "restore": "cmd_backups_restore",
+        "forget": "cmd_forget_prune",
+        "prune": "cmd_forget_prune",
+        "pin": "cmd_forget_prune",
+        "unpin": "cmd_forget_prune",
+        "pins": "cmd_forget_prune",
     },
     "Maintenance": {
         "check": "cmd_upkeep",

@@ -12,6 +12,7 @@ from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, sentence, worst_status
 from pipegrid.cli.options import EMPTY_NAME, grid_options, limit_options, usage_error
+from pipegrid.cli.retention_options import retention_options, rules_of
 from pipegrid.cli.tree_transfers import (
     SelectionOptions,
     counts_of,
@@ -22,7 +23,7 @@ from pipegrid.cli.tree_transfers import (
 from pipegrid.core.text import amount, counted
 from pipegrid.errors import NotEnoughSharesError
 from pipegrid.tree import grid_paths
-from pipegrid.tree.backup import backup_run, retention
+from pipegrid.tree.backup import backup_run
 
 if TYPE_CHECKING:
     from pipegrid.tree.backup.backup_run import BackupOptions, Backups
@@ -43,24 +44,13 @@ if TYPE_CHECKING:
     "--dry-run", is_flag=True, help="Print what would be sent; read no file and store nothing."
 )
 @click.option(
-    "--keep-last",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Of each backup of this machine, keep the newest N runs and those that other rules keep; forget "
-    "all others.",
+    "--tag",
+    "tags",
+    multiple=True,
+    metavar="TAG",
+    help="Give the run a tag, which --keep-tag finds; may be given again.",
 )
-@click.option(
-    "--keep-daily",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Keep the newest run of each of N days.",
-)
-@click.option(
-    "--keep-weekly",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Keep the newest run of each of N weeks.",
-)
+@retention_options
 @selection_options
 @limit_options
 @grid_options
@@ -68,9 +58,8 @@ def backup_command(
     source: str,
     names: tuple[str, ...],
     dry_run: bool,
-    keep_last: int | None,
-    keep_daily: int | None,
-    keep_weekly: int | None,
+    tags: tuple[str, ...],
+    rules: dict[str, Any],
     selection: dict[str, Any],
 ) -> GridJob:
     """
@@ -85,10 +74,10 @@ def backup_command(
     that either program reads the other's.
 
     The exit status is 1 if something could not be read; the rest is stored and listed all the same. Named
-    pipes, sockets and devices are skipped, and counted. A forgotten run is no longer listed; servers keep
-    files that no other run has until their leases end.
+    pipes, sockets and devices are skipped, and counted. A forgotten run is no longer listed; 'pipegrid prune'
+    frees the space of files that no other run has.
     """
-    if source == "" or "" in names:
+    if source == "" or "" in (*names, *tags):
         raise usage_error(EMPTY_NAME)
     chosen = SelectionOptions(**selection)
     made_anew = chosen.of(source)
@@ -96,12 +85,16 @@ def backup_command(
     called = named or os.path.basename(os.path.abspath(source)) or "root"
 
     async def work(grid: Grid, console: Console) -> int:
-        kept = retention.Retention(keep_last, keep_daily, keep_weekly)
         archives = None
         if path is not None:
             archives = cap_lookup.root_of(grid, path)
         options = backup_run.BackupOptions(
-            made_anew, chosen.one_file_system, kept, archives, named is not None
+            made_anew,
+            chosen.one_file_system,
+            rules_of(rules),
+            archives,
+            named is not None,
+            tuple(dict.fromkeys(tags)),
         )
         backups = backup_run.Backups(
             grid, say=lambda sentence: console.say(f"pipegrid: {sentence}")
@@ -148,8 +141,8 @@ async def _run(
         statuses.add(console.complain(problem, about=about))
     if result.forgotten:
         console.say(
-            f"pipegrid: forgot {counted(len(result.forgotten), 'run')}; servers keep what only they had "
-            "until its leases end, about a month after they were renewed last"
+            f"pipegrid: forgot {counted(len(result.forgotten), 'run')}; 'pipegrid prune' frees the space of "
+            "what only they had"
         )
     console.result(
         str(result.catalogue),

@@ -77,6 +77,7 @@ def backups_command(cap: str | None) -> GridJob:
                     "directory": run.directory,
                     "machine": run.machine.id,
                     "host": run.machine.name,
+                    "tags": list(run.tags),
                 },
             )
         return ExitStatus.DONE

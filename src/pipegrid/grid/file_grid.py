@@ -35,6 +35,7 @@ from pipegrid.grid.client_config import GridConfig, check_happy
 from pipegrid.grid.open_grid import OpenOptions, open_grid
 from pipegrid.grid.server_readiness import Readiness, status_silence_s
 from pipegrid.grid.server_registry import ServerRegistry, Warnings
+from pipegrid.grid.storing_lock import StoringLock
 from pipegrid.reactor.deferreds import (
     Deadlines,
     Waiters,
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from pipegrid.grid.mutables import Mutables
     from pipegrid.reactor.preconnect import Preconnector
     from pipegrid.transfer.get.small_file_download import SmallFileGets
+    from pipegrid.transfer.lease_release import LeaseReleaser
     from pipegrid.transfer.mutable.base_version_search import Redo
     from pipegrid.transfer.mutable.modify import ContentEdit
     from pipegrid.transfer.mutable.mutable_files import ContentOfKey, RangeOf
@@ -178,6 +180,7 @@ class FileGrid:
         self._mutables: Mutables | None = None
         self._earlier = GetHistory()
         self._small_gets: SmallFileGets | None = None
+        self._storing = StoringLock(config.caches, reactor)
         self._running: set[Deferred[Any]] = set()
         self._beginning = 0  # operations whose coroutine has not yet reached its first wait
         self._closed = False
@@ -381,6 +384,7 @@ class FileGrid:
         leaving += [] if self._members is None else self._members.leaving
         await DeferredList(leaving, consumeErrors=True)  # a failed disconnection is over, too
         await self._workers.stop()
+        self._storing.release()
         if self._on_close is not None:
             await self._on_close()
 
@@ -495,6 +499,7 @@ class StoringGrid(FileGrid):
             convergence = None
         elif convergence is None:
             convergence = self.config.convergence
+        await self._storing.share()
         await self._readiness.wait(happy, storing=True)
         result = await self._open_putter().put(source, params, happy, convergence, reports)
         if isinstance(result.cap, ChkCap):
@@ -949,6 +954,26 @@ class KeepingGrid(FileGrid):
         bounds = bounds or UpkeepSettings()
         return Upkeep(self._keeper(), self._download_settings, bounds, todo)
 
+    @started
+    async def lease_releaser(self) -> LeaseReleaser:
+        """
+        Return what releases this client's leases early, after asking every server.
+
+        Raises (through the Deferred):
+            ServerError: a server does not answer.
+        """
+        from pipegrid.transfer.lease_release import LeaseReleaser
+
+        await self._readiness.wait(1, all_reported=True)
+        releaser = LeaseReleaser(self._means, self._download_settings.silence_s)
+        await releaser.begin()
+        return releaser
+
+    @property
+    def storing_lock(self) -> StoringLock:
+        """The lock between this client's processes that store and the one that releases leases."""
+        return self._storing
+
     def _keeper(self) -> ObjectUpkeep:
         from pipegrid.transfer.upkeep import ObjectUpkeep
 
@@ -1059,6 +1084,7 @@ class ChangingGrid(FileGrid):
         progress: Progress | None,
         private_key: bytes | None,
     ) -> CreateResult:
+        await self._storing.share()
         result = await self._open_mutables().create(source, format, params, progress, private_key)
         self._warn_of_shares(self.config.params if params is None else params)
         return result
@@ -1133,7 +1159,12 @@ class ChangingGrid(FileGrid):
             file = writable(cap)
         except UsageError as error:
             return fail(error)
-        return self._start(write(self._open_mutables(), file))
+
+        async def work() -> T:
+            await self._storing.share()
+            return await write(self._open_mutables(), file)
+
+        return self._start(work())
 
 
 # ``Grid`` joins the parts above: ``StoringGrid``, ``FetchingGrid``, ``KeepingGrid`` and ``ChangingGrid``, all

@@ -307,6 +307,7 @@ class TreeSending:
                 self._wake()
 
         def known(cap: ChkCap) -> None:
+            self._memory.sending(cap)
             cap_known(cap)
             self._wake()
 

@@ -266,6 +266,9 @@ class KnownObjects:
         """Return the record of a directory of exactly these bytes."""
         return None
 
+    def sending(self, cap: ChkCap) -> None:
+        """The object of this cap is about to be stored."""
+
     def file_stored(self, met: FileMet, cap: ChkCap | LitCap) -> None:
         """A file was read, and is stored."""
 

@@ -6,8 +6,8 @@ import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -19,6 +19,7 @@ from pipegrid.disk.file_system_calls import FULL
 from pipegrid.disk.private_files import open_private
 from pipegrid.disk.sqlite_databases import open_database
 from pipegrid.errors import CapError, SinkError, UsageError
+from pipegrid.tree.backup.prune_candidates import SentObjects
 from pipegrid.tree.local_walk import FileMet
 from pipegrid.tree.upload_target import KnownObject, KnownObjects
 
@@ -146,6 +147,7 @@ class Database(KnownObjects):
         root: absolute path of the directory that is stored.
         now: seconds since 1970.
         say: called with a sentence if a damaged database was renamed.
+        sent: where objects are noted before they are stored.
 
     Raises:
         UsageError: it was made by a later PipeGrid, or cannot be opened.
@@ -161,7 +163,9 @@ class Database(KnownObjects):
         now: Callable[[], float] = time.time,
         say: Callable[[str], None] = lambda sentence: None,
         read_only: bool = False,
+        sent: SentObjects | None = None,
     ) -> None:
+        self._sent = sent
         self._path = path
         self._context = hashlib.sha256(b"pipegrid backup" + context).digest()[:16]
         self._above = os.path.join(os.fsencode(root), b"")
@@ -231,6 +235,10 @@ class Database(KnownObjects):
         )
         return None if row is None else self._known(*row)
 
+    def sending(self, cap: ChkCap) -> None:
+        if self._sent is not None:
+            self._sent.add(cap)
+
     def file_stored(self, met: FileMet, cap: ChkCap | LitCap) -> None:
         """A file was read, and is stored."""
         signature = signature_of(met.found)
@@ -277,9 +285,66 @@ class Database(KnownObjects):
         self._write(f"DELETE FROM directories WHERE cap IN {old}", before)
         self._write("DELETE FROM objects WHERE checked < ?", before)
 
+    def succeeded(self) -> None:
+        """A run is listed: what it has sent is in the database, if that has no gaps."""
+        self._commit()
+        if self._sent is not None and not (self._broken or self._read_only):
+            self._sent.succeeded()
+
+    # For ``prune``; unlike above, errors are raised.
+
+    def stored_caps(self) -> Iterator[str]:
+        """
+        Yield the caps of all objects that the database knows.
+
+        Raises:
+            SinkError: it cannot be read.
+        """
+        tables = ("objects", "files", "directories")
+        every = " UNION ".join(f"SELECT cap FROM {table}" for table in tables)
+        with self._raising():
+            for row in self._connection.execute(every):
+                yield row[0]
+
+    def forget(self, caps: Iterable[str]) -> None:
+        """
+        Forget objects durably, before they are removed from the grid: they do not count as stored any more.
+
+        Raises:
+            SinkError: the database cannot be written; it has forgotten nothing.
+        """
+        connection = self._connection
+        with self._raising():
+            self._commit()
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("CREATE TEMP TABLE gone (cap TEXT PRIMARY KEY) WITHOUT ROWID")
+            connection.execute("BEGIN")
+            try:
+                rows = ((cap,) for cap in caps)
+                connection.executemany("INSERT OR IGNORE INTO gone VALUES (?)", rows)
+                for table in ("files", "directories", "objects"):
+                    connection.execute(f"DELETE FROM {table} WHERE cap IN (SELECT cap FROM gone)")
+                connection.execute("COMMIT")
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            finally:
+                connection.execute("DROP TABLE gone")
+
+    @contextmanager
+    def _raising(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise SinkError(
+                f"cannot use the database {self._path}: {error}; nothing was released"
+            ) from error
+
     def close(self) -> None:
         """Write the last records and close the file."""
         self._commit()
+        if self._sent is not None:
+            self._sent.close()
         self._close_connections()
         if self._broken:
             self._set_aside(None)

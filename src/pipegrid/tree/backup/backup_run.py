@@ -93,7 +93,8 @@ class RunLister:
             except PipegridError as error:
                 return error
 
-        change = CatalogueChange(noted.unlisted, retention)
+        note = self._place.candidates.note_forgotten
+        change = CatalogueChange(noted.unlisted, retention, forgetting=note)
         forgotten: tuple[BackupRun, ...] = ()
         if noted.content is not None:
             assert noted.cap is not None
@@ -307,6 +308,7 @@ class BackupOptions:
         archives: the cap of a mutable directory, and names below it, which need not exist
             yet: where the run is kept as Tahoe-LAFS's ``backup`` does, in addition to the catalogue.
         name_was_chosen: the user chose the name, so runs of another directory or machine may have it.
+        tags: of the run, by which ``Retention.tags`` may keep it.
     """
 
     selection: Callable[[], TreeSelection] = TreeSelection
@@ -314,6 +316,7 @@ class BackupOptions:
     retention: Retention = attrs.field(factory=Retention)
     archives: tuple[str, tuple[str, ...]] | None = None
     name_was_chosen: bool = True
+    tags: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -384,6 +387,7 @@ class Backups:
         self._machine = machine
         self.place = BackupPlace(grid.config)
         self.catalogues: CatalogueStore = catalogues or GridCatalogues(grid, now)
+        self.say = say
         self._lister = RunLister(self.place, self.catalogues, say)
 
     async def run(
@@ -416,6 +420,9 @@ class Backups:
             try:
                 noted, counts, listed = await self._store(noted, name, machine, storing, options)
                 storing.database.finish()
+                # Of an object that was left out some shares may be stored.
+                if not (listed.problems or counts.left_out):
+                    storing.database.succeeded()
             finally:
                 storing.database.close()
         finally:
@@ -458,7 +465,8 @@ class Backups:
             Deferred.fromCoroutine(storing.store(options, GridFiles(self._grid))),
         )
         when = own_time(name, self._now(), noted.runs)
-        run = _filled(BackupRun(name, when, result.cap, machine=machine), storing.root, result)
+        run = BackupRun(name, when, result.cap, machine=machine, tags=options.tags)
+        run = _filled(run, storing.root, result)
         later = warning_of_later_runs(run, noted.runs)
         if later:
             self._say(later)
@@ -515,7 +523,7 @@ class Backups:
 
     async def _catalogue(self, noted: CatalogueState) -> CatalogueState:
         """Return the remembered catalogue, which can be changed; it is created if there is none."""
-        if noted.cap is not None and _is_writable(noted.cap):
+        if noted.cap is not None and is_writable(noted.cap):
             return noted
         runs = noted.runs
         if noted.cap is not None and noted.content is None:
@@ -628,5 +636,6 @@ async def _both(first: Deferred[T], second: Deferred[U]) -> tuple[T, U]:
     return one, other
 
 
-def _is_writable(cap: DirectoryCap) -> bool:
+def is_writable(cap: DirectoryCap) -> bool:
+    """Return whether a cap can change a catalogue."""
     return isinstance(cap.file, MutableCap) and cap.file.access == "write"

@@ -26,6 +26,7 @@ from pipegrid.errors import CapError, PipegridError, SinkError, UsageError
 from pipegrid.grid.client_config import GridConfig
 from pipegrid.grid.mutables import KNOWN_NAME
 from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_name, entry_of, runs_of
+from pipegrid.tree.backup.prune_candidates import PruneCandidates
 
 # Which machine this is, for a list of runs that several may share.
 #
@@ -150,6 +151,7 @@ def _copy(old: Path, new: Path) -> None:
 #     catalogue.json   the list of runs as it was stored last, its cap, and runs that are not in it yet
 #     machine          the id of this machine, if the system has none
 #     catalogue.cap    the cap of the list, on one line: it grants changing the list
+#     catalogues, candidates, forgotten    see ``prune_candidates``
 #
 # The grid has the list under that cap; the local copy is compared with it, and is read if the grid cannot be
 # reached. A user may put another cap into ``catalogue.cap``, so that several machines share a catalogue, or a
@@ -196,6 +198,7 @@ class BackupPlace:
         config: of the client. State that an earlier version kept in another place is moved.
 
     Attributes:
+        candidates: what the backups have stored that no run may list.
         own: directories that each run changes; in a backup of them something would always be new.
 
     Raises:
@@ -211,6 +214,7 @@ class BackupPlace:
         self.own = (self.directory, config.caches[0] / KNOWN_NAME)
         self.database = self.directory / "database.sqlite"
         self.cap_file = self.directory / "catalogue.cap"
+        self.candidates = PruneCandidates(self.directory)
         self._list_file = self.directory / "catalogue.json"
         self._lock = -1
 
@@ -294,6 +298,8 @@ class BackupPlace:
             "version": noted.version,
         }
         try:
+            if noted.cap is not None:
+                self.candidates.note_catalogue(noted.cap)
             replace_file(self._list_file, f"{json.dumps(document)}\n".encode("ascii"))
             if self._read_cap() != noted.cap:
                 replace_file(self.cap_file, f"{noted.cap}\n".encode("ascii"))

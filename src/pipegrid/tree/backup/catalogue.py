@@ -67,6 +67,7 @@ class BackupRun:
         directory: the absolute path that was stored, printable; empty: unknown.
         machine: on which the run was made.
         counted: ``files``, ``bytes`` and ``left_out`` are known; archives do not have them.
+        tags: that the user has given it.
     """
 
     name: str
@@ -79,6 +80,7 @@ class BackupRun:
     directory: str = ""
     machine: Machine = Machine()
     counted: bool = attrs.field(default=True, eq=False)
+    tags: tuple[str, ...] = attrs.field(default=(), eq=False)
 
     @property
     def at(self) -> datetime:
@@ -102,6 +104,7 @@ def entry_of(run: BackupRun) -> Link:
         "left_out": run.left_out,
         **({"directory": run.directory} if run.directory else {}),
         **({"machine": run.machine.id, "host": run.machine.name} if run.machine.id else {}),
+        **({"tags": list(run.tags)} if run.tags else {}),
     }
     return Link(entry_name(run), run.cap, metadata={**run.metadata, KEY: ours})
 
@@ -143,7 +146,11 @@ def _runs_of(cap: DirectoryCap, content: bytes) -> tuple[BackupRun, ...]:
             _text(said.get(key)) for key in ("directory", "machine", "host")
         )
         where = Machine(machine, host)
-        runs.append(BackupRun(name, time, entry.cap, kept, files, size, left_out, directory, where))
+        run = BackupRun(name, time, entry.cap, kept, files, size, left_out, directory, where)
+        tags = said.get("tags")
+        if isinstance(tags, list):
+            run = attrs.evolve(run, tags=tuple(each for each in tags if isinstance(each, str)))
+        runs.append(run)
     if entries and not runs:
         raise DirectoryError(
             "this directory is not a catalogue of backups; to fetch it use 'pipegrid get -r'"

@@ -37,10 +37,14 @@ class CatalogueChange:
     Attributes:
         added: runs to list; the last one is the current run, which is always listed.
         retention: which runs are kept.
+        forgetting: called with the runs that will be removed, before each attempt to write.
+        removed: names of entries to remove, whatever the rules.
     """
 
-    added: tuple[BackupRun, ...]
+    added: tuple[BackupRun, ...] = ()
     retention: Retention = attrs.field(factory=Retention)
+    forgetting: Callable[[Sequence[BackupRun]], None] = lambda _: None
+    removed: frozenset[str] = frozenset()
 
     def apply(self, listed: Sequence[BackupRun]) -> tuple[list[BackupRun], list[BackupRun]]:
         """Return the runs that are listed then, oldest first, and those that are forgotten."""
@@ -49,7 +53,7 @@ class CatalogueChange:
         runs = sorted(every.values(), key=lambda run: (run.time, run.name))
         last = added[-1] if added else None
         stay = kept(
-            runs,
+            [run for run in runs if entry_name(run) not in self.removed],
             self.retention,
             None if last is None else last.time,
             None if last is None else last.machine,
@@ -184,6 +188,7 @@ class GridCatalogues:
             nonlocal done
             listed = runs_of(cap, content)
             done = change.done(listed)
+            change.forgetting(done.forgotten)
             return change.edits(listed)
 
         content, written = await with_retries(
@@ -197,6 +202,7 @@ class GridCatalogues:
     ) -> Changed:
         directory = Directory(self._grid, cap, self._now)
         listed = runs_of(cap, remembered)
+        change.forgetting(change.done(listed).forgotten)
         content = directory.applied(remembered, change.edits(listed))
         written = await with_retries(self._grid.clock, lambda: self._grid.overwrite(cap, content))
         done = change.done(listed)

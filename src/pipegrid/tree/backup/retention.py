@@ -1,13 +1,67 @@
-"""Which runs of a backup are kept; pure."""
+"""Which runs of a backup are kept, and why; pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import datetime
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 
 import attrs
 
+from pipegrid.errors import UsageError
 from pipegrid.tree.backup.catalogue import BackupRun, Machine
+
+MAX_COUNT = 1_000_000
+_DURATION = re.compile(
+    r"(?:(\d{1,4})y)?(?:(\d{1,4})m)?(?:(\d{1,4})w)?(?:(\d{1,5})d)?(?:(\d{1,6})h)?\Z"
+)
+
+
+@attrs.frozen
+class Duration:
+    """
+    A length of time that ``--keep-within`` takes.
+
+    Attributes:
+        text: as given, such as ``1y6m7d12h``.
+        months: years and months of the calendar, in months.
+        rest: weeks, days and hours.
+    """
+
+    text: str
+    months: int
+    rest: timedelta
+
+    def before(self, at: datetime) -> datetime:
+        """Return the time that is this long before another one; the earliest possible if there is none."""
+        month = at.year * 12 + at.month - 1 - self.months
+        if month < 12:  # there is no year 0
+            return datetime.min.replace(tzinfo=at.tzinfo)
+        year, month = divmod(month, 12)
+        days = (datetime(year + (month + 1) // 12, (month + 1) % 12 + 1, 1) - timedelta(days=1)).day
+        begin = at.replace(year=year, month=month + 1, day=min(at.day, days))
+        try:
+            return begin - self.rest
+        except OverflowError:
+            return datetime.min.replace(tzinfo=at.tzinfo)
+
+
+def parse_duration(text: str) -> Duration:
+    """
+    Return a duration of years, months, weeks, days and hours, in this order: ``1y6m``, ``2w``, ``7d12h``.
+
+    Raises:
+        UsageError: this is none.
+    """
+    match = _DURATION.match(text.strip())
+    if match is None or not any(match.groups()):
+        raise UsageError(
+            f"{text!r} is not a duration; give one such as 30d, 2w, 12h or 1y6m (years, months, weeks, days, "
+            "hours)"
+        )
+    years, months, weeks, days, hours = (int(each or 0) for each in match.groups())
+    rest = timedelta(weeks=weeks, days=days, hours=hours)
+    return Duration(text.strip(), years * 12 + months, rest)
 
 
 @attrs.frozen
@@ -17,18 +71,36 @@ class Retention:
 
     Attributes:
         last: this many of the newest.
-        daily, weekly: the newest run of each of this many days or weeks that have runs (UTC; weeks begin on
-            Mondays).
+        hourly, daily, weekly, monthly, yearly: the newest run of each of this many hours, days, weeks, months
+            or years that have runs (UTC; weeks begin on Mondays).
+        within: runs that are at most this much older than the newest one.
+        tags: runs with one of these tags.
     """
 
     last: int | None = None
+    hourly: int | None = attrs.field(default=None, kw_only=True)
     daily: int | None = None
     weekly: int | None = None
+    monthly: int | None = attrs.field(default=None, kw_only=True)
+    yearly: int | None = attrs.field(default=None, kw_only=True)
+    within: Duration | None = attrs.field(default=None, kw_only=True)
+    tags: frozenset[str] = attrs.field(default=frozenset(), kw_only=True, converter=frozenset)
 
     @property
     def keeps_all(self) -> bool:
         """Whether no rule is set."""
-        return self.last is None and self.daily is None and self.weekly is None
+        return self == Retention()
+
+
+_Period = Callable[[datetime], str]
+
+_PERIODS: dict[str, tuple[str, _Period]] = {
+    "hourly": ("hour", lambda at: f"{at:%Y-%m-%d %H}h"),
+    "daily": ("day", lambda at: f"{at:%Y-%m-%d}"),
+    "weekly": ("week", lambda at: "{}-W{:02}".format(*at.isocalendar()[:2])),
+    "monthly": ("month", lambda at: f"{at:%Y-%m}"),
+    "yearly": ("year", lambda at: f"{at:%Y}"),
+}
 
 
 def kept(
@@ -37,8 +109,21 @@ def kept(
     now: str | None = None,
     machine: Machine | None = None,
 ) -> list[BackupRun]:
+    """Return the runs that a rule keeps, in the given order; arguments as of ``reasons``."""
+    if rules.keeps_all:
+        return list(runs)
+    why = reasons(runs, rules, now, machine)
+    return [run for run in runs if why[run]]
+
+
+def reasons(
+    runs: Sequence[BackupRun],
+    rules: Retention,
+    now: str | None = None,
+    machine: Machine | None = None,
+) -> Mapping[BackupRun, tuple[str, ...]]:
     """
-    Return the runs that a rule keeps, in the given order; the newest of each backup always stays.
+    Return why each run is kept; nothing: it is forgotten. The newest of each backup always stays.
 
     Each machine's runs of a name are a series of their own. Runs of an unknown machine belong to the only
     known one, if exactly one is known.
@@ -52,29 +137,55 @@ def kept(
             wrong, stay and count for no rule: otherwise they would displace new runs.
         machine: on which the current run was made. Runs of other machines stay.
     """
+    why: dict[BackupRun, dict[str, None]] = {run: {} for run in runs}
+
+    def keep(chosen: Iterable[BackupRun], reason: str) -> None:
+        for run in chosen:
+            why[run].setdefault(reason)
+
     if rules.keeps_all:
-        return list(runs)
-    keep = {run for run in runs if now is not None and run.time > now}
+        keep(runs, "no rule was given")
+    keep((run for run in runs if now is not None and run.time > now), "its time is in the future")
     if machine is not None and machine.id:
-        keep.update(run for run in runs if run.machine.id not in ("", machine.id))
+        others = (run for run in runs if run.machine.id not in ("", machine.id))
+        keep(others, "made on another machine")
     series = _series(runs)
+    apart = {run for run in runs if why[run]}
     for each in dict.fromkeys(series.values()):
         newest_first = sorted(
-            (run for run in runs if series[run] == each and run not in keep),
+            (run for run in runs if series[run] == each and run not in apart),
             key=lambda run: run.time,
             reverse=True,
         )
-        keep.update(newest_first[:1])
-        with_files = [run for run in newest_first if run.files]
-        if with_files:
-            keep.add(
-                min(with_files, key=lambda run: run.left_out)
-            )  # the first, which is the newest
-        for counted in (newest_first, with_files):
-            keep.update(counted[: rules.last or 0])
-            keep.update(_first_of_each(counted, rules.daily or 0, lambda at: at.date()))
-            keep.update(_first_of_each(counted, rules.weekly or 0, lambda at: at.isocalendar()[:2]))
-    return [run for run in runs if run in keep]
+        _judge(newest_first, rules, keep)
+    return {run: tuple(found) for run, found in why.items()}
+
+
+def _judge(
+    newest_first: Sequence[BackupRun],
+    rules: Retention,
+    keep: Callable[[Iterable[BackupRun], str], None],
+) -> None:
+    """Apply the rules to one series."""
+    keep(newest_first[:1], "the newest")
+    with_files = [run for run in newest_first if run.files]
+    if with_files:
+        # The first of several, which is the newest.
+        best = min(with_files, key=lambda run: run.left_out)
+        keep([best], "least is left out")
+    tagged = [run for run in newest_first if rules.tags.intersection(run.tags)]
+    for run in tagged:
+        for tag in sorted(rules.tags.intersection(run.tags)):
+            keep([run], f"tag {tag!r}")
+    for counted in (newest_first, with_files):
+        keep(counted[: rules.last or 0], f"one of the last {rules.last}")
+        if rules.within is not None and counted:
+            since = rules.within.before(counted[0].at)
+            recent = (run for run in counted if run.at >= since)
+            keep(recent, f"within {rules.within.text}")
+        for rule, (period, period_of) in _PERIODS.items():
+            for name, run in _first_of_each(counted, getattr(rules, rule) or 0, period_of):
+                keep([run], f"last of {period} {name}")
 
 
 def _series(runs: Sequence[BackupRun]) -> dict[BackupRun, tuple[str, str]]:
@@ -87,9 +198,9 @@ def _series(runs: Sequence[BackupRun]) -> dict[BackupRun, tuple[str, str]]:
 
 
 def _first_of_each(
-    runs: Sequence[BackupRun], count: int, period_of: Callable[[datetime], object]
-) -> list[BackupRun]:
-    found: dict[object, BackupRun] = {}
+    runs: Sequence[BackupRun], count: int, period_of: _Period
+) -> list[tuple[str, BackupRun]]:
+    found: dict[str, BackupRun] = {}
     for run in runs:
         found.setdefault(period_of(run.at), run)
-    return list(found.values())[:count]
+    return list(found.items())[:count]

@@ -1,0 +1,244 @@
+"""``pipegrid forget``, ``prune``, ``pin``, ``unpin`` and ``pins``: which runs are kept, and freeing space."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipegrid.cli import cap_lookup
+from pipegrid.cli.command_job import GridJob, OfflineJob
+from pipegrid.cli.console import Console
+from pipegrid.cli.error_report import ExitStatus
+from pipegrid.cli.options import EMPTY_NAME, common_options, grid_options, grid_path, usage_error
+from pipegrid.cli.retention_options import retention_options, rules_of
+from pipegrid.core.text import amount, counted, printable
+from pipegrid.errors import CapError, UsageError
+from pipegrid.tree import grid_paths, kept_caps
+from pipegrid.tree.backup import backup_run, catalogue, forget, prune
+
+if TYPE_CHECKING:
+    from pipegrid.core.caps import Cap
+    from pipegrid.tree.backup.backup_run import Backups
+    from pipegrid.tree.backup.forget import JudgedRun
+    from pipegrid.tree.backup.prune import PruneResult
+    from pipegrid.tree.grid_api import Grid
+
+
+def _backups(grid: Grid, console: Console) -> Backups:
+    return backup_run.Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
+
+
+@click.command(name="forget")
+@click.argument("which", nargs=-1, metavar="[NAME|RUN]...")
+@click.option("--dry-run", is_flag=True, help="Print what would be forgotten; change nothing.")
+@retention_options
+@grid_options
+def forget_command(which: tuple[str, ...], dry_run: bool, rules: dict[str, Any]) -> GridJob:
+    """
+    Remove runs from the list of backups, by rules or by name.
+
+    Rules apply to the backups NAME, or to all; they count and forget runs of this machine only, and the
+    newest run always stays. RUN is NAME@DATE, as much of the date as is unique; it is forgotten whatever the
+    rules are. For each run is printed why it is kept or forgotten.
+
+    The space of what only forgotten runs have is freed by 'pipegrid prune'. A run that is also kept under an
+    alias stays there.
+    """
+    if "" in which:
+        raise usage_error(EMPTY_NAME)
+    retention = rules_of(rules)
+    if retention.keeps_all and not which:
+        raise usage_error("give a rule such as --keep-last 10, or runs as NAME@DATE")
+
+    async def work(grid: Grid, console: Console) -> int:
+        backups = _backups(grid, console)
+        request = forget.ForgetRequest(
+            which, retention, catalogue.shown_time(time.time()), backups.place.machine(not dry_run)
+        )
+        judged = await forget.forget(backups, request, dry_run)
+        for each in judged:
+            _show_judged(console, each, dry_run)
+        gone = counted(sum(not each.keeps for each in judged), "run")
+        console.say(
+            f"pipegrid: {gone} would be forgotten"
+            if dry_run
+            else f"pipegrid: forgot {gone}; 'pipegrid prune' frees the space of what only they had"
+        )
+        return ExitStatus.DONE
+
+    return GridJob(work, makes=False)
+
+
+def _show_judged(console: Console, judged: JudgedRun, dry_run: bool) -> None:
+    run = judged.run
+    what = "keep" if judged.keeps else "forget"
+    tags = f" [{', '.join(map(printable, run.tags))}]" if run.tags else ""
+    reasons = printable("; ".join(judged.reasons))
+    console.result(
+        f"{what:6}  {run.time}  {printable(run.name)}{tags}  {reasons}",
+        {
+            "name": run.name,
+            "time": run.time,
+            "cap": str(run.cap),
+            "kept": judged.keeps,
+            "reasons": list(judged.reasons),
+            "tags": list(run.tags),
+            "dry_run": dry_run,
+        },
+    )
+
+
+@click.command(name="prune")
+@click.option("--dry-run", is_flag=True, help="Print what would be freed; change nothing.")
+@grid_options
+def prune_command(dry_run: bool) -> GridJob:
+    """
+    Free the space of what backups have stored and no run has any more.
+
+    This client's leases on such files and directories are released. Servers of PipeGrid remove what has no
+    other lease at once; on others the leases end within 31 days. What a listed run of any machine, an alias,
+    a pin or another cap in the client's 'private' directory reaches stays. A cap that is kept nowhere else
+    does not protect anything: pin it first ('pipegrid pin').
+
+    Nothing is released unless all servers answer and all that is kept can be read. No backup can run at the
+    same time.
+    """
+
+    async def work(grid: Grid, console: Console) -> int:
+        backups = _backups(grid, console)
+        pruning = prune.Prune(grid, backups.place, say=backups.say, now=time.time)
+        result = await pruning.run(dry_run)
+        status = _show_pruned(console, result, dry_run)
+        if not result.is_complete:
+            console.say(
+                "pipegrid: a forgotten run could not be read as a whole; the next prune tries again"
+            )
+        return status
+
+    return GridJob(work, makes=False)
+
+
+def _show_pruned(console: Console, result: PruneResult, dry_run: bool) -> ExitStatus:
+    objects = counted(result.objects, "object")
+    about = f"about {amount(result.share_bytes)} on servers"
+    freed = result.released.freed_bytes
+    everywhere = not result.without
+    if dry_run:
+        text = f"would release {objects} ({about})"
+    elif not result.objects:
+        text = "nothing to release"
+    elif not everywhere and not result.released.leases and not result.problems:
+        text = f"{objects} ({about}) can be freed when their leases end"
+    else:
+        text = f"released {objects}; servers freed {amount(freed)}"
+    console.result(
+        text,
+        {
+            "dry_run": dry_run,
+            "objects": result.objects,
+            "share_bytes": result.share_bytes,
+            "leases": result.released.leases,
+            "freed_bytes": freed,
+            "undone": result.undone,
+            "without": list(result.without),
+        },
+    )
+    if result.without and result.objects:
+        ends = catalogue.shown_time(time.time() + LEASE_S)
+        console.say(
+            f"pipegrid: {', '.join(map(printable, result.without))}: leases cannot be released there, and "
+            f"end by {ends[:10]} at the latest"
+        )
+    status = ExitStatus.DONE
+    for problem in result.problems:
+        about = f"{counted(result.undone, 'object')} could not be released; prune again"
+        status = console.complain(problem, about=about)
+    if result.undone and not result.problems:
+        console.say(
+            f"pipegrid: {counted(result.undone, 'object')} had their leases renewed meanwhile, and stay"
+        )
+    return status
+
+
+LEASE_S = 31 * 86400
+"""How long servers keep a lease that was renewed just now."""
+
+
+# Pins.
+
+
+@click.command(name="pin")
+@click.argument("what", metavar="CAP|ALIAS:PATH|RUN", shell_complete=grid_path)
+@click.argument("name", required=False)
+@grid_options
+def pin_command(what: str, name: str | None) -> GridJob:
+    """
+    Protect a file or tree from 'prune', whatever is forgotten.
+
+    RUN is NAME@DATE, as in 'forget'. The read cap is kept under NAME (by default what was given) in
+    'private/pins' of the client's directory. A pin renews no leases: 'pipegrid renew -r CAP' does.
+    """
+    if what == "" or name == "":
+        raise usage_error(EMPTY_NAME)
+
+    async def work(grid: Grid, console: Console) -> int:
+        cap = await _pinned(grid, console, what)
+        called = name or (what if not what.startswith("URI:") else str(cap)[:30])
+        kept_caps.add_pin(grid.config.directory, called, cap)
+        console.result(
+            f"pinned {printable(called.strip())}", {"pin": called.strip(), "cap": str(cap)}
+        )
+        return ExitStatus.DONE
+
+    return GridJob(work, what, makes=False)
+
+
+async def _pinned(grid: Grid, console: Console, what: str) -> Cap:
+    """Return the cap that reads what the user has named."""
+    if "@" in what and not what.startswith("URI:") and not grid_paths.has_path(what):
+        runs = await _backups(grid, console).runs()
+        _, named = forget.selected(runs, [what])
+        for run in runs:
+            if catalogue.entry_name(run) in named:
+                return run.cap
+    place = await cap_lookup.place_of(grid, what)
+    if place.cap is None:
+        raise UsageError(f"{printable(what)} has no cap that reads it")
+    cap: Any = place.cap
+    if not hasattr(cap, "readonly"):
+        raise CapError(
+            "this version does not know this kind of cap, so what it reaches is not known"
+        )
+    read: Cap = cap.readonly()
+    return read
+
+
+@click.command(name="unpin")
+@click.argument("name")
+@common_options
+def unpin_command(name: str) -> OfflineJob:
+    """Remove the pin NAME, or that of a cap; 'prune' may free what it kept."""
+    directory = cap_lookup.client_directory()
+
+    def work(console: Console) -> int:
+        cap = kept_caps.remove_pin(directory, name.strip())
+        console.result(str(cap), {"pin": name, "cap": str(cap)})
+        return ExitStatus.DONE
+
+    return OfflineJob(work)
+
+
+@click.command(name="pins")
+@common_options
+def pins_command() -> OfflineJob:
+    """List the pins and their caps."""
+    directory = cap_lookup.client_directory()
+
+    def work(console: Console) -> int:
+        for name, cap in kept_caps.read_pins(directory).items():
+            console.result(f"{printable(name)}: {cap}", {"pin": name, "cap": str(cap)})
+        return ExitStatus.DONE
+
+    return OfflineJob(work)

@@ -1,0 +1,220 @@
+"""
+Releasing the leases on what only forgotten or killed runs have stored.
+
+Nothing that a run of the catalogue, an alias, a pin or another cap in the client's ``private`` reaches is
+released. Before the first lease is released:
+
+* all servers have answered, and everything that is kept was read, mutable directories in their newest
+  version; otherwise nothing is released;
+* no backup of this client runs, and none of its processes stores anything (``grid.storing_lock``);
+* what is kept was looked at again under that lock;
+* the client does not count the objects as stored any more, durably, so that the next backup sends them again;
+* the objects are noted durably, so that after a crash the next prune releases the rest.
+
+Servers keep a lease that was renewed since the prune began: that of a put on another machine with the same
+secrets, for example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import attrs
+
+from pipegrid.core.caps import ChkCap, DirectoryCap, parse_cap
+from pipegrid.errors import CannotReach, CapError, PipegridError, ServerError, UsageError
+from pipegrid.transfer.lease_release import LeaseReleaser
+from pipegrid.tree.backup.backup_database import Database
+from pipegrid.tree.backup.backup_state_directory import BackupPlace
+from pipegrid.tree.backup.reachability import ObjectSets, Purpose, Reachability, share_bytes_of
+from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.kept_caps import Root, kept_caps, tahoe_backup_objects
+from pipegrid.wire.storage_messages import Released
+
+LOOKS = 5
+"""How often what is kept is looked at again, if it changes meanwhile."""
+
+
+@attrs.frozen
+class PruneResult:
+    """
+    What a prune has done, or would do.
+
+    Attributes:
+        objects: files and directories that nothing reaches.
+        share_bytes: of these on servers, computed from their sizes as far as known.
+        released: what servers have done.
+        undone: objects whose leases some server may still have; the next prune tries again.
+        without: nicknames of servers that do not release leases; there they end by themselves.
+        is_complete: whether every forgotten run was read.
+        problems: why something is undone.
+    """
+
+    objects: int
+    share_bytes: int
+    released: Released = attrs.field(factory=Released)
+    undone: int = 0
+    without: tuple[str, ...] = ()
+    is_complete: bool = True
+    problems: tuple[PipegridError, ...] = ()
+
+
+class Prune:
+    """
+    One prune of one client.
+
+    Args:
+        say: called with sentences for the user.
+        now: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        place: BackupPlace,
+        *,
+        say: Callable[[str], None],
+        now: Callable[[], float],
+    ) -> None:
+        self._grid = grid
+        self._place = place
+        self._say = say
+        self._now = now
+
+    async def run(self, dry_run: bool = False) -> PruneResult:
+        """
+        Release what nothing reaches.
+
+        Args:
+            dry_run: only find out what that is; nothing is changed, here or on servers.
+
+        Raises:
+            CannotReach: a server does not answer, or something that is kept cannot be read.
+            UsageError: a backup runs, another process of this client stores files, or there is no catalogue.
+            SinkError: the client's state cannot be read or written.
+        """
+        self._place.lock()
+        try:
+            with closing(ObjectSets()) as sets, closing(self._database(dry_run)) as database:
+                return await self._prune(sets, database, dry_run)
+        finally:
+            self._place.unlock()
+
+    def _database(self, read_only: bool) -> Database:
+        return Database(
+            self._place.database, b"", "/", now=self._now, say=self._say, read_only=read_only
+        )
+
+    async def _prune(self, sets: ObjectSets, database: Database, dry_run: bool) -> PruneResult:
+        try:
+            releaser = await self._grid.lease_releaser()
+        except ServerError as error:
+            raise CannotReach(
+                f"a server does not answer, so what is kept may not be known, and nothing was released: "
+                f"{error}"
+            ) from error
+        reach = Reachability(self._grid, sets)
+        runs, kept = self._run_roots(), self._kept_roots()
+        await reach.mark(runs, Purpose.RUN)
+        await reach.mark(kept, Purpose.KEPT)
+        self._mark_tahoe_backups(sets)
+        candidates = self._place.candidates
+        sets.add_candidates((index, 0) for index in candidates.indexes())
+        sets.add_candidates(_sized(database))
+        is_complete = await reach.collect(candidates.forgotten())
+        without = tuple(releaser.without)
+        if dry_run or not releaser.is_possible:
+            return PruneResult(*sets.totals(), without=without, is_complete=is_complete)
+        lock = self._grid.storing_lock
+        await lock.exclude()
+        try:
+            await self._look_again(reach, sets, {*runs, *kept})
+            objects, share_bytes = sets.totals()
+            candidates.set_indexes(sets.still_noted())
+            if is_complete:
+                candidates.set_forgotten(())
+            database.forget(_unreached(database, sets))
+            released, problems = await self._release(releaser, sets)
+        finally:
+            lock.release()
+        undone = sets.totals()[0]
+        return PruneResult(
+            objects, share_bytes, released, undone, without, is_complete, tuple(problems)
+        )
+
+    def _run_roots(self) -> list[Root]:
+        """Return what the catalogue lists, and what it will list."""
+        noted = self._place.noted(self._say)
+        if noted.cap is None:
+            raise UsageError(
+                "this client has no list of backups, so which objects are still needed is not known; "
+                "nothing was released"
+            )
+        unlisted = [Root(f"the run {run.name} {run.time}", run.cap) for run in noted.unlisted]
+        return [Root("the list of backups", noted.cap), *unlisted]
+
+    def _kept_roots(self) -> list[Root]:
+        """Return what else is kept."""
+        earlier = [
+            Root(f"an earlier list of backups in {self._place.candidates.catalogues_path}", cap)
+            for cap in self._place.candidates.catalogues()
+        ]
+        return [*kept_caps(self._grid.config.directory), *earlier]
+
+    def _mark_tahoe_backups(self, sets: ObjectSets) -> None:
+        for index in tahoe_backup_objects(self._grid.config.directory):
+            sets.reach(index, Purpose.KEPT)
+
+    async def _look_again(self, reach: Reachability, sets: ObjectSets, known: set[Root]) -> None:
+        """Find what has changed since it was read: other machines write, and so did this client."""
+        for _ in range(LOOKS):
+            changed = await reach.mark_changes()
+            new = {*self._run_roots(), *self._kept_roots()} - known
+            await reach.mark(new, Purpose.KEPT)
+            self._mark_tahoe_backups(sets)
+            known |= new
+            if not (changed or new):
+                return
+        raise CannotReach(
+            "the list of backups or an alias keeps changing, so nothing was released; try again later"
+        )
+
+    async def _release(
+        self, releaser: LeaseReleaser, sets: ObjectSets
+    ) -> tuple[Released, list[PipegridError]]:
+        """Release the leases; what is done is no candidate any more."""
+        done = Released()
+        problems: dict[str, PipegridError] = {}
+        for indexes in sets.unreached():
+            outcome = await releaser.release(indexes)
+            done = done.plus(outcome.done)
+            sets.released(set(indexes) - outcome.undone)
+            for problem in outcome.problems:
+                problems.setdefault(str(problem), problem)
+        self._place.candidates.set_indexes(sets.still_noted())
+        return done, list(problems.values())
+
+
+def _caps(database: Database) -> Iterator[tuple[str, ChkCap]]:
+    """Yield the caps of the database that name objects on servers."""
+    for text in database.stored_caps():
+        try:
+            cap = parse_cap(text)
+        except CapError:
+            continue
+        file = cap.file if isinstance(cap, DirectoryCap) else cap
+        if isinstance(file, ChkCap):
+            yield text, file
+
+
+def _sized(database: Database) -> Iterator[tuple[bytes, int]]:
+    for _, cap in _caps(database):
+        yield cap.storage_index, share_bytes_of(cap)
+
+
+def _unreached(database: Database, sets: ObjectSets) -> Iterator[str]:
+    """Yield the caps of the database that will be released."""
+    for text, cap in _caps(database):
+        if sets.is_unreached(cap.storage_index):
+            yield text

@@ -1,0 +1,201 @@
+"""
+What this client's backups may have stored that no run lists: noted until ``prune`` has released it.
+
+Three sources, all in the state directory of backups:
+
+* ``candidates``: storage indexes, 16 bytes each. A run appends each object before the last byte of a share is
+  sent, and removes its part when it has succeeded. So of a killed run at most the objects are missing that a
+  power cut has removed from the file; their leases end by themselves.
+* ``forgotten``: caps of forgotten runs, one a line, written before the run is removed from the catalogue.
+* the database of stored objects (``backup_database``).
+
+``catalogues`` has the caps of all catalogues that this client has written: what an earlier one lists is not
+released, since its cap may be kept anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, parse_cap
+from pipegrid.disk.atomic_write import replace_file
+from pipegrid.disk.private_files import open_private
+from pipegrid.disk.safe_open import read_file
+from pipegrid.errors import CapError, SinkError, UsageError
+from pipegrid.tree.backup.catalogue import BackupRun
+
+INDEX_BYTES = 16
+MAX_OBJECTS_BYTES = INDEX_BYTES << 24
+"""Further objects are not noted; it takes years of runs that leave something out, and no prune."""
+
+MAX_FORGOTTEN_BYTES = 64 << 20
+_PIECE_BYTES = INDEX_BYTES << 16
+_MAX_CATALOGUES_BYTES = 1 << 20
+
+
+class SentObjects:
+    """
+    The objects that one run sends, appended to ``candidates``.
+
+    Args:
+        path: of that file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = -1
+        with suppress(OSError):  # a full disk must not prevent a backup; leases end by themselves
+            self._fd = open_private(str(path), os.O_RDWR | os.O_APPEND)
+            size = os.fstat(self._fd).st_size
+            self._begin = size - size % INDEX_BYTES  # a part was left by a full disk
+            os.ftruncate(self._fd, self._begin)
+            if size >= MAX_OBJECTS_BYTES:
+                self.close()
+
+    def add(self, cap: Cap) -> None:
+        """Note an object, before it is stored."""
+        if self._fd >= 0 and isinstance(cap, ChkCap):
+            try:
+                os.write(self._fd, cap.storage_index)
+            except OSError:
+                self.close()
+
+    def succeeded(self) -> None:
+        """The run is listed, and all its objects are in the database: remove them from the file."""
+        if self._fd >= 0:
+            with suppress(OSError):
+                os.ftruncate(self._fd, self._begin)
+
+    def close(self) -> None:
+        """Keep what was added; a second call does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class PruneCandidates:
+    """
+    The files of one client. The caller holds the lock of its state directory.
+
+    Args:
+        directory: of the state of backups.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.objects_path = directory / "candidates"
+        self._forgotten = directory / "forgotten"
+        self.catalogues_path = directory / "catalogues"
+
+    def note_forgotten(self, runs: Sequence[BackupRun]) -> None:
+        """
+        Note runs durably, before they are removed from the catalogue.
+
+        Raises:
+            SinkError: they cannot be written.
+        """
+        known = set(self.forgotten())
+        caps = [run.cap for run in runs if run.cap not in known]
+        if not caps:
+            return
+        try:
+            fd = open_private(str(self._forgotten), os.O_WRONLY | os.O_APPEND)
+            try:
+                # A crash may have left the last line incomplete.
+                os.write(fd, "".join(f"\n{cap}\n" for cap in caps).encode("ascii"))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise self._cannot_write(self._forgotten, error) from error
+
+    def forgotten(self) -> list[DirectoryCap]:
+        """
+        Return the noted caps of forgotten runs, each once.
+
+        Raises:
+            SinkError: they cannot be read.
+        """
+        return [
+            cap
+            for cap in self._caps(self._forgotten, MAX_FORGOTTEN_BYTES)
+            if isinstance(cap, DirectoryCap)
+        ]
+
+    def set_forgotten(self, caps: Iterable[DirectoryCap]) -> None:
+        """Replace the noted caps; raises SinkError if they cannot be written."""
+        self._replace(self._forgotten, "".join(f"{cap}\n" for cap in caps).encode("ascii"))
+
+    def indexes(self) -> Iterator[bytes]:
+        """
+        Yield the noted storage indexes; some may come several times.
+
+        Raises:
+            SinkError: they cannot be read.
+        """
+        try:
+            with open(self.objects_path, "rb") as file:
+                while piece := file.read(_PIECE_BYTES):
+                    whole = len(piece) - len(piece) % INDEX_BYTES
+                    for at in range(0, whole, INDEX_BYTES):
+                        yield piece[at : at + INDEX_BYTES]
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise SinkError(f"cannot read {self.objects_path}: {error.strerror}") from error
+
+    def set_indexes(self, indexes: Iterable[bytes]) -> None:
+        """Replace the noted storage indexes; raises SinkError if they cannot be written."""
+        self._replace(self.objects_path, b"".join(indexes))
+
+    def note_catalogue(self, cap: DirectoryCap) -> None:
+        """Note the cap of a catalogue that this client writes; raises OSError."""
+        if cap not in self.catalogues():
+            text = "".join(f"{each}\n" for each in (*self.catalogues(), cap))
+            replace_file(self.catalogues_path, text.encode("ascii"))
+
+    def catalogues(self) -> list[DirectoryCap]:
+        """
+        Return the caps of all catalogues that this client has written.
+
+        Raises:
+            SinkError: they cannot be read.
+            UsageError: one of them is damaged.
+        """
+        found: list[DirectoryCap] = []
+        for cap in self._caps(self.catalogues_path, _MAX_CATALOGUES_BYTES):
+            if not isinstance(cap, DirectoryCap):
+                raise UsageError(
+                    f"{self.catalogues_path} has a line that is not the cap of a catalogue; correct or "
+                    "remove it"
+                )
+            found.append(cap)
+        return found
+
+    def _caps(self, path: Path, most_bytes: int) -> list[Cap | None]:
+        """Return the caps in a file, each once; None for a line that is none."""
+        try:
+            data = read_file(path, most_bytes)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise SinkError(f"cannot read {path}: {error.strerror}") from error
+        found: dict[Cap | None, None] = {}
+        for line in data.decode("ascii", "replace").split("\n"):
+            if line.strip():
+                try:
+                    found[parse_cap(line.strip())] = None
+                except CapError:
+                    found[None] = None
+        return list(found)
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        try:
+            if data or path.exists():
+                replace_file(path, data)
+        except OSError as error:
+            raise self._cannot_write(path, error) from error
+
+    def _cannot_write(self, path: Path, error: OSError) -> SinkError:
+        return SinkError(f"cannot write {path}: {error.strerror}; free some space, and try again")

@@ -1,0 +1,369 @@
+"""
+Which objects are reached from caps that a client keeps: every directory below them is read.
+
+The sets are in a temporary database, so that millions of objects take little memory. A directory that cannot
+change is read once, however many runs contain it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from io import BytesIO
+
+from twisted.internet.defer import Deferred
+
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, UnknownCap, parse_cap
+from pipegrid.core.mutable.versions import Version
+from pipegrid.errors import (
+    CannotReach,
+    CapError,
+    CorruptionError,
+    DirectoryError,
+    NotEnoughSharesError,
+    PipegridError,
+)
+from pipegrid.reactor.deferreds import gather
+from pipegrid.transfer.mutable.mutable_check import MutableCheckResult
+from pipegrid.tree.directory_reading import (
+    Entry,
+    Listing,
+    ListingLimits,
+    kind_of,
+    read_listing,
+    unpack,
+)
+from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.kept_caps import Root
+from pipegrid.tree.walk_order import identity_of
+
+READS_AT_ONCE = 16
+READ_BYTES = 8 << 20
+"""Directories of this many bytes together, or one larger one, are read at the same time."""
+
+_UNREAD_BYTES = 1 << 20
+"""Assumed for a mutable directory, whose size is not known in advance."""
+
+_SCHEMA = """
+PRAGMA temp_store = FILE;
+PRAGMA cache_size = -16000;
+CREATE TABLE reached (storage_index BLOB PRIMARY KEY, purpose INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE entered (identity BLOB, purpose INTEGER, PRIMARY KEY (identity, purpose)) WITHOUT ROWID;
+CREATE TABLE waiting (number INTEGER PRIMARY KEY, cap TEXT, bytes INTEGER, root TEXT);
+CREATE TABLE candidates (storage_index BLOB PRIMARY KEY, share_bytes INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE changeable (cap TEXT PRIMARY KEY, sequence INTEGER, root_hash BLOB, root TEXT);
+"""
+
+
+FORGOTTEN = "a forgotten run"
+
+
+class Purpose(IntEnum):
+    """Why a tree is walked."""
+
+    RUN = 1
+    KEPT = 2
+    FORGOTTEN = 3
+
+
+def share_bytes_of(cap: Cap) -> int:
+    """Return about how many bytes the shares of an immutable object take on servers; 0: unknown, or none."""
+    file = cap.file if isinstance(cap, DirectoryCap) else cap
+    return file.size * file.total_shares // file.required_shares if isinstance(file, ChkCap) else 0
+
+
+class ObjectSets:
+    """The sets of one prune. Storage indexes are 16 bytes; close it at the end."""
+
+    def __init__(self) -> None:
+        # An empty name: a file without a name, which SQLite removes, once it exceeds the cache.
+        self._base = sqlite3.connect("", isolation_level=None)
+        self._base.executescript(_SCHEMA)
+        self._base.execute("BEGIN")
+
+    def close(self) -> None:
+        """Remove them."""
+        self._base.close()
+
+    def reach(self, storage_index: bytes, purpose: Purpose) -> None:
+        """Add a reached object."""
+        self._base.execute("INSERT OR IGNORE INTO reached VALUES (?, ?)", (storage_index, purpose))
+
+    def enter(self, identity: bytes, purpose: Purpose) -> bool:
+        """Return whether a directory must be read for this purpose, which is then recorded."""
+        # A forgotten run is read again where aliases or pins reach it: what only those reach may be
+        # unreachable later, and is a candidate then. And one that was read as forgotten is not reached yet.
+        same = {Purpose.RUN, purpose if purpose is Purpose.FORGOTTEN else Purpose.KEPT}
+        row = self._base.execute(
+            "SELECT 1 FROM entered WHERE identity = ? AND purpose IN (?, ?)", (identity, *same)
+        ).fetchone()
+        if row is None:
+            self._base.execute("INSERT OR IGNORE INTO entered VALUES (?, ?)", (identity, purpose))
+        return row is None
+
+    def wait(self, cap: DirectoryCap, size: int, root: str) -> None:
+        """Add a directory that must be read."""
+        self._base.execute("INSERT INTO waiting VALUES (NULL, ?, ?, ?)", (str(cap), size, root))
+
+    def next_waiting(self) -> list[tuple[DirectoryCap, str]]:
+        """Take a few directories to read at the same time, each with the name of its root."""
+        rows = self._base.execute(
+            "SELECT number, cap, bytes, root FROM waiting ORDER BY number DESC LIMIT ?",
+            (READS_AT_ONCE,),
+        ).fetchall()
+        found: list[tuple[DirectoryCap, str]] = []
+        total = 0
+        for number, text, size, root in rows:
+            total += size
+            if found and total > READ_BYTES:
+                break
+            cap = parse_cap(text)
+            assert isinstance(cap, DirectoryCap)
+            found.append((cap, root))
+            self._base.execute("DELETE FROM waiting WHERE number = ?", (number,))
+        return found
+
+    def add_candidates(self, candidates: Iterable[tuple[bytes, int]]) -> None:
+        """Add storage indexes, each with the bytes of its shares or 0."""
+        self._base.executemany(
+            "INSERT INTO candidates VALUES (?, ?) ON CONFLICT (storage_index) DO UPDATE "
+            "SET share_bytes = max(share_bytes, excluded.share_bytes)",
+            candidates,
+        )
+
+    def is_unreached(self, storage_index: bytes) -> bool:
+        """Return whether an object is a candidate that nothing reaches."""
+        found = self._base.execute(
+            "SELECT 1 FROM candidates WHERE storage_index = ?1 AND NOT EXISTS "
+            "(SELECT 1 FROM reached WHERE storage_index = ?1)",
+            (storage_index,),
+        ).fetchone()
+        return found is not None
+
+    def unreached(self) -> Iterator[list[bytes]]:
+        """Yield all candidates that nothing reaches, a thousand at a time, in ascending order."""
+        after = b""
+        while True:
+            rows = self._base.execute(
+                "SELECT storage_index FROM candidates WHERE storage_index > ? AND storage_index NOT IN "
+                "(SELECT storage_index FROM reached) ORDER BY storage_index LIMIT 1000",
+                (after,),
+            ).fetchall()
+            if not rows:
+                return
+            yield [index for (index,) in rows]
+            after = rows[-1][0]
+
+    def totals(self) -> tuple[int, int]:
+        """Return how many candidates nothing reaches, and the bytes of their shares as far as known."""
+        count, size = self._base.execute(
+            "SELECT count(*), coalesce(sum(share_bytes), 0) FROM candidates WHERE storage_index NOT IN "
+            "(SELECT storage_index FROM reached)"
+        ).fetchone()
+        return count, size
+
+    def still_noted(self) -> Iterator[bytes]:
+        """Yield the candidates that no run reaches; what aliases and pins reach may be released later."""
+        rows = self._base.execute(
+            "SELECT storage_index FROM candidates WHERE storage_index NOT IN "
+            "(SELECT storage_index FROM reached WHERE purpose = ?)",
+            (Purpose.RUN,),
+        )
+        for (index,) in rows:
+            yield index
+
+    def released(self, indexes: Iterable[bytes]) -> None:
+        """Remove candidates."""
+        self._base.executemany(
+            "DELETE FROM candidates WHERE storage_index = ?", ((index,) for index in indexes)
+        )
+
+    def note_version(self, cap: DirectoryCap, version: Version, root: str) -> None:
+        """Record which version of a mutable directory was read."""
+        self._base.execute(
+            "INSERT OR REPLACE INTO changeable VALUES (?, ?, ?, ?)",
+            (str(cap), version.sequence_number, version.root_hash, root),
+        )
+
+    def versions(self) -> list[tuple[DirectoryCap, int, bytes, str]]:
+        """Return the mutable directories that were read, and the version of each."""
+        found = []
+        for text, *rest in self._base.execute("SELECT * FROM changeable"):
+            cap = parse_cap(text)
+            assert isinstance(cap, DirectoryCap)
+            found.append((cap, *rest))
+        return found
+
+
+class Reachability:
+    """
+    Walks trees, and records what they reach.
+
+    Args:
+        sets: where that is recorded.
+    """
+
+    def __init__(self, grid: Grid, sets: ObjectSets) -> None:
+        self._grid = grid
+        self._sets = sets
+        self._limits = ListingLimits()
+        self._all_read = True
+
+    async def mark(self, roots: Iterable[Root], purpose: Purpose) -> None:
+        """
+        Record everything below some roots as reached.
+
+        Raises:
+            CannotReach: something cannot be read, or there is a cap of an unknown kind.
+        """
+        for root in roots:
+            self._meet(root.cap, purpose, root.name)
+        await self._read_all(purpose)
+
+    async def collect(self, caps: Iterable[DirectoryCap]) -> bool:
+        """
+        Record the immutable objects of forgotten runs as candidates.
+
+        Returns:
+            whether all was read. Directories that are lost, while all servers answer, do not count.
+        """
+        self._all_read = True
+        for cap in caps:
+            self._meet(cap, Purpose.FORGOTTEN, FORGOTTEN)
+        await self._read_all(Purpose.FORGOTTEN)
+        return self._all_read
+
+    async def mark_changes(self) -> bool:
+        """
+        Look at all mutable directories again, and record what new versions reach; returns whether there were
+        any.
+
+        Raises:
+            CannotReach: one cannot be read.
+        """
+        changed = False
+        versions = self._sets.versions()
+        for start in range(0, len(versions), READS_AT_ONCE):
+            some = versions[start : start + READS_AT_ONCE]
+            looks = [Deferred.fromCoroutine(self._newest(cap, root)) for cap, *_, root in some]
+            for (cap, *before, root), newest in zip(some, await gather(looks), strict=True):
+                if _place(newest) != tuple(before):
+                    changed = True
+                    for entry in (await self._read(cap, root)).entries:
+                        self._meet_entry(entry, Purpose.KEPT, root)
+        await self._read_all(Purpose.KEPT)
+        return changed
+
+    async def _read_all(self, purpose: Purpose) -> None:
+        read = self._read_forgotten if purpose is Purpose.FORGOTTEN else self._read
+        while batch := self._sets.next_waiting():
+            listings = await gather([Deferred.fromCoroutine(read(*each)) for each in batch])
+            for (_, root), listing in zip(batch, listings, strict=True):
+                for entry in listing.entries:
+                    self._meet_entry(entry, purpose, root)
+
+    async def _read_forgotten(self, cap: DirectoryCap, root: str) -> Listing:
+        try:
+            return await read_listing(self._grid, cap, self._limits)
+        except (NotEnoughSharesError, CorruptionError, DirectoryError, CapError):
+            return Listing((), 0)
+        except PipegridError:
+            self._all_read = False
+            return Listing((), 0)
+
+    def _meet_entry(self, entry: Entry, purpose: Purpose, root: str) -> None:
+        for cap in {entry.cap, entry.write_cap} - {None}:
+            self._meet(cap, purpose, root)
+
+    def _meet(self, cap: Cap | None, purpose: Purpose, root: str) -> None:
+        if cap is None or isinstance(cap, UnknownCap):
+            if purpose is Purpose.FORGOTTEN:
+                return
+            raise CannotReach(
+                f"{root} contains a cap of a kind that this version does not know, so what it reaches is not "
+                "known; nothing was released"
+            )
+        file = cap.file if isinstance(cap, DirectoryCap) else cap
+        index = file.storage_index
+        if purpose is Purpose.FORGOTTEN:
+            if not isinstance(file, (ChkCap, LitCap)):
+                return  # no backup has stored it
+            if index is not None:
+                self._sets.add_candidates([(index, share_bytes_of(cap))])
+        elif index is not None:
+            self._sets.reach(index, purpose)
+        if isinstance(cap, DirectoryCap):
+            self._enter(cap, purpose, root)
+
+    def _enter(self, cap: DirectoryCap, purpose: Purpose, root: str) -> None:
+        file = cap.file
+        if isinstance(file, LitCap):  # it is in the cap, and has no shares
+            for entry in self._unpacked(cap, file.data, root).entries:
+                self._meet_entry(entry, purpose, root)
+            return
+        if kind_of(cap) != "directory":
+            raise CannotReach(
+                f"{root} contains a directory's verify cap, so what that directory reaches is not known; "
+                "nothing was released: unlink it, or put its read cap there"
+            )
+        identity = identity_of(cap)
+        assert identity is not None
+        if self._sets.enter(identity, purpose):
+            size = file.size if isinstance(file, ChkCap) else _UNREAD_BYTES
+            self._sets.wait(cap, size, root)
+
+    async def _read(self, cap: DirectoryCap, root: str) -> Listing:
+        try:
+            if isinstance(cap.file, MutableCap):
+                return await self._read_newest(cap, root)
+            return await read_listing(self._grid, cap, self._limits)
+        except CannotReach:
+            raise
+        except PipegridError as error:
+            raise self._unreadable(root, str(error)) from error
+
+    async def _read_newest(self, cap: DirectoryCap, root: str) -> Listing:
+        """Read the newest version of a mutable directory; no server may hide a newer one."""
+        newest = await self._newest(cap, root)
+        seen: list[Version] = []
+        sink = BytesIO()
+        await self._grid.get(
+            cap.file, sink, length=self._limits.directory_bytes + 1, seen=seen.append
+        )
+        read = max(seen, key=_place)
+        if _place(seen[-1]) != _place(read) or _place(read) < _place(newest):
+            raise self._unreadable(root, "it changes, or servers show an older version of it")
+        self._sets.note_version(cap, read, root)
+        return self._unpacked(cap, sink.getvalue(), root)
+
+    async def _newest(self, cap: DirectoryCap, root: str) -> Version:
+        """Return the newest version that any server has."""
+        try:
+            found = await self._grid.check(cap)
+        except PipegridError as error:
+            raise self._unreadable(root, str(error)) from error
+        assert isinstance(found, MutableCheckResult)
+        if found.unreachable:
+            raise self._unreadable(root, f"{', '.join(found.unreachable)} did not answer")
+        if found.version is None or found.newer_unrecoverable or found.rivals or found.seen:
+            raise self._unreadable(root, "its newest version cannot be read; see 'pipegrid check'")
+        return found.version
+
+    def _unpacked(self, cap: DirectoryCap, data: bytes, root: str) -> Listing:
+        try:
+            return unpack(cap, data, self._limits)
+        except DirectoryError as error:
+            if root is FORGOTTEN:
+                return Listing((), 0)
+            raise self._unreadable(root, str(error)) from error
+
+    def _unreadable(self, root: str, reason: str) -> CannotReach:
+        return CannotReach(
+            f"{root} cannot be read as a whole, so what it reaches is not known, and nothing was released: "
+            f"{reason}"
+        )
+
+
+def _place(version: Version) -> tuple[int, bytes]:
+    return version.sequence_number, version.root_hash
