@@ -56,7 +56,7 @@ class DisasterTests(TestCase):
             self.assertEqual(len(runs), 2)
             when = runs[0].split()[0]
             old = scratch / "old"
-            arguments = ("restore", catalogue, "--at", when, "-o", str(old))
+            arguments = ("restore", catalogue, when, "-o", str(old))
             restored = await world.run(*arguments, client=another)
             self.assertEqual(restored.status, 0, restored.err)
             self.assertEqual(described(old), first)

@@ -56,7 +56,7 @@ class TreeHardeningTests(ProcessTestCase):
         self.assertEqual((self.home / "back/file").read_bytes(), b"changed")
         runs = self.run_command("backups")[0].splitlines()
         self.assertEqual(len(runs), 3, runs)
-        self.run_command("restore", catalogue, "--at", runs[0].split()[0], "-o", "old")
+        self.run_command("restore", runs[0].split()[0], "-o", "old")
         self.assertEqual((self.home / "old/file").read_bytes(), b"f" * 1000)
 
     @in_fresh_processes

@@ -51,14 +51,13 @@ from pipegrid.tree.backup.backup_state_directory import this_machine
 from pipegrid.tree.backup.catalogue import (
     BackupRun,
     Machine,
-    chosen,
     entry_of,
-    parse_time,
     runs_of,
     shown_time,
 )
 from pipegrid.tree.backup.catalogue_store import CatalogueChange
 from pipegrid.tree.backup.retention import Retention, kept
+from pipegrid.tree.backup.run_paths import choose_run
 from pipegrid.tree.directory import Directory
 from pipegrid.tree.directory_reading import unpack
 from pipegrid.tree.file_selection import TreeSelection
@@ -229,25 +228,7 @@ class RetentionTests(SynchronousTestCase):
 
 
 class CatalogueTests(SynchronousTestCase):
-    """Which run is meant."""
-
-    def test_chosen(self) -> None:
-        """The newest, or that of a time, of the only backup or of one that is named."""
-        cap = DirectoryCap(LitCap(b""))
-        runs = [BackupRun("home", f"2026-11-0{day}_10:00:00Z", cap) for day in (1, 2, 3)]
-        self.assertEqual(chosen(runs, None, None), runs[2])
-        self.assertEqual(chosen(runs, None, "2026-11-02"), runs[1])
-        self.assertEqual(chosen(runs, "home", "2026-11-02T09:59"), runs[0])
-        self.assertEqual(chosen(runs, None, "2026-11-02_10:00:00Z"), runs[1])
-        other = [*runs, BackupRun("etc", "2026-01-01_00:00:00Z", cap)]
-        for call in (
-            lambda: chosen([], None, None),
-            lambda: chosen(other, None, None),
-            lambda: chosen(runs, "etc", None),
-            lambda: chosen(runs, None, "2026-10-01"),
-            lambda: parse_time("yesterday"),
-        ):
-            self.assertRaises(UsageError, call)
+    """The list of runs."""
 
     def test_a_list_is_taken_apart_once(self) -> None:
         """However often one run asks what is in it; what each asker is given is its own."""
@@ -1207,7 +1188,8 @@ class BackupTests(SynchronousTestCase):
             self.days += 1
             results.append(self.run_backup(name, retention=Retention(last=1)))
         self.assertEqual(self.listed(results[1].catalogue), [results[1].run])
-        self.assertEqual(chosen([results[1].run], "cafe\u0301", None), results[1].run)
+        found = choose_run([results[1].run], "cafe\u0301", None, 2e9)
+        self.assertEqual(found.run, results[1].run)
 
     def test_times(self) -> None:
         """As Tahoe-LAFS names its archives."""

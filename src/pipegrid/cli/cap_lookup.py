@@ -32,10 +32,12 @@ from pipegrid.errors import CapError, PipegridError, UsageError, naming
 from pipegrid.grid import client_paths
 from pipegrid.reactor.deferreds import few_at_a_time
 from pipegrid.tree import aliases, grid_paths, walk
+from pipegrid.tree.backup import run_paths
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid.file_grid import Grid
+    from pipegrid.tree.backup.run_paths import RunFinder
     from pipegrid.tree.grid_api import Grid as TreeGrid
     from pipegrid.tree.grid_paths import PathEnd, PathFinder
     from pipegrid.tree.walk import Met
@@ -57,10 +59,11 @@ class NamedFile(Generic[C]):
         cap: the parsed cap.
         name: from the cap file, or the last part of its path; or None.
         names: the path below the cap of a directory; then ``Locator`` must replace ``cap``.
-        root: the cap that the path begins with.
+        root: the cap that the path begins with, or the whole path into a run; "": ``cap`` is the file.
         where: its position, if it is one of several.
         problem: why it does not name a file; then ``cap`` is a placeholder, and ``Locator`` raises this.
-        place: the path as given, if it begins with an alias, and so contains no secret.
+        place: the path as given, if it begins with an alias or a run, and so contains no secret.
+        in_run: whether ``root`` is a path into a run of a backup.
     """
 
     text: str
@@ -71,6 +74,7 @@ class NamedFile(Generic[C]):
     where: str = ""
     problem: UsageError | None = None
     place: str = ""
+    in_run: bool = False
 
     @property
     def label(self) -> str:
@@ -166,6 +170,11 @@ def _understood(line: CapLine, understand: Callable[[str], C]) -> NamedFile[C]:
 def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> NamedFile[C]:
     text = as_pasted(text)
     place = ""
+    run = run_paths.run_path_here(text, client_directory()) if "@" in text else None
+    if run is not None:
+        called = name or (run.names[-1] if run.names else None)
+        empty, place = cast(C, LitCap(b"")), text if name is None else ""
+        return NamedFile(text, empty, called, run.names, text, place=place, in_run=True)
     if ("/" in text or not text.startswith("URI:")) and grid_paths.has_path(text):
         if grid_paths.names_alias(text):
             root, names = grid_paths.parse(text, aliases_here())
@@ -206,7 +215,7 @@ def check_path(file: NamedFile[Any]) -> None:
         CapError: it is named by a path, or has a problem.
     """
     check_all((file,))
-    if file.names:
+    if file.root:
         raise CapError(
             "only the grid knows what a path leads to; give its cap, which 'pipegrid manifest' lists"
         )
@@ -364,6 +373,7 @@ class Locator:
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self._paths: PathFinder | None = None
+        self._runs: RunFinder | None = None
 
     async def located(
         self, file: NamedFile[Any], understand: Callable[[Any], Fetchable]
@@ -381,12 +391,17 @@ class Locator:
         """
         if file.problem is not None:
             raise file.problem
-        if not file.names:
+        if not file.root:
             return file
+        root, names = file.root, file.names
+        if file.in_run:
+            if self._runs is None:
+                self._runs = run_paths.RunFinder(self._grid)
+            root, names = await self._runs.root_of(file.root)
         if self._paths is None:
             self._paths = grid_paths.PathFinder(self._grid)
-        place = await self._paths.resolve(file.root, file.names)
-        return attrs.evolve(file, cap=understand(_there(place)), names=())
+        place = await self._paths.resolve(root, names)
+        return attrs.evolve(file, cap=understand(_there(place)), names=(), root="", in_run=False)
 
 
 def _there(place: PathEnd) -> Any:
@@ -401,21 +416,22 @@ def _there(place: PathEnd) -> Any:
 
 async def place_of(grid: Grid, text: str) -> PathEnd:
     """Follow a cap or path to its end; errors as of ``Locator.located``."""
-    root, names = root_of(grid, text)
+    root, names = await root_of(grid, text)
     place = await grid_paths.resolve(grid, root, names)
     _there(place)
     return place
 
 
-def root_of(grid: Grid, text: str) -> tuple[str, tuple[str, ...]]:
+async def root_of(grid: Grid, text: str) -> tuple[str, tuple[str, ...]]:
     """
-    Parse a path that may begin with an alias of the grid's directory; see ``paths.parse``.
+    Parse a path that may begin with an alias of the grid's directory, or a run; see ``RunFinder.root_of``.
 
     Raises:
-        UsageError: it is not a path, or there is no such alias.
+        UsageError: it is not a path, or there is no such alias, backup or run.
+        PipegridError: the catalogue that lists the run cannot be read.
     """
     try:
-        return grid_paths.parse_here(text, grid.config.directory)
+        return await run_paths.RunFinder(grid).root_of(text)
     except UsageError:
         cap_file.check_no_file(text)
         raise

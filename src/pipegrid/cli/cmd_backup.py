@@ -23,7 +23,7 @@ from pipegrid.cli.tree_transfers import (
 from pipegrid.core.text import amount, counted
 from pipegrid.errors import NotEnoughSharesError
 from pipegrid.tree import grid_paths
-from pipegrid.tree.backup import backup_run
+from pipegrid.tree.backup import backup_run, run_paths
 
 if TYPE_CHECKING:
     from pipegrid.tree.backup.backup_run import BackupOptions, Backups
@@ -87,7 +87,7 @@ def backup_command(
     async def work(grid: Grid, console: Console) -> int:
         archives = None
         if path is not None:
-            archives = cap_lookup.root_of(grid, path)
+            archives = await cap_lookup.root_of(grid, path)
         options = backup_run.BackupOptions(
             made_anew,
             chosen.one_file_system,
@@ -131,7 +131,9 @@ async def _run(
     with progress_bar.ProgressBar(console, "backup") as progress:
         result = await backups.run(directory, name, options, reports_of(console, progress))
     run, counts = result.run, result.counts
-    console.say(f"pipegrid: {name} {run.time}: {counts_of(counts)}; {result.elapsed_s:.1f} s")
+    console.say(
+        f"pipegrid: {run_paths.run_path_text(run)} {counts_of(counts)}; {result.elapsed_s:.1f} s"
+    )
     statuses = {chosen.status_of(counts)}
     for problem in result.problems:
         about = f"{run.cap} is stored, but not listed everywhere"

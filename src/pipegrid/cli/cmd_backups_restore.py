@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -25,13 +26,14 @@ from pipegrid.core import caps, packed_directory
 from pipegrid.core.text import amount, as_pasted, counted, printable
 from pipegrid.errors import CapError, NoSuchChild, UsageError
 from pipegrid.tree import aliases, directory_reading, grid_paths
-from pipegrid.tree.backup import backup_run, catalogue
+from pipegrid.tree.backup import backup_run, catalogue, run_paths, run_times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipegrid.core.caps import Cap
     from pipegrid.tree.backup.catalogue import BackupRun
+    from pipegrid.tree.backup.run_paths import RunPath
     from pipegrid.tree.grid_api import Grid
     from pipegrid.tree.grid_paths import PathEnd
 
@@ -49,7 +51,12 @@ NONE_LISTED = (
 @grid_options
 def backups_command(cap: str | None) -> GridJob:
     """
-    List the runs of all backups, the oldest first.
+    List the runs of all backups, the oldest first, as NAME@TIME: in local time.
+
+    Other commands accept this as the beginning of a path: 'ls NAME@TIME:some/path'. TIME may also be
+    'latest', shorter, such as 2026-11-22 or 2026-11-22_18:23, 'yesterday', or 3d, 12h or 2w ago: the newest
+    run up to then. A time without a zone is local, Z means UTC. NAME is a backup of this client; for another
+    catalogue use 'restore CAP NAME@TIME:PATH'.
 
     CAP is what 'backup' printed, on this machine or another one, or ALIAS:some/path as given to 'backup
     --as'; without CAP, this client's backups are listed.
@@ -61,13 +68,13 @@ def backups_command(cap: str | None) -> GridJob:
             console.say(f"pipegrid: {NONE_LISTED}")
         several = len({run.machine.id for run in runs} - {""}) > 1
         for run in runs:
-            name = printable(run.name)
             host = f", on {printable(run.machine.name)}" if several and run.machine.name else ""
             left_out = f", {run.left_out} left out" if run.left_out else ""
             what = f"  {counted(run.files, 'file')}, {amount(run.bytes)}{left_out}"
             console.result(
-                f"{run.time}  {name}{what if run.counted else ''}{host}",
+                f"{run_paths.shell_text(run)}{what if run.counted else ''}{host}",
                 {
+                    "path": run_paths.run_path_text(run),
                     "name": run.name,
                     "time": run.time,
                     "cap": str(run.cap),
@@ -146,8 +153,8 @@ class RestoreOptions(NamedTuple):
 @click.option(
     "--at",
     metavar="TIME",
-    help="Restore it as it was at TIME (UTC), such as 2026-11-22 or 2026-11-22_18:23.  [default: the "
-    "newest run]",
+    help="Restore the newest run up to TIME: 2026-11-22, 2026-11-22_18:23 (local time; add Z for UTC), "
+    "yesterday, or 3d ago.  [default: latest]",
 )
 @click.option("-f", "--force", is_flag=True, help="Replace existing files.")
 @click.option(
@@ -164,7 +171,8 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
 
     A file or link at PATH is written to DIR under its own name, a directory's entries under theirs. CAP is
     what 'backup' printed, and works on any machine that reaches the servers; ALIAS:some/path as given to
-    'backup --as' works, too. Without CAP, a run of this client's backups is restored. Existing files that
+    'backup --as' works, too. Without CAP, a run of this client's backups is restored. PATH may begin with a
+    run, NAME@TIME:some/path, as 'backups' prints it. Existing files that
     have not changed are not fetched again, and nothing is removed. Permissions are restored whatever the
     umask is; for a tree that another person has stored use 'get -r'. A mode or time that cannot be set is
     reported.
@@ -176,16 +184,23 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
         raise usage_error(f"CAP or PATH: {EMPTY_NAME}")
     rest = list(arguments)
     cap = rest.pop(0) if rest and _is_cap(rest[0]) else None
-    missing = _missing_alias(rest[0]) if rest and cap is None else ""
+    path = _run_path(rest[0], options) if rest else None
+    missing = _missing_alias(rest[0]) if rest and cap is None and path is None else ""
     if len(rest) > 1:
         raise usage_error(_too_many(rest, cap, missing))
     names = tuple(part for part in rest[0].split("/") if part) if rest else ()
+    name, at = options.name, options.at
+    if path is not None:
+        names, name, at = path.names, path.name, path.at
 
     async def work(grid: Grid, console: Console) -> int:
         if missing:
             console.say(f"pipegrid: {missing}, so '{printable(rest[0])}' is looked for in the run")
         runs = await listed_runs(grid, console, cap, some=True)
-        run = catalogue.chosen(runs, options.name, options.at)
+        found = run_paths.choose_run(runs, name, at, time.time())
+        run = found.run
+        if found.warning:
+            console.say(f"pipegrid: {found.warning}")
         console.say(f"pipegrid: {_described(run, runs)}")
         root, metadata_json = await _root_of(grid, run, names, runs, cap is None)
         how = tree_transfers.TreeOptions(
@@ -215,12 +230,25 @@ async def _root_of(
     return _directory_of_one(place), b"{}"  # as the only entry of its directory
 
 
+def _run_path(text: str, options: RestoreOptions) -> RunPath | None:
+    """
+    Return the path into a run that an argument is; None: it is a path within the chosen run.
+
+    Raises:
+        click.UsageError: an option says as well which run.
+    """
+    path = run_paths.run_path_here(text, cap_lookup.client_directory())
+    if path is not None and (options.name, options.at) != (None, None):
+        raise usage_error(f"'{printable(text)}' says which run it is; leave out --as and --at")
+    return path
+
+
 def _described(run: BackupRun, runs: Sequence[BackupRun]) -> str:
     """Return a description of the restored run, and of its missing files."""
     machines = {each.machine.id for each in runs if each.name == run.name} - {""}
     host = f", on {printable(run.machine.name)}" if len(machines) > 1 and run.machine.name else ""
     lacking = f"; {run.left_out} left out when it was stored" if run.left_out else ""
-    return f"{printable(run.name)} as of {run.time}{host}{lacking}"
+    return f"{printable(run.name)} as of {run_times.run_time_text(run.at)}{host}{lacking}"
 
 
 def _too_many(paths: list[str], cap: str | None, missing: str) -> str:

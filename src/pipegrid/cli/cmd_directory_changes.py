@@ -114,7 +114,7 @@ def ln_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
     """
 
     async def link(grid: Grid, console: Console, source: str) -> None:
-        root, names = cap_lookup.root_of(grid, source)
+        root, names = await cap_lookup.root_of(grid, source)
         way = await directory.look_up(grid, root, names)
         if len(way) <= len(names):
             name = names[len(way) - 1]
@@ -159,7 +159,7 @@ def mkdir_command(paths: tuple[str, ...], format: str | None, read_only: bool) -
         if path is None:
             made = await grid.create_directory(format=format)
         else:
-            root, names = cap_lookup.root_of(grid, path)
+            root, names = await cap_lookup.root_of(grid, path)
             made = await directory.make_directories(grid, root, names, format)
         cap = made.cap
         read_cap = str(cap.readonly())
@@ -209,7 +209,7 @@ def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
         if (
             new.directory.cap == old.there.cap
             and not new.missing
-            and cap_lookup.root_of(grid, path)[1]
+            and (await cap_lookup.root_of(grid, path))[1]
         ):
             new = await destination_child.spot_at(grid, path)  # it was moved already
         if old.there.cap is not None and old.there.cap in new.path_caps:

@@ -279,7 +279,7 @@ def _asked_for(
     if len(files) > 1 and options.byte_range is not None:
         raise UsageError("--range is for one file; leave it out, or fetch them one by one")
     places = destinations(files, options.output)
-    if not files[0].names:
+    if not files[0].root:
         _part_of(files[0].cap, options.byte_range)
     return files, places
 

@@ -33,6 +33,7 @@ from pipegrid.grid import (
 )
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
 from pipegrid.tree import aliases, grid_paths
+from pipegrid.tree.backup import run_paths
 
 if TYPE_CHECKING:
     from pipegrid.core.caps import DirectoryCap
@@ -169,14 +170,17 @@ class InviteJob(GridJob):
         grid = None
         try:
             for text in self._options.paths:
-                root, names = grid_paths.parse_here(text, directory)
+                run = run_paths.run_path_here(text, directory)
+                root, names = ("", run.names) if run else grid_paths.parse_here(text, directory)
+                if grid is None and (run or names):
+                    grid = await open_grid(reactor, str(directory))
+                if run and grid is not None:
+                    root, _ = await run_paths.RunFinder(grid).root_of(text)
                 cap: Any = caps.as_cap(root)
-                if names:
-                    if grid is None:
-                        grid = await open_grid(reactor, str(directory))
+                if names and grid is not None:
                     place = await grid_paths.resolve(grid, root, names)
                     cap = place.best or place.cap
-                name = names[-1] if names else _alias_in(text)
+                name = names[-1] if names else run.name if run else _alias_in(text)
                 found[_unused(name, found)] = self._checked(cap)
         finally:
             if grid is not None:

@@ -91,7 +91,7 @@ async def store_copies(
 
         reports = copy_to_grid.CopyReports(printer.done, printer.failed)
         copier = copy_to_grid.Copier(grid, put_tree, reports, force, calls)
-        root, names = root_of(grid, target)
+        root, names = await root_of(grid, target)
         if not names and isinstance(cap := parse_cap(root), MutableCap):
             await copier.over(await _only_file(grid, sources), cap)
             return ExitStatus.DONE
@@ -107,7 +107,7 @@ async def _copy_to(
     grid: Grid, copier: Copier, items: Sequence[Item], single: bool, target: str
 ) -> None:
     """Copy items to the end of a path; ``single``: one file, which may get the name of the path."""
-    root, names = root_of(grid, target)
+    root, names = await root_of(grid, target)
     way = await directory.look_up(grid, root, names)
     there = way[-1] if len(way) == len(names) + 1 else None
     if there is not None and isinstance(there.cap, DirectoryCap):
@@ -189,7 +189,7 @@ async def _grid_item(grid: Grid, text: str) -> copy_to_grid.Item:
 
 async def _found(grid: Grid, text: str) -> tuple[Child, str]:
     """Return the object at a place, and its name; "" for a cap or alias alone."""
-    root, names = root_of(grid, text)
+    root, names = await root_of(grid, text)
     way = await directory.look_up(grid, root, names)
     if len(way) <= len(names):
         name = names[len(way) - 1]

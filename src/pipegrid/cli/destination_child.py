@@ -137,7 +137,7 @@ async def spot_at(
         NoSuchChild: an object on the path does not exist, or is not a directory.
         CapError: the directory is not mutable.
     """
-    root, names = cap_lookup.root_of(grid, text)
+    root, names = await cap_lookup.root_of(grid, text)
     ends_with_slash = text.rstrip().endswith("/")
     path_caps = await directory.look_up(grid, root, names)
     whole = len(path_caps) == len(names) + 1
@@ -180,7 +180,7 @@ async def check_takes(grid: Grid, path: str, sources: Sequence[str]) -> None:
     if len(sources) < 2:
         return
 
-    root, names = cap_lookup.root_of(grid, path)
+    root, names = await cap_lookup.root_of(grid, path)
     path_caps = await directory.look_up(grid, root, names)
     if len(path_caps) <= len(names) or path_caps[-1].kind != "directory":
         raise UsageError(

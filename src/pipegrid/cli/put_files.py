@@ -226,7 +226,7 @@ async def put_at(
     if path is None:
         show(await _store(grid, source, format, options), read_only)
         return
-    root, names = cap_lookup.root_of(grid, path)
+    root, names = await cap_lookup.root_of(grid, path)
     if not names and isinstance(cap := caps.parse_cap(root), MutableCap):
         if cap.access != "write":
             raise CapError("this cap does not write the file; use its write cap")

@@ -248,6 +248,10 @@ class FileGrid:
         """Sentences for the user about servers and introducers that are skipped or unreachable."""
         return (*self._warnings(), *self._means.shortfall.sentences())
 
+    def add_warning(self, sentence: str) -> None:
+        """Add a sentence to ``warnings``, each once, and a bounded number of them."""
+        self._warnings.add(sentence)
+
     def _warn_of_shares(self, params: Params) -> None:
         """Warn if a stored file has more shares than there are servers."""
         if warning := too_many_shares(params.total_shares, len(self._peers)):

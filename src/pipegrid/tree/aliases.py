@@ -17,6 +17,7 @@ from pipegrid.disk.part_file import NO_LOCKS
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import CapError, SinkError, UsageError
 from pipegrid.grid.client_paths import ALIASES_NAME
+from pipegrid.tree.backup.run_times import looks_like_run
 
 FILE_NAME = os.path.basename(ALIASES_NAME)
 ROOT_NAME = "root_dir.cap"
@@ -148,6 +149,11 @@ def checked_name(text: str) -> str:
     if bad or name.startswith(("#", "-", ".")) or name in ("URI", "ro.URI", "imm.URI"):
         raise UsageError(
             f"'{printable(name[:20])}' cannot be an alias; choose a name without spaces, colons and slashes"
+        )
+    if looks_like_run(name):
+        raise UsageError(
+            f"'{printable(name[:40])}' cannot be an alias, since it could be a run of a backup, which is "
+            "written NAME@TIME; choose another name"
         )
     if len(name) > MAX_NAME_CHARACTERS:
         raise UsageError(

@@ -54,17 +54,18 @@ class Trees:
 
         Args:
             path: ``CAP/some/path``, or a cap alone; or ``ALIAS:some/path`` with an alias of the client's
-                directory.
+                directory; or ``NAME@TIME:some/path`` in a run of one of its backups.
 
         Raises (through the Deferred):
             NoSuchChild: a name of the path does not exist.
-            UsageError, CapError: this is not a path, or there is no such alias.
+            UsageError, CapError: this is not a path, or there is no such alias, backup or run.
             DirectoryError: a directory of the path is damaged.
         """
-        from pipegrid.tree.grid_paths import parse_here, resolve
+        from pipegrid.tree.backup.run_paths import RunFinder
+        from pipegrid.tree.grid_paths import resolve
 
         check_kind(path, str, "a path on a grid", "text")
-        root, names = parse_here(path, self._grid.config.directory)
+        root, names = await RunFinder(self._grid).root_of(path)
         return await resolve(self._grid, root, names, limits)
 
     @started

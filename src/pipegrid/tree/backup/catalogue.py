@@ -13,7 +13,6 @@ from twisted.internet.defer import Deferred
 from pipegrid.core import dates
 from pipegrid.core.caps import DirectoryCap
 from pipegrid.core.mutable.directory_edits import Edit, Link, Unlink
-from pipegrid.core.text import composed
 from pipegrid.errors import DirectoryError, UsageError
 from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.deferreds import gather
@@ -180,7 +179,7 @@ def warning_of_later_runs(run: BackupRun, listed: Iterable[BackupRun]) -> str:
         return ""
     return (
         f"a listed run of {run.name!r} has the time {later}, later than this one's, {run.time}: "
-        "some clock is or was wrong; 'restore' restores that run unless --at gives a time"
+        "some clock is or was wrong; 'latest' and 'restore' leave out runs more than an hour in the future"
     )
 
 
@@ -215,34 +214,6 @@ def parse_time(text: str) -> datetime:
     raise UsageError(
         f"{text!r} is not a time; give one such as 2026-11-22 or 2026-11-22_18:23:31Z (UTC)"
     )
-
-
-def chosen(runs: Sequence[BackupRun], name: str | None, at: str | None) -> BackupRun:
-    """
-    Return the run that was the newest at a time (by default now).
-
-    Args:
-        name: of the backup; None, if there is only one.
-
-    Raises:
-        UsageError: there is none, or several backups.
-    """
-    names = sorted({run.name for run in runs})
-    name = None if name is None else composed(name)
-    if not names:
-        raise UsageError("the catalogue lists no backup")
-    if name is None:
-        if len(names) > 1:
-            raise UsageError(f"there are backups of {', '.join(names)}; choose one with --as")
-        name = names[0]
-    if name not in names:
-        raise UsageError(f"there is no backup called {name!r}; there are {', '.join(names)}")
-    limit = None if at is None else parse_time(at)
-    fitting = [run for run in runs if run.name == name and (limit is None or run.at <= limit)]
-    if not fitting:
-        oldest = min(run.time for run in runs if run.name == name)
-        raise UsageError(f"no run of {name!r} is as old as that; the oldest is of {oldest}")
-    return max(fitting, key=lambda run: run.at)
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,289 @@
+"""
+Paths into runs of backups, ``NAME@TIME:some/path``: which run they mean.
+
+NAME is the name of a backup in the client's own catalogue, TIME anything that ``run_times`` accepts; the run
+is the newest up to then. An alias that is called like the text before the first colon comes first.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import timedelta, tzinfo
+from pathlib import Path
+
+import attrs
+
+from pipegrid.core import dates
+from pipegrid.core.text import CAP_STARTS, as_pasted, composed, printable
+from pipegrid.errors import UsageError
+from pipegrid.grid.file_grid import Grid
+from pipegrid.reactor.deferreds import Waiters
+from pipegrid.tree.aliases import as_written, no_alias, read_aliases
+from pipegrid.tree.backup.backup_run import Backups
+from pipegrid.tree.backup.catalogue import BackupRun
+from pipegrid.tree.backup.run_times import (
+    EXAMPLES,
+    is_latest,
+    parse_span,
+    run_time_text,
+    time_at,
+)
+from pipegrid.tree.grid_paths import names_of, parse_here
+
+AHEAD_S = 3600
+"""Clocks of machines that share a catalogue may differ by this; what is later still has a wrong time."""
+
+SHOWN = 8
+"""How many names or runs a message lists."""
+
+
+@attrs.frozen
+class RunPath:
+    """
+    A parsed path into a run.
+
+    Attributes:
+        name: of the backup, composed.
+        at: the time as written.
+        names: below the root of the run.
+    """
+
+    name: str
+    at: str
+    names: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class ChosenRun:
+    """
+    A run that fits a name and a time.
+
+    Attributes:
+        run: the newest one that fits.
+        later: how many runs have a time in the future and were left out.
+    """
+
+    run: BackupRun
+    later: int = 0
+
+    @property
+    def warning(self) -> str:
+        """A sentence about the runs that were left out; "" if there are none."""
+        if not self.later:
+            return ""
+        runs = "1 run" if self.later == 1 else f"{self.later} runs"
+        return (
+            f"{runs} of {self.run.name!r} with a time in the future not considered: some clock is or was "
+            "wrong; to use such a run, give its time, which 'pipegrid backups' prints"
+        )
+
+
+def run_path_text(run: BackupRun, zone: tzinfo | None = None) -> str:
+    """Return the path of a run's root as commands accept it, ``home@2026-11-22_19:23:31+01:00:``."""
+    return f"{printable(run.name)}@{run_time_text(run.at, zone)}:"
+
+
+def shell_text(run: BackupRun) -> str:
+    """Return the path of a run's root for pasting into a shell."""
+    return shlex.quote(run_path_text(run))
+
+
+def parse_run_path(text: str, aliases: Mapping[str, str]) -> RunPath | None:
+    """
+    Parse a path into a run; None: this is a path of another kind.
+
+    Args:
+        aliases: of the client; one called like the text before the first colon comes first.
+
+    Raises:
+        UsageError: it has the form of such a path, but not its colon, or no time, or an empty name.
+    """
+    text = as_pasted(text)
+    if "@" not in text or text.startswith(CAP_STARTS):
+        return None
+    alias, colon, _ = text.partition(":")
+    if colon and as_written(alias, aliases) is not None:
+        return None
+    head = text.partition("/")[0]
+    at = head.find("@", 1)
+    while at > 0:
+        end = time_at(text, at + 1)
+        if end > at + 1 and text[end : end + 1] == ":":
+            return RunPath(composed(text[:at]), text[at + 1 : end], names_of(text[end + 1 :]))
+        if end > at + 1 and text[end : end + 1] in ("", "/"):
+            raise UsageError(
+                f"a colon follows the time of a run: '{printable(text[:end])}:{printable(text[end + 1 :])}'"
+            )
+        at = head.find("@", at + 1)
+    if colon and "@" in alias[1:] and "/" not in alias:
+        written = printable(alias.rpartition("@")[2][:40])
+        raise UsageError(
+            f"{no_alias(alias)}, and '{written}' is not a time of a run; give one such as {EXAMPLES}"
+        )
+    return None
+
+
+def run_path_here(text: str, directory: Path) -> RunPath | None:
+    """
+    Parse a path into a run, unless it begins with an alias of a client's directory; see ``parse_run_path``.
+
+    Raises:
+        UsageError: as ``parse_run_path``, or the aliases cannot be read.
+    """
+    if "@" not in text or as_pasted(text).startswith(CAP_STARTS):
+        return None
+    return parse_run_path(text, read_aliases(directory))
+
+
+def choose_run(
+    runs: Sequence[BackupRun],
+    name: str | None,
+    at: str | None,
+    now: float,
+    zone: tzinfo | None = None,
+) -> ChosenRun:
+    """
+    Return the run that was the newest at a time.
+
+    Without a time, or with ``latest``, runs with a time in the future are left out if others exist.
+
+    Args:
+        name: of the backup; None, if there is only one.
+        at: see ``parse_span``; None: the newest.
+        now: seconds since 1970.
+
+    Raises:
+        UsageError: no run fits, there are several backups and no name, or this is not a time.
+    """
+    same = runs_called(runs, name)
+    name = same[0].name
+    if at is None or is_latest(at):
+        limit = dates.utc(now) + timedelta(seconds=AHEAD_S)
+        fitting = [run for run in same if run.at <= limit]
+        if fitting:
+            return ChosenRun(_newest(fitting), len(same) - len(fitting))
+        return ChosenRun(_newest(same))
+    last = parse_span(at, now, zone).last
+    fitting = [run for run in same if run.at <= last]
+    if not fitting:
+        raise UsageError(
+            f"no run of {name!r} is as old as {run_time_text(last, zone)}; its runs: {_listed(same, zone)}"
+        )
+    return ChosenRun(_newest(fitting))
+
+
+def runs_called(runs: Sequence[BackupRun], name: str | None) -> list[BackupRun]:
+    """
+    Return the runs of one backup.
+
+    Args:
+        name: None, if there is only one.
+
+    Raises:
+        UsageError: there is none of that name, or there are several and no name.
+    """
+    names = sorted({run.name for run in runs})
+    name = None if name is None else composed(name)
+    if not names:
+        raise UsageError("the catalogue lists no backup; 'pipegrid backup' makes one")
+    if name is None and len(names) > 1:
+        raise UsageError(f"there are backups of {several(names)}; choose one with --as")
+    name = names[0] if name is None else name
+    if name not in names:
+        raise UsageError(
+            f"there is no backup called '{printable(name)}'; there are {several(names)}"
+        )
+    return [run for run in runs if run.name == name]
+
+
+def several(names: Collection[str]) -> str:
+    """Return the first few of some names, and how many more there are, for a message."""
+    few = [printable(each) for each in list(names)[:SHOWN]]
+    more = len(names) - len(few)
+    return ", ".join(few) + (f" and {more} more" if more else "")
+
+
+def _listed(runs: Sequence[BackupRun], zone: tzinfo | None) -> str:
+    ordered = sorted(runs, key=lambda run: run.at)
+    return several([run_time_text(run.at, zone) for run in ordered])
+
+
+def _newest(runs: Sequence[BackupRun]) -> BackupRun:
+    return max(runs, key=lambda run: (run.at, run.time))
+
+
+class RunFinder:
+    """
+    Finds runs in the catalogue of a grid's client, which is read once.
+
+    Args:
+        grid: an open grid.
+        say: called with sentences for the user; None: they become warnings of the grid.
+        now: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        say: Callable[[str], None] | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._grid = grid
+        self._say = say or grid.add_warning
+        self._now = now
+        self._runs: tuple[BackupRun, ...] | None = None
+        self._reading: Waiters[tuple[BackupRun, ...]] | None = None
+
+    async def runs(self) -> tuple[BackupRun, ...]:
+        """
+        Return all runs of the catalogue, oldest first.
+
+        Raises:
+            PipegridError: it cannot be read.
+        """
+        if self._runs is not None:
+            return self._runs
+        if self._reading is not None:
+            return await self._reading.wait()
+        waiting = self._reading = Waiters()
+        try:
+            self._runs = await Backups(self._grid, say=self._say, now=self._now).runs()
+        except Exception as error:
+            self._reading = None
+            waiting.fail(error)
+            raise
+        self._reading = None
+        waiting.fire(self._runs)
+        return self._runs
+
+    async def find(self, path: RunPath) -> BackupRun:
+        """
+        Return the run that a path leads into.
+
+        Raises:
+            UsageError: no run fits; the message lists what there is.
+            PipegridError: the catalogue cannot be read.
+        """
+        chosen = choose_run(await self.runs(), path.name, path.at, self._now())
+        if chosen.warning:
+            self._say(chosen.warning)
+        return chosen.run
+
+    async def root_of(self, text: str) -> tuple[str, tuple[str, ...]]:
+        """
+        Parse a path of any kind that may begin with a run or an alias of the client.
+
+        Returns:
+            the text of the root's cap, and the names below it; see ``grid_paths.parse``.
+
+        Raises:
+            UsageError: it is not a path, or there is no such alias, backup or run.
+            PipegridError: the catalogue cannot be read.
+        """
+        directory = self._grid.config.directory
+        path = run_path_here(text, directory)
+        if path is not None:
+            return str((await self.find(path)).cap), path.names
+        return parse_here(text, directory)
