@@ -42,3 +42,17 @@ class TokenBucketTests(SynchronousTestCase):
         bucket.take(1e12, 100)
         self.assertLess(bucket.wait_s(1e12), 0.01)
         self.assertGreater(bucket.wait_s(1e12), 0)
+
+    def test_another_rate(self) -> None:
+        """It holds from now on; what passed before delays the next bytes by no more than the burst."""
+        bucket = TokenBucket(1000, 100)
+        bucket.take(0.0, 5000)
+        self.assertAlmostEqual(bucket.wait_s(0.0), 4.901)
+        bucket.change(0.0, 10_000)
+        self.assertAlmostEqual(bucket.wait_s(0.0), 0.0101)
+        bucket.change(1.0, None)
+        bucket.take(1.0, 10**9)
+        self.assertEqual(bucket.wait_s(1.0), 0)
+        bucket.change(2.0, 1000)
+        bucket.take(2.0, 200)
+        self.assertAlmostEqual(bucket.wait_s(2.0), 0.101)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
+from pipegrid.flow.rate_timetable import RateLimit, Rates, RateTimetable
 from pipegrid.transport.throttle import Throttle
 from tests.simulation.grid_world import CLIENT, Client, GridWorld
 from tests.simulation.test_grid_budgets import BudgetTestCase
@@ -14,10 +16,21 @@ RATE = 200_000
 class LimitRateTests(BudgetTestCase):
     """A client of ten servers whose line could do much more."""
 
-    def make(self, rate: int = RATE, tls: bool = False) -> tuple[GridWorld, Client]:
-        """Return a world and a client whose connections share a rate."""
+    def make(
+        self,
+        rate: RateLimit = RATE,
+        tls: bool = False,
+        local_minute: Callable[[float], int] = lambda now_s: 0,
+    ) -> tuple[GridWorld, Client]:
+        """
+        Return a world and a client whose connections share a rate.
+
+        Args:
+            local_minute: of the week, at a time of the world's clock.
+        """
         world = self.make_world(tls=tls)
-        throttle = Throttle(world.network.host(CLIENT).clock, rate)
+        clock = world.network.host(CLIENT).clock
+        throttle = Throttle(clock, rate, lambda: local_minute(clock.seconds()))
         endpoint = world.network.endpoint
         world.network.endpoint = lambda *ends: throttle.endpoint(endpoint(*ends))  # type: ignore[method-assign, assignment]
         return world, world.client()
@@ -62,3 +75,60 @@ class LimitRateTests(BudgetTestCase):
         running.cancel()
         cap = world.run(client.grid.put(b"x" * 1000)).cap
         self.assertEqual(world.run(client.grid.read(cap)), b"x" * 1000)
+
+    def test_each_direction(self) -> None:
+        """UP:DOWN: what is sent takes its own time, and what is received another."""
+        world, client = self.make(RateTimetable((0,), (Rates(RATE, 4 * RATE),)))
+        data = Random(4).randbytes(600_000)
+        since = len(world.network.log)
+        result, put_s = world.timed(lambda: client.grid.put(data))
+        sent = self.sent_bytes(world, since, to_clients=False)
+        self.assertGreater(put_s, (sent - RATE / 4) / RATE * 0.95)
+        since = len(world.network.log)
+        found, get_s = world.timed(lambda: client.grid.read(result.cap))
+        self.assertEqual(found, data)
+        received = self.sent_bytes(world, since, to_clients=True)
+        self.assertLess(get_s, received / (4 * RATE) * 1.1 + 2)
+
+    def test_the_rate_changes_while_bytes_pass(self) -> None:
+        """From one rate to a higher one, and to none at all, by the clock on the wall."""
+        slow, fast, change_s = RATE // 4, 2 * RATE, 10.0
+        begun = [0.0]
+
+        def local_minute(now_s: float) -> int:
+            return 0 if now_s - begun[0] < change_s else 100
+
+        for second in (fast, None):
+            table = RateTimetable((0, 100), (Rates(slow, slow), Rates(second, second)))
+            world, client = self.make(table, local_minute=local_minute)
+            begun[0] = world.network.host(CLIENT).clock.seconds()
+            data = Random(5).randbytes(600_000)
+            since = len(world.network.log)
+            result, put_s = world.timed(lambda client=client, data=data: client.grid.put(data))  # type: ignore[misc]
+            sent = self.sent_bytes(world, since, to_clients=False)
+            rest = sent - slow * change_s
+            self.assertGreater(rest, 1_000_000)
+            least_s = 0 if second is None else (rest - fast / 4 - slow * 2) / fast * 0.95
+            most_s = 3 if second is None else rest / fast * 1.1 + 3
+            self.assertGreater(put_s, change_s + least_s)
+            self.assertLess(put_s, change_s + most_s)
+            cap = result.cap
+            self.assertEqual(
+                world.run(client.grid.read(cap)),
+                data,
+            )
+
+    def test_a_clock_that_is_set_back(self) -> None:
+        """The earlier entry counts again, at once, and the transfer goes on."""
+        table = RateTimetable((0, 100), (Rates(RATE, RATE), Rates(None, None)))
+        begun = [0.0]
+        world, client = self.make(
+            table, local_minute=lambda now_s: 100 if now_s - begun[0] < 0.5 else 0
+        )
+        begun[0] = world.network.host(CLIENT).clock.seconds()
+        world.clock.advance(1)
+        data = Random(6).randbytes(600_000)
+        since = len(world.network.log)
+        _, put_s = world.timed(lambda: client.grid.put(data))
+        sent = self.sent_bytes(world, since, to_clients=False)
+        self.assertGreater(put_s, (sent - 2 * RATE) / RATE * 0.9)

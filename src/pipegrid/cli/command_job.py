@@ -8,7 +8,7 @@ test) provides.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from twisted.internet.defer import Deferred
 
+    from pipegrid.flow.rate_timetable import RateLimit
     from pipegrid.tree.grid_api import Grid
 
 OpenGrid = Callable[..., "Deferred[Grid]"]
@@ -43,9 +44,11 @@ class Invocation:
         trace: where to write a trace of all operations, or None.
         wait_for: how many servers must respond before work begins; 0: as soon as enough are known.
         max_segment_bytes: files with larger segments are not fetched; None: the default.
-        limit_rate: bytes per second, in each direction, over all connections; None: no limit.
+        limit_rate: over all connections; None: no limit.
         jobs: files at the same time; None: as many as memory and windows allow.
         max_memory_bytes: of data; None: the default.
+        places: where the values of options are written, if they are from a section of ``pipegrid.cfg``; by
+            the names of parameters. None: from no section.
         run_job: runs a job while the command line is still being parsed, once; None if that is impossible.
     """
 
@@ -56,9 +59,10 @@ class Invocation:
         self.trace: str | None = None
         self.wait_for = 0
         self.max_segment_bytes: int | None = None
-        self.limit_rate: int | None = None
+        self.limit_rate: RateLimit | None = None
         self.jobs: int | None = None
         self.max_memory_bytes: int | None = None
+        self.places: Mapping[str, str] | None = None
         self.run_job: Callable[[GridJob, Invocation], int] | None = None
 
     @property

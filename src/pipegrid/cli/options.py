@@ -14,6 +14,7 @@ from pipegrid.cli.command_job import Invocation
 from pipegrid.cli.startup.fast_args import JSON, QUIET, Option
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
+from pipegrid.flow import rate_timetable
 from pipegrid.grid import client_config, client_paths
 from pipegrid.transfer import settings
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from pipegrid.core.encoding_parameters import Params
+    from pipegrid.flow.rate_timetable import RateLimit
 
 
 # Completion of arguments that may begin with an alias; its modules are imported only then.
@@ -97,6 +99,26 @@ def byte_rate(text: str) -> int:
         raise click.BadParameter(
             f"{text!r} is not a number of bytes per second, such as 500kB, 2MiB or 1.5MB/s"
         ) from None
+
+
+def rate_limit(text: str) -> RateLimit | None:
+    """
+    Return a limit of rates: ``SIZE``, ``UP:DOWN``, or a timetable; None: ``off``.
+
+    Raises:
+        click.BadParameter: it is none of these.
+    """
+
+    def rate(part: str) -> int:
+        try:
+            return byte_rate(part)
+        except click.BadParameter as error:
+            raise ValueError(error.message) from None
+
+    try:
+        return rate_timetable.parse_rate_limit(text, rate)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 # Common options and argument types.
@@ -461,9 +483,10 @@ limit_options = all_of(
     _noted(
         "limit_rate",
         "--limit-rate",
-        type=byte_rate,
-        metavar="SIZE",
-        help="Send and receive at most SIZE per second each, over all connections.",
+        type=rate_limit,
+        metavar="RATE",
+        help="Send and receive at most RATE per second each, over all connections, such as 500kB; or UP:DOWN "
+        "for each, or a timetable such as '08:00,1M:2M 19:00,off'.",
     ),
     _noted(
         "jobs",

@@ -6,6 +6,7 @@ import attrs
 
 from pipegrid.argument_checks import check_whole
 from pipegrid.core.encoding_parameters import MAX_SEGMENT_BYTES
+from pipegrid.flow.rate_timetable import RateLimit, RateTimetable
 
 MIN_MEMORY_BYTES = 8 << 20
 """With less memory a file with segments of 1 MiB could not proceed."""
@@ -37,13 +38,14 @@ class Limits:
     How much of the machine and of its link a grid may use.
 
     Attributes:
-        bytes_per_s: limit for sending, and limit for receiving, over all connections; None: no limit.
+        bytes_per_s: limit for sending, and limit for receiving, over all connections; or a
+            ``RateTimetable`` with a limit for each, by time of the week; None: no limit.
         jobs: limit of files that are stored at the same time; None: as many as memory and windows allow.
         memory_bytes: limit of data held in memory for uploads, and for downloads; None: about 64 MiB. The
             program's own memory is not included.
     """
 
-    bytes_per_s: int | None = None
+    bytes_per_s: RateLimit | None = None
     jobs: int | None = None
     memory_bytes: int | None = None
 
@@ -54,7 +56,7 @@ class Limits:
         """
         for name, least in (("bytes_per_s", 1), ("jobs", 1), ("memory_bytes", MIN_MEMORY_BYTES)):
             value = getattr(self, name)
-            if value is not None:
+            if value is not None and not isinstance(value, RateTimetable):
                 check_whole(value, name, least=least)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from socket import SO_RCVBUF, SOL_SOCKET
 from socket import socket as Socket
@@ -20,6 +22,7 @@ from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 from zope.interface import directlyProvides, implementer, providedBy
 
+from pipegrid.flow.rate_timetable import LOOK_S, RateLimit, as_timetable, minute_of_week
 from pipegrid.reactor.bulk_sockets import Backpressure
 from pipegrid.reactor.deferreds import Timer
 
@@ -35,19 +38,39 @@ class TokenBucket:
     One direction of a link.
 
     Args:
-        bytes_per_s: more than 0.
+        bytes_per_s: more than 0; None: no limit.
         burst_bytes: bytes that may pass at once after a long pause; None: those of a quarter of a second.
     """
 
-    def __init__(self, bytes_per_s: float, burst_bytes: float | None = None) -> None:
-        assert bytes_per_s > 0
-        self.bytes_per_s = bytes_per_s
-        self._burst_bytes = max(1.0, bytes_per_s / 4 if burst_bytes is None else burst_bytes)
-        self._left = self._burst_bytes
+    def __init__(self, bytes_per_s: float | None, burst_bytes: float | None = None) -> None:
+        self._given_burst_bytes = burst_bytes
         self._at_s: float | None = None
+        self._use(bytes_per_s)
+        self._left = self._burst_bytes
 
     def __repr__(self) -> str:
-        return f"<TokenBucket of {self.bytes_per_s:g} bytes a second, {self._left:g} left>"
+        rate = "any number of" if self.bytes_per_s is None else f"{self.bytes_per_s:g}"
+        return f"<TokenBucket of {rate} bytes a second, {self._left:g} left>"
+
+    def _use(self, bytes_per_s: float | None) -> None:
+        assert bytes_per_s is None or bytes_per_s > 0
+        self.bytes_per_s = bytes_per_s
+        burst_bytes = self._given_burst_bytes
+        if burst_bytes is None:
+            burst_bytes = 1.0 if bytes_per_s is None else bytes_per_s / 4
+        self._burst_bytes = max(1.0, burst_bytes)
+
+    def change(self, now_s: float, bytes_per_s: float | None) -> None:
+        """
+        Change the rate now.
+
+        What passed at the old rate delays the next bytes by a quarter of a second at most.
+        """
+        if bytes_per_s == self.bytes_per_s:
+            return
+        self._fill(now_s)
+        self._use(bytes_per_s)
+        self._left = max(-self._burst_bytes, min(self._burst_bytes, self._left))
 
     def take(self, now_s: float, size: int) -> None:
         """Record that ``size`` bytes pass now, even more than are left; ``wait_s`` compensates for them."""
@@ -57,11 +80,16 @@ class TokenBucket:
     def wait_s(self, now_s: float) -> float:
         """Return how long until the next bytes may pass; 0 if they may now."""
         self._fill(now_s)
-        return 0.0 if self._left > 0 else (1 - self._left) / self.bytes_per_s
+        if self.bytes_per_s is None or self._left > 0:
+            return 0.0
+        return (1 - self._left) / self.bytes_per_s
 
     def _fill(self, now_s: float) -> None:
         passed_s = 0.0 if self._at_s is None else max(0.0, now_s - self._at_s)
         self._at_s = now_s
+        if self.bytes_per_s is None:
+            self._left = self._burst_bytes
+            return
         self._left = min(self._burst_bytes, self._left + passed_s * self.bytes_per_s)
 
 
@@ -87,24 +115,60 @@ _MOST_PIECE_BYTES = 16 << 10
 _LEAST_KEPT_BYTES = 16 << 10
 """Received bytes that the kernel may hold: a few packets, which it counts about twice."""
 
+_LONGEST_WAIT_S = 5.0
+"""Of bytes under a timetable, which may permit more meanwhile."""
+
 
 class Throttle:
     """
     The rate limit of all connections that go through it.
 
+    A timetable is looked at when bytes pass or wait, so it needs no timer of its own.
+
     Args:
-        bytes_per_s: limit for sending, and the same for receiving.
+        limit: for sending and receiving.
+        local_minute: returns the minute of the week in local time.
     """
 
-    def __init__(self, clock: IReactorTime, bytes_per_s: int) -> None:
+    def __init__(
+        self,
+        clock: IReactorTime,
+        limit: RateLimit,
+        local_minute: Callable[[], int] = lambda: minute_of_week(time.localtime()),
+    ) -> None:
         self.clock = clock
-        self.sent = TokenBucket(bytes_per_s)
-        self.received = TokenBucket(bytes_per_s)
-        self.piece_bytes = int(
-            min(_MOST_PIECE_BYTES, max(_LEAST_PIECE_BYTES, bytes_per_s * _TURN_S))
-        )
+        self._timetable = as_timetable(limit)
+        self._varies = len(self._timetable.rates) > 1
+        self._local_minute = local_minute
+        self._looked_s = clock.seconds()
+        rates = self._timetable.at(local_minute())
+        self.sent = TokenBucket(rates.sent)
+        self.received = TokenBucket(rates.received)
         self._waiting: deque[Throttled] = deque()
         self._timer = Timer(clock, self._go_on)
+
+    @property
+    def piece_bytes(self) -> int:
+        """How many bytes one connection sends before it is another's turn."""
+        rate = self.sent.bytes_per_s
+        if rate is None:
+            return _MOST_PIECE_BYTES
+        return int(min(_MOST_PIECE_BYTES, max(_LEAST_PIECE_BYTES, rate * _TURN_S)))
+
+    def _wait_s(self, bucket: TokenBucket) -> float:
+        """Return how long until the timetable permits the next bytes, or must be looked at again."""
+        now_s = self.clock.seconds()
+        if self._varies and not 0 <= now_s - self._looked_s < LOOK_S:
+            self._looked_s = now_s
+            rates = self._timetable.at(self._local_minute())
+            self.sent.change(now_s, rates.sent)
+            self.received.change(now_s, rates.received)
+        wait_s = bucket.wait_s(now_s)
+        return min(wait_s, _LONGEST_WAIT_S) if self._varies else wait_s
+
+    def receive_wait_s(self) -> float:
+        """Return how long until more bytes may be received, or this must be asked again."""
+        return self._wait_s(self.received)
 
     def endpoint(
         self, inner: IStreamClientEndpoint, kind: type[Throttled] | None = None
@@ -132,7 +196,7 @@ class Throttle:
 
     def _go_on(self) -> None:
         while self._waiting:
-            wait_s = self.sent.wait_s(self.clock.seconds())
+            wait_s = self._wait_s(self.sent)
             if wait_s:
                 self._timer.set(wait_s)
                 return
@@ -199,6 +263,9 @@ class Throttled:
         self._lost = False
         self._read_wait: IDelayedCall | None = None
         self._reader_paused = False
+        self._fitted_rate: float | None = None
+        self._usual_buffer_bytes = 0
+        self._usual_kept_bytes = 0
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or self._transport is None:
@@ -209,11 +276,9 @@ class Throttled:
 
     def makeConnection(self, transport: Any) -> None:
         self._transport = transport
-        rate = self._throttle.received.bytes_per_s
-        if hasattr(transport, "bufferSize"):  # a quarter of a second's bytes at a time
-            transport.bufferSize = int(min(transport.bufferSize, max(2048, rate / 4)))
-        if isinstance(socket := getattr(transport, "socket", None), Socket):
-            _keep_little(socket, int(rate / 4))
+        self._usual_buffer_bytes = getattr(transport, "bufferSize", 0)
+        self._usual_kept_bytes = _kept_bytes(transport)
+        self._fit_buffers()
         directlyProvides(self, providedBy(transport))
         transport.registerProducer(Backpressure(self), True)
         self.protocol.makeConnection(self)
@@ -224,7 +289,9 @@ class Throttled:
         bucket.take(clock.seconds(), len(data))
         self.protocol.dataReceived(data)
         if not self._lost and self._read_wait is None:
-            wait_s = bucket.wait_s(clock.seconds())
+            wait_s = self._throttle.receive_wait_s()
+            if bucket.bytes_per_s != self._fitted_rate:
+                self._fit_buffers()
             if wait_s:
                 if not self._reader_paused:
                     self._transport.pauseProducing()
@@ -234,9 +301,19 @@ class Throttled:
         self._forget()
         self.protocol.connectionLost(reason)
 
+    def _fit_buffers(self) -> None:
+        """Keep the bytes of a quarter of a second in the buffers; without a limit, as many as usual."""
+        rate = self._fitted_rate = self._throttle.received.bytes_per_s
+        transport, usual_bytes = self._transport, self._usual_buffer_bytes
+        if usual_bytes:
+            fitting_bytes = usual_bytes if rate is None else int(max(2048, rate / 4))
+            transport.bufferSize = min(usual_bytes, fitting_bytes)
+        if isinstance(socket := getattr(transport, "socket", None), Socket):
+            _keep_at_most(socket, self._usual_kept_bytes, rate)
+
     def _may_read(self) -> None:
         self._read_wait = None
-        wait_s = self._throttle.received.wait_s(self._throttle.clock.seconds())
+        wait_s = self._throttle.receive_wait_s()
         if wait_s:  # other connections have read meanwhile
             self._read_wait = self._throttle.clock.callLater(wait_s, self._may_read)
         elif not self._reader_paused:
@@ -353,9 +430,25 @@ class Throttled:
                 self._producer.resumeProducing()
 
 
-def _keep_little(socket: Socket, size: int) -> None:
-    """Limit the kernel's receive buffer: otherwise it would take megabytes off the link at once."""
+def _kept_bytes(transport: Any) -> int:
+    """Return the size of the kernel's receive buffer of a connection; 0: unknown."""
+    if isinstance(socket := getattr(transport, "socket", None), Socket):
+        with suppress(OSError):
+            return socket.getsockopt(SOL_SOCKET, SO_RCVBUF)
+    return 0
+
+
+def _keep_at_most(socket: Socket, usual_bytes: int, rate: float | None) -> None:
+    """
+    Limit the kernel's receive buffer: otherwise it would take megabytes off the link at once.
+
+    Args:
+        usual_bytes: its size without a limit, which is set again if a limit has ended.
+        rate: bytes per second, or None. A buffer that was never limited keeps the kernel's own size.
+    """
+    size = usual_bytes if rate is None else int(rate / 4)
     with suppress(OSError):
-        usual = socket.getsockopt(SOL_SOCKET, SO_RCVBUF)
-        if size < usual:
-            socket.setsockopt(SOL_SOCKET, SO_RCVBUF, max(size, _LEAST_KEPT_BYTES) // 2)
+        now_bytes = socket.getsockopt(SOL_SOCKET, SO_RCVBUF)
+        if size < usual_bytes or now_bytes < usual_bytes:
+            size = min(max(size, _LEAST_KEPT_BYTES), usual_bytes)
+            socket.setsockopt(SOL_SOCKET, SO_RCVBUF, size // 2)
