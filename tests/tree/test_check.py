@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,7 +13,8 @@ from twisted.python.failure import Failure
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, UnknownCap
 from pipegrid.core.packed_directory import PackedChild, pack_immutable
 from pipegrid.transfer.results import CheckResult, RepairResult
-from pipegrid.transfer.upkeep import UpkeepOutcome, UpkeepRequest
+from pipegrid.transfer.upkeep import SampledUpkeep, UpkeepOutcome, UpkeepRequest
+from pipegrid.transfer.verification_rounds import CIRCLE, VerifiedPart, width_of
 from pipegrid.tree.tree_check import FirstMet, TreeSummary, check_tree, check_trees
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld
@@ -58,7 +60,9 @@ class CheckTreeTests(BudgetTestCase):
         )
         return DirectoryCap(cap)  # type: ignore[arg-type]
 
-    def check(self, cap: Cap | None = None, **todo: bool) -> tuple[TreeSummary, float]:
+    def check(
+        self, cap: Cap | None = None, part: VerifiedPart | None = None, **todo: bool
+    ) -> tuple[TreeSummary, float]:
         """Look after a tree; returns the sum, and the round trips. Fills ``ended`` and ``unread``."""
         self.ended: dict[str, UpkeepOutcome] = {}
         self.unread: dict[str, Exception] = {}
@@ -75,7 +79,7 @@ class CheckTreeTests(BudgetTestCase):
             lambda: check_tree(
                 self.client.grid,
                 self.root if cap is None else cap,
-                UpkeepRequest(**todo),
+                UpkeepRequest(**todo) if part is None else SampledUpkeep(**todo, part=part),
                 ended=ended,
                 unreadable=unreadable,
             )
@@ -119,6 +123,35 @@ class CheckTreeTests(BudgetTestCase):
         self.assertEqual((summary.objects, summary.repaired), (401, 401))
         self.assertLessEqual(trips, 9.0)
         self.assertEqual(self.check()[0].healthy, 401)
+
+    def test_another_part_each_time(self) -> None:
+        """All objects are checked each time, a part of them byte by byte; ten runs verify all of them."""
+        self.store(10, 3)
+        for file in [*self.files, *self.directories, self.root]:
+            cap: Any = file.file if isinstance(file, DirectoryCap) else file
+            server = next(each for each in self.world.servers if each.shares(cap.storage_index))
+            [number] = server.shares(cap.storage_index)
+            path = Path(server.share_path(cap.storage_index, number))
+            data = bytearray(path.read_bytes())
+            data[-100] ^= 1  # before the leases
+            path.write_bytes(data)
+        found_damaged: set[str] = set()
+        width, position, verified = width_of(Fraction(10)), CIRCLE - 7, 0
+        for _ in range(10):
+            part = VerifiedPart(position % CIRCLE, width)
+            summary, _ = self.check(verify=True, part=part)
+            self.assertEqual(summary.objects, 41)
+            damaged = {
+                path
+                for path, outcome in self.ended.items()
+                if isinstance(outcome, CheckResult) and outcome.corrupt
+            }
+            self.assertEqual(len(damaged), part.verified)
+            self.assertEqual(summary.healthy, 41 - len(damaged))
+            found_damaged |= damaged
+            verified += part.verified
+            position += width
+        self.assertEqual((len(found_damaged), verified), (41, 41))
 
     def test_every_byte_of_many_small_objects(self) -> None:
         """All their shares together are more than may wait for a thread, so they are verified without."""

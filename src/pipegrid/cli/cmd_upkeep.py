@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
+import re
 from collections.abc import Awaitable, Callable, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -19,11 +22,12 @@ from pipegrid.cli.options import (
     limit_options,
     reading_options,
     upkeep_bounds,
+    usage_error,
 )
 from pipegrid.core import caps as core_caps
 from pipegrid.core.text import counted, printable
-from pipegrid.errors import PipegridError
-from pipegrid.transfer import results, upkeep
+from pipegrid.errors import PipegridError, UsageError
+from pipegrid.transfer import results, upkeep, verification_rounds
 from pipegrid.tree import tree_check
 
 if TYPE_CHECKING:
@@ -75,6 +79,7 @@ def upkeep_job(
     todo: dict[str, bool],
     show: Callable[[Console, NamedFile[Any], Any, str], ExitStatus],
     alone: Callable[[Grid, Console, Any], Awaitable[Any]] | None,
+    sample: Fraction | None = None,
 ) -> GridJob:
     """
     Return the job of checking or maintaining files, or everything in directories.
@@ -85,6 +90,7 @@ def upkeep_job(
         todo: the work for each object.
         show: prints one outcome, each line beginning with the given text; returns its status.
         alone: does the work for the only object by its cap; None: as for many.
+        sample: percent of the objects that are verified, another part in each run; None: no part.
     """
     understand: Callable[[Any], Any] = core_caps.walkable if recursive else core_caps.keepable
     files = cap_lookup.named_files(invocation.console, *caps, understand)
@@ -98,12 +104,74 @@ def upkeep_job(
             file = await cap_lookup.Locator(grid).located(files[0], core_caps.keepable)
             return shown(file, await alone(grid, console, file.cap))
 
-        options = UpkeepOptions(
-            verb, recursive, upkeep.UpkeepRequest(**todo), upkeep_bounds(invocation)
-        )
-        return await maintain(grid, console, files, options, shown)
+        bounds = upkeep_bounds(invocation)
+        if sample is None:
+            options = UpkeepOptions(verb, recursive, upkeep.UpkeepRequest(**todo), bounds)
+            return await maintain(grid, console, files, options, shown)
+        part = SampledPart(grid, console, (caps, recursive), sample)
+        request = upkeep.SampledUpkeep(**todo, part=part.part)
+        options = UpkeepOptions(verb, recursive, request, bounds)
+        status = await maintain(grid, console, files, options, shown)
+        part.finish()
+        return status
 
     return GridJob(work, *cap_lookup.starts_of(files))
+
+
+class SampledPart:
+    """
+    The part of the objects that this run verifies.
+
+    Args:
+        key: what names this check: its arguments.
+        percent: of the objects.
+
+    Raises:
+        UsageError, SinkError: there is no place for the state of the round.
+    """
+
+    def __init__(self, grid: Grid, console: Console, key: object, percent: Fraction) -> None:
+        config = grid.config
+        directory = config.state or next(iter(config.caches), None)
+        if directory is None:
+            raise UsageError(f"{config.directory} has no place for the state of --sample")
+        self._console = console
+        self._percent = percent
+        self._rounds = verification_rounds.VerificationRounds(directory, key)
+        if self._rounds.warning:
+            console.say(f"pipegrid: {self._rounds.warning}")
+        width = verification_rounds.width_of(percent)
+        self.part = verification_rounds.VerifiedPart(self._rounds.state.position, width)
+
+    def finish(self) -> None:
+        """Record the part as verified, and report until when the round lasts."""
+        state = self._rounds.finish(self.part.width)
+        left = state.runs_left(self.part.width)
+        until = datetime.date.today() + datetime.timedelta(days=left)
+        count, percent = self.part.verified, float(self._percent)
+        fields = {"percent": percent, "verified": count, "runs_left": left, "until": f"{until}"}
+        ends = f"{counted(left, 'run')}: if they are nightly, until {until}"
+        what = f"this round lasts another {ends}"
+        if not state.covered:
+            what = f"every object has been verified; the next round lasts {ends}"
+        self._console.say(
+            f"pipegrid: verified another {percent:g}%: {counted(count, 'object')}; {what}"
+        )
+        self._console.json_result({"sample": fields})
+
+
+def sampled_percent(text: str) -> Fraction:
+    """
+    Return a percentage: ``3%``, ``0.5``.
+
+    Raises:
+        click.BadParameter: it is none from 0.01 to 100.
+    """
+    match = re.fullmatch(r"\s*([0-9]{1,3}(?:\.[0-9]{1,2})?)\s*%?\s*", text)
+    percent = Fraction(0) if match is None else Fraction(match[1])
+    if not 0 < percent <= 100:
+        raise click.BadParameter(f"{text!r} is not a percentage from 0.01 to 100, such as 3%")
+    return percent
 
 
 async def located_files(
@@ -324,6 +392,13 @@ def sum_up(summary: UpkeepSummary, todo: UpkeepRequest) -> tuple[str, dict[str, 
 @recursive_option
 @click.option("--verify", is_flag=True, help="Fetch all shares and verify every byte.")
 @click.option(
+    "--sample",
+    type=sampled_percent,
+    metavar="PERCENT",
+    help="Check all objects, and verify every byte of PERCENT of them, such as 3%: of another part in each "
+    "run, until all were verified.",
+)
+@click.option(
     "--add-lease",
     is_flag=True,
     help="Add a lease to the good shares, or renew it, as 'renew' does.",
@@ -342,6 +417,7 @@ def check_command(
     caps: CapArguments,
     recursive: bool,
     verify: bool,
+    sample: Fraction | None,
     add_lease: bool,
     repair: bool,
 ) -> GridJob:
@@ -373,9 +449,12 @@ def check_command(
             call = progress.transfer()
             return await grid.check(cap, verify=verify, progress=call, **options)
 
-    todo = {"verify": verify, "add_lease": add_lease, "repair": repair}
-    only = None if repair else alone
-    return upkeep_job(invocation, caps, recursive, "check", todo, show, only)
+    if verify and sample is not None:
+        raise usage_error("--verify verifies everything; choose one of --verify and --sample")
+    sampled = sample is not None
+    todo = {"verify": verify or sampled, "add_lease": add_lease, "repair": repair}
+    only = None if repair or sampled else alone
+    return upkeep_job(invocation, caps, recursive, "check", todo, show, only, sample)
 
 
 def print_check(

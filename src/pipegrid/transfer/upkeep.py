@@ -23,6 +23,7 @@ from pipegrid.transfer.results import CheckResult, FileHealth, Progress, RenewRe
 from pipegrid.transfer.server_capacity import Capacity
 from pipegrid.transfer.settings import DownloadSettings, UpkeepSettings
 from pipegrid.transfer.share_query import ShareQuery, SurveyBatcher
+from pipegrid.transfer.verification_rounds import VerifiedPart
 from pipegrid.transport.surveys import Question, Sample, Surveyed
 
 # Adding or renewing this client's leases on the shares of a file, without reading its shares.
@@ -268,6 +269,31 @@ class UpkeepRequest:
     renew: bool = False
     force: bool = False
 
+    def verifies(self, cap: ChkCap | ChkVerifierCap | MutableCap) -> bool:
+        """Return whether all shares of an object are read."""
+        return self.verify
+
+    def note_verified(self) -> None:
+        """Record that all shares of one object were read."""
+
+
+@attrs.frozen(kw_only=True)
+class SampledUpkeep(UpkeepRequest):
+    """
+    The same, where ``verify`` holds for a part of the objects alone.
+
+    Attributes:
+        part: which objects; it counts them.
+    """
+
+    part: VerifiedPart
+
+    def verifies(self, cap: ChkCap | ChkVerifierCap | MutableCap) -> bool:
+        return self.verify and self.part.has(cap.storage_index)
+
+    def note_verified(self) -> None:
+        self.part.verified += 1
+
 
 @attrs.define(eq=False)
 class _Object:
@@ -353,10 +379,10 @@ class Upkeep:
         one = _Object(cap, on_outcome)
         self._objects.add(one)
         if isinstance(cap, MutableCap):
-            held_bytes = HELD_BYTES if self._todo.verify or self._todo.repair else 0
+            held_bytes = HELD_BYTES if self._todo.verifies(cap) or self._todo.repair else 0
             self._start(one, self._keep_mutable(cap, damaged), held_bytes)
             return
-        if self._todo.verify:
+        if self._todo.verifies(cap):
             self._look_at(one, cap)
             return
         one.inquiry = ShareQuery(cap, self._keeper.means.peers, self._todo.renew)
@@ -506,10 +532,14 @@ class Upkeep:
         self._start(one, self._look_closely(cap), _held_bytes(cap))
 
     async def _look_closely(self, cap: ChkCap | ChkVerifierCap) -> UpkeepOutcome:
-        todo = self._todo
-        if todo.repair and todo.verify:
-            return await self._repairing(cap).run()
-        result = await self._keeper.check(cap, todo.verify, todo.add_lease)
+        todo, verify = self._todo, self._todo.verifies(cap)
+        if todo.repair and verify:
+            repaired = await self._repairing(cap).run()
+            todo.note_verified()
+            return repaired
+        result = await self._keeper.check(cap, verify, todo.add_lease)
+        if verify:
+            todo.note_verified()
         if todo.repair and result.recoverable and not result.healthy:
             return await self._repairing(cap).run()
         return result
@@ -524,7 +554,10 @@ class Upkeep:
             return await keeper.repair(cap, False)
         if todo.renew:
             return await keeper.renew(cap)
-        result = await keeper.check(cap, todo.verify, todo.add_lease)
+        verify = todo.verifies(cap)
+        result = await keeper.check(cap, verify, todo.add_lease)
+        if verify:
+            todo.note_verified()
         if todo.repair and result.recoverable and not result.healthy:
             return await keeper.repair(cap, todo.force)
         return result

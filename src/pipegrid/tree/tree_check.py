@@ -366,7 +366,9 @@ class _Trees:
             wants_more = self._todo.repair and outcome.check(CapError) is not None
         else:
             # Its private key was not checked.
-            wants_more = self._todo.verify and isinstance(outcome, CheckResult) and outcome.healthy
+            cap = what[2]
+            verified = isinstance(cap, MutableCap) and self._todo.verifies(cap)
+            wants_more = verified and isinstance(outcome, CheckResult) and outcome.healthy
         if wants_more:
             self._held[identity] = _Held(what[0], what[1], outcome)
         else:
