@@ -25,6 +25,7 @@ SMALL = {
     "argument_checks.py": _CONTRACT,
     "state_table.py": _CONTRACT,
     "version.py": _EARLY,
+    "cli/backup_metrics.py": "brings Prometheus's library, which few backups need",
     "cli/mirror_verify.py": "work of one command, loaded alone",
     "cli/output_file.py": "one option, loaded only when it is given",
     "cli/startup/fast_json_encoder.py": _EARLY,

@@ -53,6 +53,8 @@ ROOMS = ("cli", "core", "disk", "flow", "grid", "storage", "transfer", "transpor
 NOT = (
     *(
         "cli.__main__",
+        "cli.backup_reports",
+        "cli.cmd_backup",
         "cli.cmd_gateway",
         "cli.cmd_invite",
         "cli.cmd_join",
@@ -77,6 +79,7 @@ NOT = (
         "grid.wormhole_exchange",
         "transfer.put.async_source",
         "transport.foolscap",
+        "transport.status_ping",
     ),
 )
 """With these begin the names of modules that are for others, or bring Foolscap, which makes a reactor."""

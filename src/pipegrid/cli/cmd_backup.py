@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipegrid.cli import cap_lookup, progress_bar
+from pipegrid.cli.backup_reports import BackupOutcome, BackupReports, report_options
 from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, sentence, worst_status
@@ -26,6 +28,8 @@ from pipegrid.tree import grid_paths
 from pipegrid.tree.backup import backup_run, run_paths
 
 if TYPE_CHECKING:
+    from twisted.internet.interfaces import IReactorTime
+
     from pipegrid.tree.backup.backup_run import BackupOptions, Backups
     from pipegrid.tree.grid_api import Grid
 
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
 )
 @retention_options
 @selection_options
+@report_options
 @limit_options
 @grid_options
 def backup_command(
@@ -61,6 +66,7 @@ def backup_command(
     tags: tuple[str, ...],
     rules: dict[str, Any],
     selection: dict[str, Any],
+    reports: BackupReports,
 ) -> GridJob:
     """
     Store a directory as it is now, and add this run to the list of all runs.
@@ -83,6 +89,7 @@ def backup_command(
     made_anew = chosen.of(source)
     path, named = _place_of(names)
     called = named or os.path.basename(os.path.abspath(source)) or "root"
+    outcome = BackupOutcome(called, reports.json_progress)
 
     async def work(grid: Grid, console: Console) -> int:
         archives = None
@@ -99,12 +106,12 @@ def backup_command(
         backups = backup_run.Backups(
             grid, say=lambda sentence: console.say(f"pipegrid: {sentence}")
         )
-        do = _would_send if dry_run else _run
+        do = _would_send if dry_run else partial(_run, grid.clock, outcome)
         status = await do(console, backups, source, called, options, chosen)
         chosen.report_unmatched(console)
         return status
 
-    return GridJob(work, path or "")
+    return GridJob(work, path or "") if dry_run else reports.job(work, outcome, path or "")
 
 
 def _place_of(given: tuple[str, ...]) -> tuple[str | None, str | None]:
@@ -121,6 +128,8 @@ def _is_path(text: str) -> bool:
 
 
 async def _run(
+    clock: IReactorTime,
+    outcome: BackupOutcome,
     console: Console,
     backups: Backups,
     directory: str,
@@ -129,7 +138,8 @@ async def _run(
     chosen: SelectionOptions,
 ) -> ExitStatus:
     with progress_bar.ProgressBar(console, "backup") as progress:
-        result = await backups.run(directory, name, options, reports_of(console, progress))
+        reports = outcome.watched(console, clock, reports_of(console, progress))
+        result = await backups.run(directory, name, options, reports)
     run, counts = result.run, result.counts
     console.say(
         f"pipegrid: {run_paths.run_path_text(run)} {counts_of(counts)}; {result.elapsed_s:.1f} s"
@@ -157,6 +167,7 @@ async def _run(
             "forgotten": [f"{each.name} {each.time}" for each in result.forgotten],
             "problems": [sentence(problem) for problem in result.problems],
             "elapsed_s": result.elapsed_s,
+            **outcome.finished(result),
         },
     )
     return worst_status(statuses)

@@ -1,0 +1,76 @@
+"""The outcome of backups as a file for Prometheus's node exporter (``--metrics-file``)."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pipegrid.disk.atomic_write import replace_file
+from pipegrid.disk.safe_open import read_file
+
+SUFFIX = ".prom"
+"""The node exporter reads no other files."""
+
+METRICS = {
+    "last_run_timestamp_seconds": "When the last run ended, since 1970.",
+    "last_success_timestamp_seconds": "When the last run with exit status 0 ended, since 1970.",
+    "exit_status": "The exit status of the last run.",
+    "duration_seconds": "How long the last run took.",
+    "files": "Files in the last run that was stored.",
+    "bytes": "Bytes of these files.",
+    "sent_bytes": "Bytes of the files that were sent.",
+    "left_out": "Files and directories that could not be stored.",
+}
+"""The metrics, without their prefix, and their help."""
+
+PREFIX = "pipegrid_backup_"
+MAX_BYTES = 1 << 20
+MAX_NAMES = 1000
+"""Backups whose metrics are kept in one file."""
+
+_MODE = 0o644
+"""The node exporter is another user's."""
+
+Values = dict[str, float]
+
+
+def write_metrics(path: Path, name: str, values: Values) -> None:
+    """
+    Put the metrics of one backup into a file, atomically.
+
+    Those of other backups in the file stay, and those of this one that are not given. A symbolic link is
+    replaced, and its target left as it is.
+
+    Args:
+        values: by the names in ``METRICS``.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    backups = _read(path)
+    backups[name] = {**backups.pop(name, {}), **values}
+    registry = CollectorRegistry()
+    for metric, text in METRICS.items():
+        gauge = Gauge(f"{PREFIX}{metric}", text, ["name"], registry=registry)
+        for each in list(backups)[-MAX_NAMES:]:
+            if metric in backups[each]:
+                gauge.labels(each).set(backups[each][metric])
+    replace_file(path, generate_latest(registry), mode=_MODE)
+
+
+def _read(path: Path) -> dict[str, Values]:
+    """Return the metrics in a file, by the names of backups; what cannot be understood is dropped."""
+    backups: dict[str, Values] = {}
+    with suppress(OSError, ValueError):
+        data = read_file(path, MAX_BYTES + 1)
+        if len(data) <= MAX_BYTES:
+            for family in text_string_to_metric_families(data.decode("utf-8")):
+                metric = family.name.removeprefix(PREFIX)
+                if metric not in METRICS or not family.name.startswith(PREFIX):
+                    continue
+                for sample in family.samples:
+                    backups.setdefault(sample.labels.get("name", ""), {})[metric] = sample.value
+    return backups
