@@ -11,6 +11,7 @@ import click
 from pipegrid.cli import cap_lookup, progress_bar
 from pipegrid.cli.backup_reports import BackupOutcome, BackupReports, report_options
 from pipegrid.cli.command_job import GridJob
+from pipegrid.cli.configured_options import ConfiguredCommand, configured_options
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, sentence, worst_status
 from pipegrid.cli.options import EMPTY_NAME, grid_options, limit_options, usage_error
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.grid_api import Grid
 
 
-@click.command(name="backup")
+@click.command(name="backup", cls=ConfiguredCommand)
 @click.argument("source", metavar="DIR", type=click.Path(readable=False))
 @click.option(
     "--as",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     help="Give the run a tag, which --keep-tag finds; may be given again.",
 )
 @retention_options
+@configured_options
 @selection_options
 @report_options
 @limit_options
@@ -82,6 +84,9 @@ def backup_command(
     The exit status is 1 if something could not be read; the rest is stored and listed all the same. Named
     pipes, sockets and devices are skipped, and counted. A forgotten run is no longer listed; 'pipegrid prune'
     frees the space of files that no other run has.
+
+    Each option can also be set by a variable, such as PIPEGRID_BACKUP_LIMIT_RATE, and under its name in
+    [backup NAME] of pipegrid.cfg; the command line counts most, then the variable.
     """
     if source == "" or "" in (*names, *tags):
         raise usage_error(EMPTY_NAME)

@@ -68,6 +68,20 @@ KNOWN: Mapping[str, Collection[str] | None] = {
 }
 """The sections and settings of ``pipegrid.cfg``; None: the user chooses the names in this section."""
 
+_BACKUP = "backup "
+"""The beginning of ``[backup NAME]``. The settings in it are options of a command, which checks them."""
+
+
+def is_backup_section(section: str) -> bool:
+    """Return whether a section configures a backup."""
+    return section.startswith(_BACKUP) and bool(backup_name(section))
+
+
+def backup_name(section: str) -> str:
+    """Return the name of the backup that a section configures."""
+    return section.removeprefix(_BACKUP).strip()
+
+
 KNOWN_OF_SERVERS = (
     "nickname",
     "anonymous-storage-FURL",
@@ -173,9 +187,12 @@ def check_settings(path: Path, parser: configparser.ConfigParser, text: str) -> 
     """
     for number, section, setting in settings_in(text):
         where = f"{path}:{number}: "
+        if is_backup_section(section):
+            continue
         if section not in KNOWN:
+            known = [*KNOWN, f"{_BACKUP}NAME"]
             raise UsageError(
-                f"{where}there is no section [{section}]{closest_name(section, KNOWN)}; correct it by hand"
+                f"{where}there is no section [{section}]{closest_name(section, known)}; correct it by hand"
             )
         settings = KNOWN[section]
         if setting is None or settings is None:
