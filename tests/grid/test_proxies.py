@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Awaitable, Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,25 @@ class ProxyGridTests(TestCase):
         return Deferred.fromCoroutine(self._test_round_trips())
 
     async def _test_round_trips(self) -> None:
+        counted = await self.on_both_ways(self.count)
+        self.assertEqual(counted[False, False], counted[False, True])
+        self.assertEqual(counted[True, False], counted[True, True])
+        self.assertEqual(counted[False, True][1:], [1, 1])
+
+    def test_round_trips_of_ten_megabytes(self) -> Deferred[None]:
+        """They are as many through the proxy, too, with the same window."""
+        return Deferred.fromCoroutine(self._test_ten_megabytes())
+
+    async def _test_ten_megabytes(self) -> None:
+        counted = await self.on_both_ways(self.count_large)
+        self.assertEqual(counted[False, False], counted[False, True])
+        self.assertEqual(counted[True, False], counted[True, True])
+        self.assertEqual(counted[False, True][1], 1)
+
+    async def on_both_ways(
+        self, count: Callable[[RoundTrips, Path], Awaitable[list[int]]]
+    ) -> dict[tuple[bool, bool], list[int]]:
+        """Return what was counted, by whether over Foolscap, and whether through the proxy."""
         trips = RoundTrips(reactor)
         self.proxy.port_of = {port: trips.listen("127.0.0.1", port) for port in self.ports}
         tor = "\n[connections]\ntcp = tor\n[tor]\nsocks.port = PORT\n"
@@ -159,11 +179,9 @@ class ProxyGridTests(TestCase):
                     for port, behind in self.proxy.port_of.items():
                         text = text.replace(f":{port}/", f":{behind}/")
                     path.write_text(text)
-                counted[foolscap, bool(settings)] = await self.count(trips, place)
+                counted[foolscap, bool(settings)] = await count(trips, place)
         await trips.close()
-        self.assertEqual(counted[False, False], counted[False, True])
-        self.assertEqual(counted[True, False], counted[True, True])
-        self.assertEqual(counted[False, True][1:], [1, 1])
+        return counted
 
     async def count(self, trips: RoundTrips, place: Path) -> list[int]:
         """Return the round trips of a first put, a second one, and a get."""
@@ -175,6 +193,17 @@ class ProxyGridTests(TestCase):
         _, get = await trips.count(lambda: grid.read(stored.cap))
         await self.grids.pop().close()
         return [cold, put, get]
+
+    async def count_large(self, trips: RoundTrips, place: Path) -> list[int]:
+        """Return the round trips of a put and a get of ten megabytes, over connections that are open."""
+        grid = await Grid.open(reactor, place, window_bytes=1 << 20)
+        self.grids.append(grid)
+        first = await grid.put(b"c" * 200, happy=3)
+        await grid.read(first.cap)
+        stored, put = await trips.count(lambda: grid.put(os.urandom(10_000_000), happy=3))
+        _, get = await trips.count(lambda: grid.read(stored.cap))
+        await self.grids.pop().close()
+        return [put, get]
 
     def test_one_server(self) -> Deferred[None]:
         """``connections: {tcp: tor}`` of a server is followed, in place of the setting for all."""
