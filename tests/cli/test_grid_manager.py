@@ -177,14 +177,18 @@ class InstallTests(GridManagerTestCase):
         """From a file or standard input, under the manager's name."""
         said = self.run_ok("-d", str(self.node), "install", str(self.root / "cert"))
         self.assertRegex(said, r"^installed; valid until 20\d\d-\d\d-\d\d \d\d:\d\d UTC\n$")
+        (self.root / "other.cert").write_text(self.text)
+        said = self.run_ok("-d", str(self.node), "install", str(self.root / "other.cert"))
+        self.assertRegex(said, r"UTC; installed as other.cert, next to cert.cert\n$")
         self.run_ok(
             *("-d", str(self.node), "install", "-", "--name", "bob"), stdin=self.text.encode()
         )
         files = sorted(os.listdir(self.node / "certificates"))
-        self.assertEqual(files, ["bob.cert", "default.cert"])
+        self.assertEqual(files, ["bob.cert", "cert.cert", "other.cert"])
         said = self.run_ok("-d", str(self.node), "install", str(self.root / "cert"))
         self.assertRegex(
-            said, r"UTC; it replaces one valid until 20\d\d-\d\d-\d\d \d\d:\d\d UTC\n$"
+            said,
+            r"UTC; it replaces one valid until 20\d\d-\d\d-\d\d \d\d:\d\d UTC; installed as cert",
         )
 
     def test_refused(self) -> None:

@@ -215,14 +215,12 @@ def sign(name: str, days: int) -> OfflineJob:
 @click.argument("file", type=click.Path(allow_dash=True, readable=False))
 @click.option(
     "--name",
-    default="default",
-    show_default=True,
     metavar="NAME",
-    help="The grid manager's name; its previous certificate is replaced.",
+    help="The grid manager's name; its previous certificate is replaced.  [default: FILE's, without .cert]",
 )
 @common_options
 @click.pass_obj
-def install(invocation: Invocation, file: str, name: str) -> OfflineJob:
+def install(invocation: Invocation, file: str, name: str | None) -> OfflineJob:
     """
     Install a certificate in the directory of a storage server, -d.
 
@@ -230,6 +228,8 @@ def install(invocation: Invocation, file: str, name: str) -> OfflineJob:
     directory of a Tahoe-LAFS node is never written: use 'tahoe admin add-grid-manager-cert' there.
     """
     directory = Path(invocation.directory or default_directory())
+    if name is None:
+        name = "default" if file == _STANDARD else Path(file).name.removesuffix(".cert")
 
     def work(console: Console) -> int:
         if not (directory / CONFIG_NAME).exists() and (directory / TAHOE_CONFIG_NAME).is_file():
@@ -243,10 +243,17 @@ def install(invocation: Invocation, file: str, name: str) -> OfflineJob:
         replaced = server_certificates.installed_terms(directory, name)
         terms = server_certificates.install(directory, public_key, name, data, source)
         before = "" if replaced is None else f"; it replaces one valid until {replaced.minute}"
+        path = server_certificates.path_of(directory, name)
+        others = [
+            each.name for each in server_certificates.installed_files(directory) if each != path
+        ]
+        if others:
+            stay = printable(", ".join(others))
+            before += f"; installed as {printable(path.name)}, next to {stay}"
         console.result(
             f"installed; valid until {terms.minute}{before}",
             {
-                "path": str(server_certificates.path_of(directory, name)),
+                "path": str(path),
                 "expires": terms.expires.isoformat(),
             },
         )
