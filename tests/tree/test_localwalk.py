@@ -385,6 +385,24 @@ class LocalWalkTests(SynchronousTestCase):
         self.assertEqual(self.seen(one_file_system=True), ["+", "+mounted", "-", "-"])
         self.assertEqual(self.seen(), ["+", "+mounted", "mounted/x", "-", "-"])
 
+    def test_file_systems_of_the_kernel(self) -> None:
+        """Such as ``/proc``: one that is mounted in it comes as an empty directory, and is reported."""
+        self.write("mounted/x")
+        real, device = os.fstat, os.stat("/proc").st_dev
+
+        def elsewhere(fd: int) -> os.stat_result:
+            found = real(fd)
+            if os.readlink(f"/proc/self/fd/{fd}").endswith("mounted"):
+                fields = list(found)
+                fields[2] = device
+                return os.stat_result(fields, {"st_mtime_ns": 1, "st_mtime": 0.0})
+            return found
+
+        self.patch(os, "fstat", elsewhere)
+        what = "the file system proc of the kernel, which has no files on a disk"
+        self.assertEqual(self.seen(), ["+", "+mounted", f"~mounted: {what}", "-", "-"])
+        self.assertEqual(local_walk.kernel_devices(str(self.root / "none")), {})
+
     def test_batches(self) -> None:
         """They end with so many things, so many bytes, or a file that is open."""
         for n in range(300):

@@ -35,6 +35,28 @@ CHANGED = "it changed while it was read; store it again when no program writes t
 _NOTHING = TreeSelection()
 
 
+_OF_KERNEL = frozenset(
+    {
+        *(
+            "proc",
+            "sysfs",
+            "cgroup",
+            "cgroup2",
+            "devpts",
+            "debugfs",
+            "tracefs",
+            "securityfs",
+            "bpf",
+        ),
+        *("configfs", "pstore", "efivarfs", "mqueue", "hugetlbfs", "fusectl", "binfmt_misc"),
+        *("rpc_pipefs", "selinuxfs", "nsfs"),
+    }
+)
+"""File systems that show the state of the kernel, and keep no files."""
+
+_MAX_MOUNTS_BYTES = 4 << 20
+
+
 @attrs.frozen
 class DirectoryBegun:
     """A directory; ``number`` is new, ``parent`` that of the directory above (-1: the root)."""
@@ -115,7 +137,8 @@ class LocalWalk:
 
     Everything is opened relative to its directory and no symbolic link is followed, so another process cannot
     redirect the walk by moving directories. Entries that cannot be read, and loops of mounts, are reported;
-    sockets, devices, pipes and part files are skipped.
+    sockets, devices, pipes, part files, and what is in file systems of the kernel such as ``/proc`` are
+    skipped, unless the root is there.
 
     A batch ends when it reaches a number of entries or bytes, or an open file. Only the lowest
     ``_OPEN_LEVELS`` directories on the current path are open; the others are opened again from below when the
@@ -154,6 +177,7 @@ class LocalWalk:
         self._numbers = 0
         self._bytes = 0
         self._device = 0
+        self._kernels: dict[int, str] | None = None
         self._things = self._walk()
         self._busy = Lock()  # so that ``close`` need not wait for the thread that reads
 
@@ -283,6 +307,14 @@ class LocalWalk:
             yield LeftOut(path, "it contains itself, through a mount")
             return
         yield self._enter(fd, path, os.fsencode(name), found)
+        if found.st_dev != level.identity[0]:
+            if self._kernels is None:
+                self._kernels = kernel_devices()
+            if (kind := self._kernels.get(found.st_dev)) is not None:
+                yield Skipped(
+                    path, f"the file system {kind} of the kernel, which has no files on a disk"
+                )
+                return
         if self._one_file_system and found.st_dev != self._device:
             return
         yield from self._list()
@@ -361,6 +393,29 @@ class LocalWalk:
             if not found.st_size:  # its reader reads it to its end
                 return FileMet(level.number, name, path, found, began_ns, file)
         return None
+
+
+def kernel_devices(mounts: str = "/proc/self/mountinfo") -> dict[int, str]:
+    """
+    Return the mounted file systems that show the state of the kernel: their kinds, by device number.
+
+    Args:
+        mounts: the kernel's list; without it there are none.
+    """
+    found: dict[int, str] = {}
+    try:
+        with open(mounts, "rb") as file:
+            lines = file.read(_MAX_MOUNTS_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(" "), after.partition(" ")[0]
+        if kind in _OF_KERNEL and len(fields) > 2:
+            major, _, minor = fields[2].partition(":")
+            if major.isdigit() and minor.isdigit():
+                found[os.makedev(int(major), int(minor))] = kind
+    return found
 
 
 def own_directories(*paths: str | os.PathLike[str]) -> frozenset[tuple[int, int]]:
