@@ -41,6 +41,8 @@ class FakeTor(Factory):
         self.asked: list[str] = []
         self.connections: list[Any] = []
         self.name = NAME
+        self.phases = ["PROGRESS=100 TAG=done"]
+        self.taken = 0
         self.refuses = ""
         self.hangs_up = False
         self.floods = False
@@ -87,6 +89,13 @@ class FakeControl(LineOnlyReceiver):
             answer = ['250-net/listeners/socks="127.0.0.1:9055" "unix:/run/x"']
         elif word == "GETINFO" and "version" in text:
             answer = ["250-version=0.4.7.1"]
+        elif word == "GETINFO" and text.endswith("status/bootstrap-phase"):
+            phases = self._tor.phases
+            phase = phases.pop(0) if len(phases) > 1 else phases[0]
+            answer = [f"250-status/bootstrap-phase=NOTICE BOOTSTRAP {phase}"]
+        elif word == "TAKEOWNERSHIP":
+            self._tor.taken += 1
+            answer = []
         elif word == "GETINFO":
             answer = [f"250-{each}=" for each in text.split(" ")[1:]]
         elif word == "ADD_ONION":
@@ -175,7 +184,7 @@ class OnionServiceTests(TestCase):
         await fails("does not hold the key of an onion service of version 3")
         self.key.unlink()
         await self.listening.stopListening()
-        await fails("cannot be used (")
+        await fails("was not found at")
 
     def test_the_key_stays_secret(self) -> Deferred[None]:
         """A Tor that hangs up, or repeats the key, brings it neither into an error nor into the log."""

@@ -24,6 +24,7 @@ CONTROL_S = 30.0
 
 _MAX_RECEIVED_BYTES = 1 << 20
 _COOKIE_BYTES = 32
+_MAX_REASON = 160
 _KEY = re.compile(r"ED25519-V3:[A-Za-z0-9+/=]*")
 
 MISSING_LIBRARY = (
@@ -39,21 +40,45 @@ CONTROL_ADDRESSES = (
 """Where the control port of Tor is if none is given, as in Tahoe-LAFS."""
 
 
+class ControlPortError(ProxyError):
+    """
+    A control port cannot be used.
+
+    Attributes:
+        address: of the port.
+        reason: a clause for an error.
+    """
+
+    def __init__(self, address: ProxyAddress, reason: str) -> None:
+        super().__init__(
+            f"Tor's control port at {address} cannot be used ({reason}); is Tor running, and may this user "
+            "read its cookie?"
+        )
+        self.address = address
+        self.reason = reason
+
+
 async def connect_first(reactor: Any, addresses: Sequence[ProxyAddress]) -> Any:
     """
     Connect to the first of some control ports that can be used; returns txtorcon's protocol.
 
     Raises:
         UsageError: the library is not installed.
-        ProxyError: none can be used; the text says why the last one cannot.
+        ProxyError: none can be used; the text says why each cannot.
     """
-    failure = ProxyError("no control port of Tor is known")
+    failures: list[ControlPortError] = []
     for address in addresses:
         try:
             return await connect_control(reactor, address)
-        except ProxyError as error:  # noqa: PERF203  there is another one
-            failure = error
-    raise failure
+        except ControlPortError as error:  # noqa: PERF203  there is another one
+            failures.append(error)
+    if len(failures) == 1:
+        raise failures[0]
+    shown = ", ".join(f"{each.address} ({each.reason})" for each in failures)
+    raise ProxyError(
+        f"Tor's control port was not found at {shown or 'any address'}; start Tor with ControlPort 9051 and "
+        "CookieAuthentication 1, or say where it is"
+    )
 
 
 async def connect_control(reactor: Any, address: ProxyAddress) -> Any:
@@ -62,7 +87,7 @@ async def connect_control(reactor: Any, address: ProxyAddress) -> Any:
 
     Raises:
         UsageError: the library is not installed.
-        ProxyError: Tor is not reached there, or does not accept this user.
+        ControlPortError: Tor is not reached there, or does not accept this user.
     """
     factory = _control_factory(is_proven=bool(address.path))
     protocol: Any = None
@@ -76,10 +101,7 @@ async def connect_control(reactor: Any, address: ProxyAddress) -> Any:
             protocol.transport.abortConnection()
         if isinstance(error, CancelledError) or not isinstance(error, Exception):
             raise
-        raise ProxyError(
-            f"Tor's control port at {address} cannot be used ({reason_of(error)}); is Tor running, and may "
-            "this user read its cookie?"
-        ) from None
+        raise ControlPortError(address, reason_of(error)) from None
 
 
 def _control_factory(is_proven: bool) -> Any:
@@ -159,7 +181,8 @@ def reason_of(error: Exception) -> str:
     """Return the first line of an error's text, shortened, without the key of an onion service."""
     text = (str(error).splitlines() or [type(error).__name__])[0]
     text = _KEY.sub("(key)", text.partition(" while running:")[0])
-    return text.rstrip(".")[:160]
+    text = text.rstrip(".")
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON].rpartition(' ')[0]} …"
 
 
 class TorControl:

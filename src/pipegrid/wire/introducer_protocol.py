@@ -29,6 +29,7 @@ from pipegrid.errors import RemoteCallError
 from pipegrid.wire.announcements import MAX_SERVERS
 from pipegrid.wire.banana_receiver import Bounds, LimitExceeded
 from pipegrid.wire.foolscap_broker import KEEPALIVE_S
+from pipegrid.wire.gbs_cbor_bodies import PROTOCOL as STORAGE_PROTOCOL
 from pipegrid.wire.server_address import Furl
 
 # mypy: ignore-errors
@@ -115,6 +116,8 @@ async def connect_introducer(connect: Connect, furl: Furl, clock: IReactorTime) 
     version = await call(reference, "get_version").addTimeout(CONNECT_TIMEOUT_S, clock)
     if type(version) is not dict:  # an object without an interface may answer anything
         raise ValueError(_NO_INTRODUCER)
+    if PROTOCOL_KEY not in version and STORAGE_PROTOCOL in version:
+        raise ValueError("it is a storage server; give the fURL of an introducer")
     if PROTOCOL_KEY not in version:
         raise ValueError("it speaks another version of the introducer's protocol")
     return reference
