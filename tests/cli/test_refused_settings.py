@@ -83,7 +83,7 @@ class RefusedSettingsTests(ProcessTestCase):
 
     def test_every_command(self) -> None:
         """It does not matter what the command is; ``init --tahoe`` makes nothing."""
-        node = self.node("[tor]\nlaunch = true\n")
+        node = self.node("[i2p]\nlaunch = true\n")
         for command in (
             ("get", f"URI:CHK:{'a' * 26}:{'a' * 52}:1:1:100"),
             ("check", f"URI:CHK:{'a' * 26}:{'a' * 52}:1:1:100"),
@@ -91,7 +91,7 @@ class RefusedSettingsTests(ProcessTestCase):
             ("mkdir",),
             ("serve", "--port", "tcp:0:interface=127.0.0.1"),
         ):
-            self.assert_refused(node, *command, named="[tor] launch is 'true'")
+            self.assert_refused(node, *command, named="[i2p] launch is 'true'")
         self.run_command("-d", "own", "init", "--tahoe", str(node), status=2)
         self.assertFalse((self.home / "own").exists())
         self.assertEqual(self.listener.count, 0)

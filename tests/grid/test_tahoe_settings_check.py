@@ -35,7 +35,7 @@ REFUSED = (
     ("connections", "tcp", "socks"),
     ("connections", "tcp", ""),
     ("tor", "enabled", "perhaps"),
-    ("tor", "launch", "true"),
+    ("tor", "launch", "perhaps"),
     ("tor", "socks.port", "tcp:tor.example:9050"),
     ("tor", "control.port", "tcp:127.0.0.1"),
     ("i2p", "enabled", "true"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -32,6 +33,7 @@ class TorTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.assertTrue(is_installed(), "Tor is not installed")
         self.assertTrue(unshare(), "this system gives no network namespaces")
+        self.small = ""
         self.home = Path(tempfile.mkdtemp(prefix="pg"))
         self.addCleanup(shutil.rmtree, self.home, ignore_errors=True)
         self.environment = {
@@ -82,6 +84,60 @@ class TorTests(SynchronousTestCase):
         self.assertEqual(attempts, 0, err)
         return status, out, err
 
+    def launched(self, host: str) -> None:
+        """A server and clients with ``launch = true``: each has a Tor of its own, which ends with it."""
+        program = self.network.program(self.home / "launched")
+        settings = f"\n[connections]\ntcp = tor\n[tor]\nlaunch = true\ntor.executable = {program}\n"
+        path = self.home / "https" / CONFIG_NAME
+        path.write_text(path.read_text().partition("\n[node]")[0] + settings)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipegrid.cli", "-q", "-d", "https", "serve", "--tor"],
+            cwd=self.home,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            nurl = process.stdout.readline()
+            self.assertRegex(nurl, r"^pb\+tor://[^@]+@[a-z2-7]{56}\.onion:3457/")
+            self.assertNotIn(host, nurl)
+            both = [self.start("-d", "https", "get", self.small) for _ in range(2)]
+            for each in both:
+                out, err = each.communicate(timeout=240)
+                self.assertEqual((each.returncode, out), (0, b"x" * 200), err)
+                self.assertIn(b"Tor is starting: ", err)
+            self.assertEqual(
+                sorted(each.name for each in (self.home / "https/private").glob("tor-*")),
+                ["tor-1", "tor-2", "tor-3"],
+            )
+        finally:
+            process.kill()  # also then Tor ends
+            process.communicate()
+        until_s = time.monotonic() + 30
+        while self.tors():
+            self.assertLess(time.monotonic(), until_s)
+            time.sleep(0.2)
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a command."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "pipegrid.cli", *arguments],
+            cwd=self.home,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def tors(self) -> list[str]:
+        """Return the processes of Tor that commands have started, and that run."""
+        found = []
+        for each in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                text = each.read_bytes().decode("utf-8", "replace")
+                found += [text] if f"{self.home}/https/private/tor-" in text else []
+        return found
+
     def test_onion_services(self) -> None:
         """Put, get and backup, of 200 B and 10 MB, over both protocols; 0 packets outside Tor."""
         printed = [self.serve(number) for number in range(SERVERS)]
@@ -103,9 +159,11 @@ class TorTests(SynchronousTestCase):
             for file in ("small", "large"):
                 status, cap, err = self.run_in(name, "put", file)
                 self.assertEqual(status, 0, err)
+                self.small = cap.decode().strip() if file == "small" else self.small
                 status, data, err = self.run_in(name, "get", cap.decode().strip())
                 self.assertEqual((status, data == (self.home / file).read_bytes()), (0, True), err)
         status, _, err = self.run_in("https", "backup", "tree")
         self.assertEqual(status, 0, err)
+        self.launched(addresses[0][0].partition("@")[2])
         names = {re.findall(r"@([a-z2-7]+)\.onion", nurl)[0] for nurl, _ in addresses}
         self.assertEqual(len(names), SERVERS)

@@ -56,6 +56,8 @@ SocksPort 127.0.0.1:{socks_port}
 SocksPort unix:{place}/socks
 ControlPort 127.0.0.1:{control_port}
 CookieAuthentication 1
+"""
+_ONLY_CLIENT = """
 ClientRejectInternalAddresses 0
 UseEntryGuards 0
 """
@@ -97,9 +99,10 @@ class TorNetwork:
                 f"127.0.0.1:{ports['dir_port']} {fingerprint}"
             )
             relays.append((place, text))
+        self._lines = lines
         client = self._directory / "client"
         client.mkdir(mode=0o700)
-        text = (_COMMON + _CLIENT).format(
+        text = (_COMMON + _CLIENT + _ONLY_CLIENT).format(
             place=client, socks_port=self.socks_port, control_port=self.control_port
         )
         for place, settings in [*relays, (client, text)]:
@@ -113,6 +116,20 @@ class TorNetwork:
                 )
             )
         self._wait(client / "notice.log")
+
+    def program(self, path: Path) -> str:
+        """Write a program that is ``tor`` as a client of this network; returns its name."""
+        torrc = path.with_suffix(".torrc")
+        place = path.with_suffix(".log")
+        place.mkdir(mode=0o700)
+        settings = _COMMON.format(place=place) + _ONLY_CLIENT
+        torrc.write_text(settings + "\n".join(self._lines) + "\n")
+        # The first four arguments say that there are no other settings.
+        path.write_text(
+            f'#!/bin/sh\nshift 4\nexec tor --defaults-torrc /dev/null -f {torrc} "$@"\n'
+        )
+        path.chmod(0o755)
+        return str(path)
 
     def stop(self) -> None:
         """Stop all."""

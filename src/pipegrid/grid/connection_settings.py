@@ -8,7 +8,10 @@ The names and meanings are those of Tahoe-LAFS; ``[socks]`` and ``tcp = socks`` 
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from pipegrid.grid.client_paths import TAHOE_CONFIG_NAME, cache_directory
 from pipegrid.grid.strict_config import RefusedSetting, SettingsFile
 from pipegrid.reactor.connection_policy import (
     ConnectionPolicy,
@@ -22,6 +25,9 @@ from pipegrid.reactor.connection_policy import (
     usual_tor,
 )
 
+if TYPE_CHECKING:
+    from pipegrid.reactor.tor_process import LaunchedTor
+
 TRUE = ("1", "yes", "true", "on")
 FALSE = ("0", "no", "false", "off")
 
@@ -31,7 +37,7 @@ SERVER_WAYS = ("tcp", "tor", "disabled")
 _COPIED = {
     "node": ("reveal-IP-address",),
     "connections": ("tcp",),
-    "tor": ("enabled", "socks.port", "control.port"),
+    "tor": ("enabled", "socks.port", "control.port", "launch", "tor.executable"),
     "socks": ("port", "username", "password"),
 }
 _SENT = "nothing was sent"
@@ -121,6 +127,8 @@ def policy_for_server(policy: ConnectionPolicy, way: str, where: str) -> Connect
 def _tor(parser: SettingsFile) -> Way:
     if not _flag(parser, "tor", "enabled", True):
         return RefusedWay("[tor] enabled is false")
+    if _flag(parser, "tor", "launch", False):
+        return ProxyWay("Tor", (), True, find=launched_tor(parser).socks_addresses, starts=True)
     address = _address(parser, "tor", "socks.port")
     if address is not None:
         return ProxyWay("Tor", (address,), True)
@@ -138,6 +146,30 @@ def control_address(parser: SettingsFile) -> ProxyAddress | None:
         RefusedSetting: the value is not an address.
     """
     return _address(parser, "tor", "control.port")
+
+
+_LAUNCHED: dict[tuple[Path, str], LaunchedTor] = {}
+"""One for each directory, since all connections of a process share one Tor."""
+
+
+def launched_tor(parser: SettingsFile) -> LaunchedTor:
+    """
+    Return the Tor that is started for a directory.
+
+    Raises:
+        RefusedSetting: the library is not installed.
+    """
+    # Most clients start no Tor.
+    from pipegrid.reactor.tor_control import MISSING_LIBRARY
+    from pipegrid.reactor.tor_process import LaunchedTor
+
+    if find_spec("txtorcon") is None:
+        raise RefusedSetting(f"{MISSING_LIBRARY}; or set [tor] socks.port; {_SENT}")
+    place = parser.path.parent.absolute() / "private"
+    if parser.path.name == TAHOE_CONFIG_NAME:
+        place = cache_directory()
+    executable = parser.get("tor", "tor.executable", fallback="").strip()
+    return _LAUNCHED.setdefault((place, executable), LaunchedTor(place, executable))
 
 
 def _found_by_control(control: ProxyAddress) -> Find:

@@ -224,7 +224,8 @@ class FileGrid:
                 directory whose list names a file is refused.
 
         Raises (through the Deferred):
-            UsageError: the directory is not configured, or one of its settings is not valid.
+            UsageError: the directory is not configured, one of its settings is not valid, or Tor, which they
+                start, does not start.
         """
         check_own_thread("a grid")
         check_whole(wait_for, "wait_for", least=0)
@@ -235,13 +236,24 @@ class FileGrid:
         opened = open_grid(reactor, directory, options)
         if max_segment_bytes is None:
             max_segment_bytes = max(MAX_SEGMENT_BYTES, opened.config.params.max_segment_bytes)
-        return cls(
+        parts = attrs.asdict(opened, recurse=False)
+        starting = parts.pop("starting")
+        grid = cls(
             reactor,
-            **attrs.asdict(opened, recurse=False),
+            **parts,
             wait_for=wait_for,
             limits=limits,
             download_settings=DownloadSettings(max_segment_bytes=max_segment_bytes),
         )
+        if starting is not None:
+            try:
+                await starting
+            except BaseException as error:
+                await grid.close()
+                if isinstance(error, ConnectionError):
+                    raise UsageError(str(error)) from None
+                raise
+        return grid
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from pipegrid.grid.client_paths import (
 )
 from pipegrid.grid.server_registry import ServerRegistry, Warnings
 from pipegrid.grid.servers_yaml import ConnectionOptions, Windows, open_server
+from pipegrid.reactor.connection_policy import Find
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers, Workers
 from pipegrid.transfer.peers import Peer
@@ -63,6 +64,7 @@ class Opened:
         members: the registry of servers, also of those that cannot be used.
         discovery: receives the announcements of introducers; None if there are none.
         blacklist: the files that no caller gets; None: no list is followed.
+        starting: fires when a proxy that the settings start can be used, or fails; None: there is none.
     """
 
     config: GridConfig
@@ -74,6 +76,7 @@ class Opened:
     discovery: Discovery | None
     warnings: Warnings
     blacklist: AccessBlacklist | None = None
+    starting: Deferred[None] | None = None
 
 
 @attrs.frozen
@@ -127,6 +130,13 @@ def open_grid(
             + "".join(f" ({warning})" for warning in warnings()[:1]).strip()
         )
     discovery, tub = _discover(reactor, config, members, warnings) if introducers else (None, None)
+    start = config.connections.starting
+    starting = None if start is None else Deferred.fromCoroutine(_call(start, reactor))
+    if discovery is not None:
+        if starting is None:
+            discovery.start()
+        else:  # an introducer would count as unreachable before
+            starting.addBoth(_after(discovery.start))
 
     async def close() -> None:
         if ahead is not None:
@@ -146,6 +156,7 @@ def open_grid(
         discovery=discovery,
         warnings=warnings,
         blacklist=AccessBlacklist(path) if follows_blacklist else None,
+        starting=starting,
     )
 
 
@@ -324,7 +335,7 @@ def _open_local(
 def _discover(
     reactor: IReactorTime, config: GridConfig, members: ServerRegistry, warnings: Warnings
 ) -> tuple[Discovery, Any]:
-    """Start the discovery through introducers; returns it, and the tub that must be stopped."""
+    """Make the discovery through introducers; returns it, and the tub that must be stopped."""
     # Foolscap is slow to import.
     from pipegrid.grid.introducer_discovery import Discovery, DiscoverySettings
     from pipegrid.wire.foolscap_broker import make_tub
@@ -344,8 +355,19 @@ def _discover(
     discovery = Discovery(
         settings, tub.getReference, reactor, found=members.found, warn=warnings.add
     )
-    discovery.start()
     return discovery, tub
+
+
+async def _call(start: Find, reactor: Any) -> None:
+    await start(reactor)
+
+
+def _after(then: Callable[[], None]) -> Callable[[Any], Any]:
+    def called(result: Any) -> Any:
+        then()
+        return result
+
+    return called
 
 
 def _workers(reactor: Any, tracer: Tracing | None) -> CpuWorkers:

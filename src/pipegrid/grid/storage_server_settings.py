@@ -14,13 +14,19 @@ from pipegrid.core.text import decode_text
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_config import nickname_of, old_introducer, parse_kept
 from pipegrid.grid.client_paths import TAHOE_CONFIG_NAME, expanded, is_configured
-from pipegrid.grid.connection_settings import TRUE, connection_policy, control_address
+from pipegrid.grid.connection_settings import (
+    TRUE,
+    connection_policy,
+    control_address,
+    launched_tor,
+)
 from pipegrid.grid.introducer_settings import TAC_NAME
 from pipegrid.grid.servers_yaml import load_introducers, read_bounded
 from pipegrid.grid.strict_config import SettingsFile
 from pipegrid.grid.tahoe_settings_check import checked_config
 from pipegrid.reactor.connection_policy import (
     DIRECT_CONNECTIONS,
+    Find,
     ProxyAddress,
     ProxyWay,
     RefusedWay,
@@ -72,6 +78,8 @@ class ServerDirectory:
         warnings: a sentence for each entry that is skipped.
         announce: whether ``[storage] announce`` is set.
         tor_control: Tor's control port, if the directory names it.
+        find_control: starts Tor and finds its control port, if the directory's settings say so.
+        detected: which fields a program chose at an earlier start, instead of the user.
     """
 
     settings: Mapping[str, Any] = attrs.field(factory=dict)
@@ -80,11 +88,18 @@ class ServerDirectory:
     warnings: tuple[str, ...] = ()
     announce: bool = False
     tor_control: ProxyAddress | None = None
+    detected: frozenset[str] = frozenset()
+    find_control: Find | None = None
 
     @property
     def announces(self) -> bool:
         """Whether the server is announced to them without an option that says so."""
         return self.is_tahoe or self.announce
+
+    def without_detected(self) -> ServerDirectory:
+        """Return it with what the user has set alone."""
+        said = {name: value for name, value in self.settings.items() if name not in self.detected}
+        return attrs.evolve(self, settings=said)
 
     def onion_settings(
         self, directory: Path, port: str | None, control: str | None
@@ -107,7 +122,9 @@ class ServerDirectory:
             ) from None
         onion = self.settings.get("onion", OnionSettings(directory / KEY_NAME))
         if address is not None:
-            onion = attrs.evolve(onion, control=(address,))
+            onion = attrs.evolve(onion, control=(address,), find_control=None)
+        elif self.find_control is not None:
+            onion = attrs.evolve(onion, find_control=self.find_control)
         policy = self.settings.get("connections", DIRECT_CONNECTIONS)
         if isinstance(policy.tor, RefusedWay):
             raise UsageError(
@@ -157,6 +174,8 @@ def load(directory: Path) -> ServerDirectory:
         (*introducers.warnings, *reader.warnings),
         reader.announces,
         control_address(parser),
+        frozenset(reader.detected),
+        reader.find_control(),
     )
 
 
@@ -165,6 +184,7 @@ class _Reader:
 
     def __init__(self, directory: Path, path: Path, parser: SettingsFile) -> None:
         self.warnings: list[str] = []
+        self.detected: set[str] = set()
         self._directory = directory
         self._path = path
         self._parser = parser
@@ -202,6 +222,7 @@ class _Reader:
     def _port(self) -> str | None:
         text = self._text("tub.port", "node")
         if not text:  # Tahoe-LAFS chose a port and wrote it to a file
+            self.detected.add("port")
             path = self._directory / _PORT_FILE
             data = read_bounded(path)
             return None if data is None else decode_text(data, str(path)).strip() or None
@@ -226,13 +247,21 @@ class _Reader:
         if self._text("onion", "tor").lower() not in TRUE:
             return None
         control = control_address(self._parser)
-        if control is None:
+        find = self.find_control()
+        if control is None and find is None:
             raise self._wrong("tor", "onion", "is true, and [tor] control.port is missing; add it")
         name = self._text("onion.private_key_file", "tor")
         if not name:
             raise self._wrong("tor", "onion.private_key_file", "is missing; add it")
         key = self._place(name, "tor", "onion.private_key_file")
-        return OnionSettings(key, (control,), self._port_number("onion.external_port"))
+        ways = () if control is None else (control,)
+        return OnionSettings(key, ways, self._port_number("onion.external_port"), find)
+
+    def find_control(self) -> Find | None:
+        """Return what starts Tor and finds its control port, if the settings say that Tor is started."""
+        if self._text("launch", "tor").lower() not in TRUE:
+            return None
+        return launched_tor(self._parser).control_addresses
 
     def _port_number(self, option: str) -> int:
         text = self._text(option, "tor")
@@ -250,6 +279,7 @@ class _Reader:
         if "AUTO" not in hints and hints:
             return ",".join(hints)
         # Clients use the addresses that Tahoe-LAFS detected itself; they are in the node's fURL.
+        self.detected.add("location")
         known = load_furl(self._directory)
         return None if known is None or not known.hints else ",".join(known.hints)
 

@@ -34,7 +34,7 @@ KNOWN: Mapping[str, Collection[str] | None] = {
     "local": {"directory", "servers", "durability", "keep_unfinished"},
     "connections": {"tcp"},
     "socks": {"port", "username", "password"},
-    "tor": {"enabled", "socks.port", "control.port"},
+    "tor": {"enabled", "socks.port", "control.port", "launch", "tor.executable"},
     "node": {
         "nickname",
         "tub.port",
@@ -104,6 +104,9 @@ class SettingsFile(configparser.ConfigParser):
     """
     The settings of a configuration file, with their line numbers.
 
+    Attributes:
+        path: of the file.
+
     Args:
         path: the file's name in errors.
         text: the whole text of the file.
@@ -115,6 +118,7 @@ class SettingsFile(configparser.ConfigParser):
 
     def __init__(self, path: Path, text: str, strict: bool) -> None:
         super().__init__(interpolation=None, strict=strict)
+        self.path = path
         self._called = str(path)
         self.read_string(text, self._called)
         self._said_in: dict[tuple[str, str], int] = {}

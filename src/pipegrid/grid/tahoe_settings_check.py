@@ -74,12 +74,6 @@ def _proxy(value: str, _section: SectionValues) -> str | None:
     return None if problem is None else f"{problem}; correct it"
 
 
-def _launch(value: str, _section: SectionValues) -> str | None:
-    if value.lower() in FALSE:
-        return None
-    return "PipeGrid does not start Tor; start it, and set [tor] socks.port instead"
-
-
 def _flag_of(network: str) -> RefusalRule:
     def refuses(value: str, _section: SectionValues) -> str | None:
         return None if value.lower() in FALSE else f"PipeGrid does not use {network}; {_USE_TAHOE}"
@@ -165,8 +159,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tor", "enabled", "followed", "followed", "whether Tor may be used", _flag),
     Setting("tor", "socks.port", "followed", "followed", "where Tor listens", _proxy),
     Setting("tor", "control.port", "followed", "followed", "tells where Tor listens", _proxy),
-    Setting("tor", "launch", "refused", "refused", "`false` passes", _launch),
-    *_rows("tor", "tor.executable", "not used", "not used", "a detail of what is refused"),
+    Setting("tor", "launch", "followed", "followed", "start a Tor of its own", _flag),
+    *_rows("tor", "tor.executable", "followed", "followed", "which program to start"),
     Setting("tor", "onion", "not used", "followed", "whether it is an onion service", _flag),
     *_rows(
         "tor",

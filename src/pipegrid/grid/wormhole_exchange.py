@@ -90,6 +90,7 @@ class WormholeExchange:
         self._reactor = reactor
         self._relay_url = checked_relay(relay_url)
         self._advice = advice
+        self._policy = policy
         self._dialer = _BoundedDialer(reactor, policy, self._give_up)
         self._waiting: Deferred[Any] | None = None
         self._met = False
@@ -102,8 +103,22 @@ class WormholeExchange:
             self._resources.close()
             raise
 
+    async def _start_proxy(self) -> None:
+        """
+        Start what leads to the relay, if the settings say that it is started.
+
+        Raises:
+            InvitationError: it does not start; no code was used.
+        """
+        if self._policy.starting is not None:
+            try:
+                await self._policy.starting(self._reactor)
+            except ConnectionError as error:
+                raise InvitationError(str(error)) from None
+
     async def new_code(self) -> str:
         """Return a new code, which is valid until this end is closed."""
+        await self._start_proxy()
         self._wormhole.allocate_code()
         code: str = await self._wait(self._wormhole.get_code(), CONNECT_S, self._no_relay)
         return code
@@ -115,6 +130,7 @@ class WormholeExchange:
         Raises:
             UsageError: it is not a code.
         """
+        await self._start_proxy()
         try:
             self._wormhole.set_code(checked_code(code))
         except KeyFormatError:
@@ -185,7 +201,8 @@ class WormholeExchange:
 
     def _no_relay(self) -> InvitationError:
         return InvitationError(
-            f"the relay {self._relay_url} does not answer; try again, or name another relay"
+            f"the relay {self._relay_url} does not answer; try again, name another relay, or ask for a new "
+            "code if it is the inviter's own"
         )
 
     def _explained(self, error: Exception) -> InvitationError:
@@ -200,7 +217,8 @@ class WormholeExchange:
         if isinstance(error, ServerConnectionError):
             why = printable(str(error).rstrip("."))
             return InvitationError(
-                f"cannot reach {relay} ({why}); check the address, or name another relay"
+                f"cannot reach {relay} ({why}); if it is the inviter's own, the code was used or has "
+                "expired: ask for a new one; else check the address"
             )
         if isinstance(error, ServerError) and "crowded" in str(error):
             return InvitationError(

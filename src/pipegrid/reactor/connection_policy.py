@@ -62,6 +62,7 @@ class ProxyWay(NamedTuple):
             circuits for them.
         username, password: for the proxy; empty if it wants none.
         find: finds its addresses, if ``addresses`` is empty.
+        starts: whether ``find`` starts it first, which takes longer than a connection may.
     """
 
     name: str
@@ -70,6 +71,7 @@ class ProxyWay(NamedTuple):
     username: str = ""
     password: str = ""
     find: Find | None = None
+    starts: bool = False
 
 
 class DirectWay(NamedTuple):
@@ -111,6 +113,14 @@ class ConnectionPolicy(NamedTuple):
     tcp: Way
     tor: Way
     hides_address: bool = False
+
+    @property
+    def starting(self) -> Find | None:
+        """What must be awaited before the first connection: it starts a proxy; None: nothing."""
+        for way in (self.tcp, self.tor):
+            if isinstance(way, ProxyWay) and way.starts:
+                return way.find
+        return None
 
     @property
     def is_direct(self) -> bool:

@@ -216,6 +216,21 @@ class ThreadShortage:
 SHORTAGE = ThreadShortage()
 
 
+class StartProgress:
+    """
+    Shows how far the start of a program that this one needs has come.
+
+    Attributes:
+        tell: shows a sentence to the user of a command.
+    """
+
+    def __init__(self) -> None:
+        self.tell: Callable[[str], object] | None = None
+
+
+TOR_START = StartProgress()
+
+
 def start_thread(thread: Thread) -> bool:
     """Start a thread; False if the system has none, which has been reported."""
     try:

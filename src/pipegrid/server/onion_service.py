@@ -21,7 +21,7 @@ from twisted.logger import Logger
 from pipegrid.disk.atomic_write import create_file
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError
-from pipegrid.reactor.connection_policy import ProxyAddress
+from pipegrid.reactor.connection_policy import Find, ProxyAddress
 from pipegrid.reactor.deferreds import as_deferred
 from pipegrid.reactor.tor_control import (
     CONTROL_ADDRESSES,
@@ -51,11 +51,13 @@ class OnionSettings:
         key: the file with its key; created if it does not exist.
         control: Tor's control ports, which are tried in this order.
         external_port: its port for clients.
+        find_control: starts Tor, and finds its control port, instead of ``control``.
     """
 
     key: Path
     control: tuple[ProxyAddress, ...] = CONTROL_ADDRESSES
     external_port: int = EXTERNAL_PORT
+    find_control: Find | None = None
 
 
 class OnionService:
@@ -119,7 +121,10 @@ class OnionService:
 
     async def _add(self) -> Any:
         """Return the connection to Tor that keeps the service."""
-        protocol = await connect_first(self._reactor, self._settings.control)
+        control = self._settings.control
+        if self._settings.find_control is not None:
+            control = await self._settings.find_control(self._reactor)
+        protocol = await connect_first(self._reactor, control)
         try:
             await self._add_over(protocol)
         except BaseException:

@@ -29,6 +29,7 @@ from pipegrid.disk.interruptible_pipe_writes import end_waiting
 from pipegrid.errors import SinkError
 from pipegrid.reactor.process_settings import (
     SHORTAGE,
+    TOR_START,
     ignore_suspended_time,
     make_monotonic,
     need_no_threads,
@@ -100,7 +101,7 @@ def run_process(
     console = Console(
         getattr(sys.stdin, "buffer", None), getattr(sys.stdout, "buffer", None), _stderr()
     )
-    SHORTAGE.tell = lambda sentence: console.say(f"pipegrid: {sentence}")
+    SHORTAGE.tell = TOR_START.tell = lambda sentence: console.say(f"pipegrid: {sentence}")
     try:
         invocation, job = _parse(arguments, console, begun, glimpse)
     except BrokenPipeError:  # the reader of --help closed its end
