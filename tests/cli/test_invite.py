@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import select
 import subprocess
@@ -114,6 +115,32 @@ class ThreeFriendsTests(ProcessTestCase):
         self.ended(inviting)
         self.assertEqual(len(names_in(self.home / "bob")), 3)
 
+    def test_a_server_that_joins_later(self) -> None:
+        """By the invitation of one of three friends: the others find it, and no file is edited."""
+        self.serve("alice")
+        for who in ("bob", "carol"):
+            inviting, code = self.invite("alice")
+            self.serve(who, "--join", code, *self.relay)
+            self.ended(inviting)
+        inviting, code = self.invite("carol")
+        said = self.serve("dave", "--join", code, *self.relay)
+        self.assertIn("added the server", self.ended(inviting))
+        dave = (self.home / "dave/node.pubkey").read_text().strip().removeprefix("pub-")
+        for who in ("alice", "bob", "carol", "dave"):
+            known = names_in(self.home / who)
+            self.assertEqual(dave in known, who in ("carol", "dave"), known)
+            out, _ = self.run_command("--json", "-d", who, "status")
+            servers = [json.loads(line) for line in out.splitlines()]
+            ids = [each["server_id"] for each in servers if "server_id" in each]
+            self.assertEqual(len(ids), 4, (who, out))
+            self.assertIn(dave, ids)
+        said.terminate()
+        _, log = said.communicate(timeout=LINE_S)
+        self.assertIn("added to the inviter's list, and announced to the introducer", log)
+        # It finds the others again, and they it, at its later starts, also while Alice is away.
+        process = self.background("-d", "dave", "serve")
+        self.assertRegex(line_of(process.stdout), "^pb://")
+
     def test_what_is_shared(self) -> None:
         """Directories become aliases: with --read-only they can be read, and otherwise changed, too."""
         self.serve("alice")
@@ -157,6 +184,7 @@ class ThreeFriendsTests(ProcessTestCase):
             *("-d", "bob", "serve", "--port", "0", "--join", "7-a-b", *self.relay), status=1
         )
         self.assertIn("cannot reach the relay", said)
+        self.assertIn("if it is the inviter's own, the code was used or has expired", said)
         self.assertEqual(len(said.splitlines()), 1, said)
         self.assertFalse((self.home / "bob/pipegrid.cfg").exists())
 

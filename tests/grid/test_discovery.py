@@ -136,6 +136,14 @@ class IntroducerTests(DiscoveryTestCase):
         (warning,) = world.warnings()
         self.assertIn("server server-1 is skipped: it has the address of server 'alice'", warning)
 
+    def test_a_server_that_init_named_after_its_address(self) -> None:
+        """Nothing is said if the file and the announcement have the same server."""
+        world = self.world(FakeIntroducer(announced(1), announced(2)), start=False)
+        world.members.add_static(describe("spki-x", {"anonymous-storage-NURLs": [nurl(1)]}))
+        world.discovery.start()
+        self.assertEqual(sorted(world.names), ["server-2", "spki-x"])
+        self.assertEqual(world.warnings(), ())
+
     def test_bad_announcements_do_not_stop_the_others(self) -> None:
         """Each is one sentence with its reason; the good ones among them are used."""
         message, signature, who = announced(1)
@@ -238,6 +246,10 @@ class IntroducerTests(DiscoveryTestCase):
         reasons = [status.reason for status in world.discovery.statuses]
         self.assertEqual(reasons[0], "it speaks another version of the introducer's protocol")
         self.assertEqual(reasons[1], "no answer came within 15 s")
+        storage = FakeIntroducer()
+        storage.version = {b"http://allmydata.org/tahoe/protocols/storage/v1": {}}
+        (status,) = self.world(storage).discovery.statuses
+        self.assertEqual(status.reason, "it is a storage server; give the fURL of an introducer")
         self.assertEqual(len(world.warnings()), 2)
         self.assertIn("introducer i0 at intro.example.org:1 is unreachable", world.warnings()[0])
 

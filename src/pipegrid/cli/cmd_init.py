@@ -221,7 +221,7 @@ def _fitting(suggestion: Params, encoding: Encoding) -> Params:
 
 def numbers_of(config: GridConfig) -> str:
     """Return a sentence that explains the numbers."""
-    params, servers = config.params, client_creation.known_servers(config)
+    params, servers = config.params, client_creation.listed_servers(config)
     shares = counted(params.total_shares, "share")
     if servers is None:
         needed = counted(config.happy, "server")

@@ -215,6 +215,14 @@ def add_to(console: Console, directory: Path, taken: Invitation) -> tuple[GridCo
     console.say(
         f"pipegrid: {directory} uses this grid already; {counted(len(new), 'server')} added"
     )
+    if invite_and_join.is_of_members(taken) and invite_and_join.add_introducers(
+        directory, taken.introducers
+    ):
+        console.say(f"pipegrid: {directory} finds servers that join later by itself from now on")
+        if invite_and_join.own_server(directory) is not None:
+            invite_and_join.set_announced(directory, {}, True)
+            console.say("pipegrid: restart 'pipegrid serve', so that all members find the server")
+        config = client_config.load(directory)
     known = {(each.furl.tub_id, each.furl.swissnum) for each in config.introducers.addresses}
     for each in taken.introducers:
         if (each.furl.tub_id, each.furl.swissnum) not in known:
@@ -268,8 +276,9 @@ class ServerJoin:
     """
     A server that joins a grid: it takes the invitation, starts, and then is added to the grid.
 
-    Where the grid has introducers, the server is announced to them, now and at each later start. Otherwise
-    the inviter's client adds it to its list, and says so, before anything is configured here.
+    Where the grid has introducers, the server is announced to them, now and at each later start. Where it has
+    none, or only such as its members' servers run, the inviter's client adds it to its list, and says so,
+    before anything is configured here.
 
     Args:
         directory: the server's, which becomes a client's of the grid as well.
@@ -327,18 +336,26 @@ class ServerJoin:
         assert self._exchange is not None
         assert self._taken is not None
         taken = self._taken
-        own = invite_and_join.server_at(node.nurls, node.furl, self._options.get("nickname", ""))
-        if not taken.introducers:
+        own = invite_and_join.server_at(
+            node.nurls,
+            node.furl,
+            self._options.get("nickname", ""),
+            (node.server_id, node.permutation_seed) if node.server_id else None,
+        )
+        is_listed = not taken.introducers or (
+            invite_and_join.is_of_members(taken) and self._answers
+        )
+        if is_listed:
             reply = await wormhole_exchange.offer_server(self._exchange, own)
             if not reply.added:
                 raise InvitationError(
                     "the inviter does not add the server; ask why, and for a new code"
                 )
             taken = taken.with_server(own, reply.numbers)
-        self._configure(console, taken)
+        self._configure(console, taken, is_listed)
         self.joined = True
 
-    def _configure(self, console: Console, taken: Invitation) -> None:
+    def _configure(self, console: Console, taken: Invitation, is_listed: bool) -> None:
         node = {name: value for name, value in self._options.items() if value}
         announce = bool(taken.introducers)
         if client_paths.is_configured(self._directory):
@@ -353,7 +370,9 @@ class ServerJoin:
             aliases=alias_lines(named),
             preferences=client_creation.ClientPreferences(node=node, announce=announce),
         )
-        how = "announced to the introducer" if announce else "added to the inviter's list"
+        how = "announced to the introducer"
+        if is_listed:
+            how = f"added to the inviter's list{f', and {how} of its members' if announce else ''}"
         console.say(
             f"pipegrid: the server has joined, and was {how}; {cmd_init.numbers_of(config)}"
         )

@@ -8,7 +8,7 @@ configured once it has a ``pipegrid.cfg``, so that file is written last.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -40,8 +40,9 @@ from pipegrid.grid.client_paths import (
     is_configured,
 )
 from pipegrid.grid.connection_settings import settings_to_copy
-from pipegrid.grid.servers_yaml import load_introducers, load_static_servers
+from pipegrid.grid.servers_yaml import IntroducerAddress, load_introducers, load_static_servers
 from pipegrid.grid.strict_config import read_config, settings_in
+from pipegrid.wire.announcements import KnownServer
 from pipegrid.wire.grid_manager import ManagerKey
 
 DEFAULT_HAPPY = 7
@@ -299,6 +300,20 @@ def known_servers(config: GridConfig) -> int | None:
     if config.introducers.addresses:
         return None
     return len(config.static.servers) + (config.local.servers if config.local else 0) or None
+
+
+def listed_servers(config: GridConfig) -> int | None:
+    """Return ``known_servers``, or how many are listed where all introducers run at listed servers."""
+    introducers, servers = config.introducers.addresses, config.static.servers
+    if introducers and servers and runs_at(introducers, servers):
+        return len(servers)
+    return known_servers(config)
+
+
+def runs_at(introducers: Iterable[IntroducerAddress], servers: Iterable[KnownServer]) -> bool:
+    """Return whether all introducers run at servers of a list."""
+    tubs = {each.furl.tub_id for each in servers if each.furl is not None}
+    return all(each.furl.tub_id in tubs for each in introducers)
 
 
 def check_servers_for(happy: int, servers: int | None) -> None:

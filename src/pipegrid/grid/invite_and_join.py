@@ -13,6 +13,7 @@ from pathlib import Path
 
 import attrs
 
+from pipegrid.core import base32
 from pipegrid.core.caps import DirectoryCap
 from pipegrid.core.text import decode_text
 from pipegrid.disk.file_system_calls import FULL
@@ -31,6 +32,7 @@ from pipegrid.grid.client_paths import (
 )
 from pipegrid.grid.invitation import GridNumbers, Invitation, entries_of
 from pipegrid.grid.servers_yaml import (
+    IntroducerAddress,
     Introducers,
     parse_static_servers,
     read_bounded,
@@ -39,7 +41,7 @@ from pipegrid.grid.servers_yaml import (
 )
 from pipegrid.grid.strict_config import read_config
 from pipegrid.server import identity
-from pipegrid.wire.announcements import KnownServer, describe
+from pipegrid.wire.announcements import SEED, KnownServer, describe
 from pipegrid.wire.server_address import Furl
 
 # A grid without an introducer is a list of servers at each member. ``invitation_of`` takes the list from a
@@ -49,6 +51,9 @@ from pipegrid.wire.server_address import Furl
 # as a whole.
 #
 # A directory in which ``pipegrid serve`` runs is a member with its own server.
+
+MEMBERS = "members"
+"""The name of the introducer that a member's server runs."""
 
 # What a directory invites others to.
 
@@ -98,12 +103,21 @@ def own_server(directory: Path) -> KnownServer | None:
     if furl is None or not (directory / "private" / "node.pem").exists():
         return None
     who = identity.load_or_create(directory)
-    return server_at(who.nurls(furl.hints), furl)
+    return server_at(who.nurls(furl.hints), furl, announced=identity.announced_as(directory))
 
 
-def server_at(nurls: Sequence[str], furl: Furl | str, nickname: str = "") -> KnownServer:
+def server_at(
+    nurls: Sequence[str],
+    furl: Furl | str,
+    nickname: str = "",
+    announced: tuple[str, bytes] | None = None,
+) -> KnownServer:
     """
-    Return the server with these addresses, under the id that 'pipegrid init' gives it.
+    Return the server with these addresses.
+
+    Args:
+        announced: the id and the permutation seed under which introducers list it, so that it is the same
+            server in a list; None: it has the id that 'pipegrid init' gives it.
 
     Raises:
         UsageError: one of them is not an address.
@@ -111,7 +125,28 @@ def server_at(nurls: Sequence[str], furl: Furl | str, nickname: str = "") -> Kno
     addresses = [("the server's address", text) for text in (*nurls, str(furl))]
     ((server_id, entry),) = servers_of(addresses)["storage"].items()
     fields = {**entry["ann"], **({"nickname": nickname} if nickname else {})}
+    if announced is not None:
+        server_id, seed = announced
+        fields[SEED] = base32.encode(seed)
     return describe(server_id, fields)
+
+
+def own_introducer(directory: Path) -> tuple[IntroducerAddress, ...]:
+    """
+    Return the introducer that the storage server of a directory runs for those who are invited from it.
+
+    Raises:
+        UsageError: its file is damaged.
+    """
+    furl = identity.load_furl(directory, identity.MEMBERS_FURL_NAME)
+    return () if furl is None or not furl.has_address else (IntroducerAddress(MEMBERS, furl),)
+
+
+def is_of_members(invitation: Invitation) -> bool:
+    """Return whether all introducers of an invitation run at servers that it lists."""
+    return bool(invitation.introducers) and client_creation.runs_at(
+        invitation.introducers, invitation.servers
+    )
 
 
 def include_own_server(directory: Path) -> str | None:
@@ -132,16 +167,35 @@ def include_own_server(directory: Path) -> str | None:
                 "or name a client's directory"
             )
         params, happy = client_creation.suggested(1)
-        client_creation.create_client(
-            directory, params=params, happy=happy, files={SERVERS_NAME: _servers_text([server])}
-        )
+        files = {SERVERS_NAME: _servers_text([server])}
+        if introducers := own_introducer(directory):
+            files[INTRODUCERS_NAME] = Introducers(introducers).as_text()
+        client_creation.create_client(directory, params=params, happy=happy, files=files)
         return f"made {directory} a client of a new grid with its own server"
     config = load(directory)
     is_ours = (directory / CONFIG_NAME).exists()
     if server is None or config.local is not None or config.introducers.addresses or not is_ours:
         return None
     added = add_servers(directory, [server])
+    add_introducers(directory, own_introducer(directory))
     return f"added the directory's own server to {directory / SERVERS_NAME}" if added else None
+
+
+def add_introducers(directory: Path, introducers: Sequence[IntroducerAddress]) -> bool:
+    """
+    Make the introducers of its members those of a directory that has none; returns whether it has them now.
+
+    Raises:
+        UsageError, SinkError: the file cannot be written.
+    """
+    path = directory / INTRODUCERS_NAME
+    config = load(directory)
+    if not introducers or os.path.lexists(path) or config.introducers.addresses:
+        return False
+    if not client_creation.runs_at(introducers, config.static.servers):
+        return False
+    client_creation.rewrite(path, Introducers(tuple(introducers)).as_text())
+    return True
 
 
 def unreachable_servers(servers: Iterable[KnownServer]) -> list[str]:
@@ -298,7 +352,7 @@ def add_servers(directory: Path, servers: Sequence[KnownServer]) -> list[KnownSe
     path = directory / SERVERS_NAME
     text = with_servers(read_bounded(path) or b"", entries_of(new), str(path))
     client_creation.rewrite(path, text)
-    count = client_creation.known_servers(before)
+    count = client_creation.listed_servers(before)
     if count is not None and (before.params, before.happy) == client_creation.suggested(count):
         params, happy = client_creation.suggested(count + len(new))
         numbers = {"required_shares": params.required_shares, "total_shares": params.total_shares}

@@ -16,6 +16,8 @@ from pipegrid.wire.server_address import Furl, Nurl
 # The servers of a running grid: they appear and change their addresses; their ids identify them.
 
 MAX_WARNINGS = 100
+IDS_OF_ADDRESSES = ("spki-", "tub-")
+"""How ids begin that were made of a server's address."""
 
 
 class Warnings:
@@ -93,6 +95,8 @@ class ServerRegistry:
                     return  # keep its connections
         for address in server.addresses:
             if address in self._fixed_at:
+                if self._fixed_at[address].startswith(IDS_OF_ADDRESSES):
+                    return  # the user's file has the same server, under an id that says nothing else
                 why = same_address(self._fixed_at[address])
                 self._warnings.add(f"server {server.identity.nickname} is skipped: {why}")
                 return

@@ -145,7 +145,9 @@ class ServerDirectory:
     def serve_settings(self, directory: Path, **chosen: Any) -> ServeSettings:
         """Return complete settings; the caller's values other than None replace those of the directory."""
         given = {name: value for name, value in chosen.items() if value is not None}
-        return ServeSettings(directory=directory, **{**self.settings, **given})
+        # A Tahoe-LAFS node's directory gets no files of an introducer.
+        said = {"introduces": not self.is_tahoe, **self.settings, **given}
+        return ServeSettings(directory=directory, **said)
 
 
 def load(directory: Path) -> ServerDirectory:

@@ -26,7 +26,7 @@ from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError, naming
 from pipegrid.reactor.server_tls import write_whole
 from pipegrid.reactor.tls_settings import bound_handshakes, only_forward_secret, self_signed_pem
-from pipegrid.wire import server_address
+from pipegrid.wire import announcements, server_address
 from pipegrid.wire.server_address import Furl, Nurl
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 FURL_NAME = "storage.furl"
 INTRODUCER_FURL_NAME = "introducer.furl"
+MEMBERS_FURL_NAME = "members.furl"
+"""Of the introducer that a storage server runs for those who are invited from its directory."""
 _SWISSNUM_BYTES = 20
 _MAX_FURL_BYTES = 1 << 20
 _KEY_BITS = 2048  # RSA, which Foolscap requires
@@ -89,9 +91,14 @@ class Identity:
                 found.append(str(attrs.evolve(self.nurl(host, int(port)), tor=how == "tor")))
         return found
 
-    def furl(self, hints: Sequence[str]) -> Furl:
-        """Return the address for clients that use Foolscap."""
-        return Furl(self.tub_id, tuple(hints), self.swissnum)
+    def furl(self, hints: Sequence[str], secret: str = "") -> Furl:
+        """
+        Return the address for clients that use Foolscap.
+
+        Args:
+            secret: of another object at the same port; empty: the server's own.
+        """
+        return Furl(self.tub_id, tuple(hints), secret or self.swissnum)
 
     def contexts(self) -> CertificateOptions:
         """Return Twisted's options to serve TLS 1.2 and 1.3 with this certificate."""
@@ -136,7 +143,7 @@ def load_or_create(directory: Path, furl_name: str = FURL_NAME) -> Identity:
         if furl_name == FURL_NAME:
             swissnum = _read_swissnum(private, known)
         else:  # the fURL is written before clients can know it
-            swissnum = _new_swissnum() if known is None else known.swissnum
+            swissnum = new_swissnum() if known is None else known.swissnum
         who = from_pem(pem, swissnum, str(key))
         _check_key(who, str(key))
     except OSError as error:
@@ -191,6 +198,25 @@ def keep_furl(directory: Path, address: Furl, furl_name: str = FURL_NAME) -> Non
             )
             return
         raise unusable(error, path) from error
+
+
+def announced_as(directory: Path) -> tuple[str, bytes] | None:
+    """
+    Return the id and the permutation seed of the server in a directory; None if it was never announced.
+
+    Raises:
+        UsageError: a file has other contents, or cannot be read.
+    """
+    seed, key = directory / "permutation-seed", directory / "private" / "node.privkey"
+    try:
+        texts = [read_file(path, 4096).decode("ascii", "replace").strip() for path in (seed, key)]
+        return announcements.parse_signing_key(texts[1]).server_id, base32.decode(texts[0])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unusable(error, directory) from error
+    except ValueError:
+        raise UsageError(f"{seed} or {key} is damaged; restore it") from None
 
 
 def unusable(error: OSError, path: Path) -> UsageError:
@@ -271,14 +297,15 @@ def make_pem() -> bytes:
     return self_signed_pem(rsa.generate_private_key(65537, _KEY_BITS), "pipegrid storage", _VALID)
 
 
-def _new_swissnum() -> str:
+def new_swissnum() -> str:
+    """Return a new secret for an address."""
     return base32.encode(os.urandom(_SWISSNUM_BYTES))
 
 
 def _read_swissnum(private: Path, known: Furl | None) -> str:
     own = private / "storage.swissnum"
     if known is None or own.exists():
-        data = _read_or_make(own, lambda: _new_swissnum().encode() + b"\n")
+        data = _read_or_make(own, lambda: new_swissnum().encode() + b"\n")
         name, text = own, data.decode("ascii", "replace").strip()
     else:
         name, text = private / FURL_NAME, known.swissnum

@@ -1,4 +1,4 @@
-"""The process of an introducer: its directory, ports and timers, and the file of what it has listed."""
+"""The process of an introducer: its directory, ports and timers."""
 
 from __future__ import annotations
 
@@ -7,24 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
-from pipegrid.core.text import counted
-from pipegrid.disk.atomic_write import replace_file
 from pipegrid.disk.directory_claim import INTRODUCER_LOCK_NAME, DirectoryClaim
 from pipegrid.disk.private_files import make_directory
-from pipegrid.disk.safe_open import read_file
-from pipegrid.reactor.deferreds import Timer
 from pipegrid.reactor.workers import Workers
 from pipegrid.server import identity, systemd
 from pipegrid.server.fair_scheduler import FairTurns
 from pipegrid.server.foolscap.broker import HeldMemory
 from pipegrid.server.foolscap.port import FoolscapPort
 from pipegrid.server.identity import INTRODUCER_FURL_NAME
+from pipegrid.server.introducer_listing import ListingFile
 from pipegrid.server.introducer_pages import IntroducerPages
 from pipegrid.server.introducer_service import IntroducerService, LimitedLog
 from pipegrid.server.listener import (
@@ -38,13 +34,6 @@ from pipegrid.server.serve import endpoint_text, listen, raise_file_limit, until
 from pipegrid.wire.banana_receiver import Bounds
 
 DEFAULT_PORT = "tcp:8099"
-LISTED_NAME = "private/introducer-announcements.json"
-"""What is listed, for the next process. Tahoe-LAFS does not read it: its introducer keeps nothing."""
-
-DAMAGED_SUFFIX = ".damaged"
-MAX_LISTED_BYTES = 16 << 20
-"""The limit of that file; all units take 4 MiB, and a third more in base64."""
-
 MAX_MEMORY_BYTES = 16 << 20
 """For messages of all connections that are being received or carried out."""
 
@@ -55,12 +44,6 @@ Smaller messages are not counted; a connection may have 128 of them waiting, so 
 
 BOUNDS = Bounds(turn_tokens=256)
 """A call may take 64 KiB, twice the longest announcement."""
-
-TICK_S = 60.0
-SAVE_AFTER_S = 1.0
-SAVES_APART_S = 30.0
-SAVE_TIMES_S = 600.0
-"""How often the file is written although nothing has changed but the times in it."""
 
 log = Logger()
 
@@ -133,17 +116,10 @@ class IntroducerNode:
         self.listening: Any = None
         self.status_port: int | None = None
         self._reactor = reactor
-        self._path = settings.directory / LISTED_NAME
         self._log_limit = LimitedLog(reactor)
         self.service = IntroducerService(reactor, self._log_limit)
         self._workers = Workers(reactor, threads=1)
-        self._save_timer = Timer(reactor, self._save)
-        self._saving: Deferred[None] | None = None
-        self._save_failed = False
-        self._tick = LoopingCall(self._pass_time)
-        self._tick.clock = reactor
-        self._unsaved_s = 0.0
-        self._saved_s = float("-inf")
+        self._listing = ListingFile(reactor, self.service, settings.directory, self._workers)
         self._claim: DirectoryClaim | None = None
         self._foolscap: FoolscapPort | None = None
         self._front: PortListener | None = None
@@ -170,8 +146,6 @@ class IntroducerNode:
             systemd.notify(systemd.STOPPING)
         for port in self._ports:
             await port.stopListening()
-        if self._tick.running:
-            self._tick.stop()
         if self._alive is not None:
             self._alive.stop()
         if self._foolscap is not None:
@@ -179,11 +153,8 @@ class IntroducerNode:
         if self._front is not None:
             await self._front.stop()
         self._log_limit.stop()
-        self._save_timer.stop()
+        await self._listing.stop()
         if self._serves:
-            await self._saved()
-            self._save()
-            await self._saved()
             log.info("stopped the introducer of {directory}", directory=self._directory)
         await self._workers.stop()
         if self._claim is not None:
@@ -203,7 +174,7 @@ class IntroducerNode:
         except OSError as error:
             raise identity.unusable(error, settings.directory) from error
         who = identity.load_or_create(settings.directory, INTRODUCER_FURL_NAME)
-        self._restore()
+        self._listing.restore()
         rejected = FoolscapOnly(self._reactor, self._log_limit)
         self._foolscap = FoolscapPort(
             who,
@@ -234,8 +205,7 @@ class IntroducerNode:
             text = endpoint_text(settings.status, "127.0.0.1")
             port = await self._listen(text, pages.factory(self._reactor))
             self.status_port = getattr(port.getHost(), "port", None)
-        self.service.changed = self._save_soon
-        self._tick.start(TICK_S, now=False)
+        self._listing.start()
         self._alive = systemd.stay_alive(self._reactor)
         self._serves = True
         systemd.notify(systemd.READY)
@@ -245,93 +215,6 @@ class IntroducerNode:
         port = await listen(self._reactor, text, factory)
         self._ports.append(port)
         return port
-
-    # What is listed, on the disk.
-
-    def _restore(self) -> None:
-        try:
-            data = read_file(self._path, MAX_LISTED_BYTES + 1)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise identity.unusable(error, self._path) from error
-        try:
-            if len(data) > MAX_LISTED_BYTES:
-                raise ValueError(f"it has more than {MAX_LISTED_BYTES} bytes")
-            skipped = self.service.registry.restore(data)
-        except ValueError as error:
-            log.warn(
-                "cannot understand {path}: {error}; servers are listed again when they announce themselves",
-                path=str(self._path),
-                error=str(error),
-            )
-            self._keep_damaged()
-            return
-        count = len(self.service.registry)
-        log.info(
-            "{servers} listed from {path}", servers=counted(count, "server"), path=str(self._path)
-        )
-        if skipped:
-            log.warn(
-                "{entries} of {path} skipped: damaged, or without space",
-                entries=counted(skipped, "entry", "entries"),
-                path=str(self._path),
-            )
-
-    def _keep_damaged(self) -> None:
-        """Rename the file, which would be overwritten: a later version may understand it."""
-        kept = self._path.with_name(self._path.name + DAMAGED_SUFFIX)
-        try:
-            self._path.replace(kept)
-        except OSError as error:
-            raise identity.unusable(error, self._path) from error
-        log.warn("it is kept as {path}", path=str(kept))
-
-    def _pass_time(self) -> None:
-        removed = self.service.registry.tick()
-        if removed:
-            log.info("{servers} removed, absent for long", servers=counted(removed, "server"))
-        self._unsaved_s += TICK_S
-        if removed or self._unsaved_s >= SAVE_TIMES_S:
-            self._save_soon()
-
-    def _save_soon(self) -> None:
-        pause_s = self._saved_s + SAVES_APART_S - self._reactor.seconds()
-        self._save_timer.set(max(SAVE_AFTER_S, pause_s))
-
-    def _save(self) -> None:
-        self._saved_s = self._reactor.seconds()
-        if self._saving is not None:  # a slow disk
-            self._save_soon()
-            return
-        self._unsaved_s = 0.0
-        data = self.service.registry.as_json()
-        self._saving = self._workers.run(replace_file, self._path, data)
-        self._saving.addCallbacks(self._did_save, self._did_not_save)
-
-    def _did_save(self, _: None) -> None:
-        self._saving = None
-        self._save_failed = False
-
-    def _did_not_save(self, failure: Any) -> None:
-        self._saving = None
-        if failure.check(OSError) is None:
-            log.failure("what is listed was not written", failure)
-        elif not self._save_failed:  # once per outage
-            self._save_failed = True
-            log.warn(
-                "cannot write {path}: {reason}; it is tried again",
-                path=str(self._path),
-                reason=failure.value.strerror,
-            )
-        self._unsaved_s = SAVE_TIMES_S  # at the next tick
-
-    async def _saved(self) -> None:
-        """Return when nothing is being written."""
-        if self._saving is not None:
-            done: Deferred[None] = Deferred()
-            self._saving.addBoth(lambda _: done.callback(None))
-            await done
 
 
 async def introduce(

@@ -31,7 +31,7 @@ from pipegrid.reactor.process_settings import make_monotonic, wall_time
 from pipegrid.reactor.workers import Workers
 from pipegrid.server import identity, systemd
 from pipegrid.server.foolscap.broker import HeldMemory
-from pipegrid.server.foolscap.port import FoolscapPort
+from pipegrid.server.foolscap.port import FoolscapPort, ServedObject
 from pipegrid.server.foolscap.remote_objects import FoolscapStorage
 from pipegrid.server.gbs.http_connection import GbsSite
 from pipegrid.server.gbs.storage_operations import GbsService
@@ -42,12 +42,14 @@ from pipegrid.server.listener import (
     PortListener,
     ProtocolDetector,
 )
+from pipegrid.server.members_introducer import MembersIntroducer
 from pipegrid.server.onion_service import OnionService, OnionSettings, check_onion_port
 from pipegrid.server.server_certificates import LOOK_S, CertificateWatch
 from pipegrid.storage.lease_clock import NonDecreasingDate, look, why_wrong
 from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.share_store import KEEP_UNFINISHED_S, ShareStore, StoreSettings
 from pipegrid.storage.space_usage import read_note, remove_note
+from pipegrid.wire.announcements import Signed
 from pipegrid.wire.server_address import Furl
 
 # Where a server listens, and its addresses for clients: as text in settings, and as hints of fURLs.
@@ -257,6 +259,58 @@ def lock_storage(storage: Path, read_only: bool = False) -> int | None:
     return fd
 
 
+def lock_node(directory: Path, read_only: bool = False) -> int | None:
+    """
+    Lock a node's directory, whose key one server has; returns the descriptor to close to release it.
+
+    Args:
+        read_only: as of ``lock_storage``.
+
+    Raises:
+        UsageError: another server has the lock, or the key cannot be opened.
+    """
+    path = directory / "private" / "node.pem"
+    try:
+        fd = disk.open_locked(str(path), os.O_RDWR)
+    except disk.CannotLock as error:
+        raise UsageError(f"cannot lock {path}: {error.strerror}; choose another disk") from error
+    except OSError as error:
+        if read_only and error.errno in _NOT_TO_BE_WRITTEN:
+            return None
+        raise identity.unusable(error, path) from error
+    if fd is None:
+        raise UsageError(
+            f"another server runs in {directory}; stop it, or give each a directory of its own with -d"
+        )
+    return fd
+
+
+def check_storage(directory: Path, storage: Path) -> None:
+    """
+    Check that the storage directory of a server that has run before is not an empty or missing one, such as
+    the mount point of a disk that is not mounted.
+
+    Raises:
+        UsageError: it is, or it cannot be read.
+    """
+    if identity.load_furl(directory) is None:
+        return
+    try:
+        if any(storage.iterdir()):
+            return
+        what = "is empty"
+    except FileNotFoundError:
+        what = "does not exist"
+    except OSError as error:
+        raise UsageError(
+            f"cannot use the storage directory {storage}: {error.strerror}; choose another"
+        ) from error
+    raise UsageError(
+        f"the storage directory {storage} {what}, and this server has run before; mount its disk, or run "
+        f"'mkdir -p {storage / 'shares'}' to begin without shares"
+    )
+
+
 # ``StorageNode`` is started and stopped; ``serve`` runs one until it is cancelled, and ``run`` is a whole
 # process. Stopping answers the requests that have begun, for 10 s at most, commits shares that wait to
 # become durable, and releases files and locks. Unfinished uploads stay for the next process.
@@ -290,6 +344,8 @@ class ServeSettings:
         expiry: when to remove shares whose leases have all expired; None: never.
         introducers: where to announce the server: names, for the log, and fURLs.
         nickname: its name for people, when announced.
+        introduces: be an introducer for those who are invited from the directory, too, if the server is not
+            announced to others.
         announce_nurls: announce its HTTPS addresses; else only Foolscap.
         certificate_files: of grid managers, in addition to ``certificates/*.cert`` in the directory.
         max_connections: at a time; the limit of open files may allow less.
@@ -312,6 +368,7 @@ class ServeSettings:
     expiry: Expiry | None = None
     introducers: Mapping[str, Furl] = attrs.field(factory=dict)
     nickname: str = ""
+    introduces: bool = False
     announce_nurls: bool = True
     certificate_files: Sequence[Path] = ()
     max_connections: int = MAX_CONNECTIONS
@@ -329,6 +386,8 @@ class StorageNode:
         nurls: all of them.
         furl: its address for clients that use Foolscap.
         server_id: its id for introducers; empty if it is not announced.
+        permutation_seed: its announced position on every file's ring.
+        listening_port: where it listens; 0 if that is a socket file.
         metrics_port: of the page for Prometheus, or None.
     """
 
@@ -338,6 +397,8 @@ class StorageNode:
         self.nurls: list[str] = []
         self.furl = ""
         self.server_id = ""
+        self.permutation_seed = b""
+        self.listening_port = 0
         self.metrics_port: int | None = None
         self.storage = settings.storage or settings.directory / "storage"
         self._reactor = reactor
@@ -362,7 +423,9 @@ class StorageNode:
         self._ports: list[Any] = []
         self._timers: list[LoopingCall] = []
         self._lock: int | None = None
+        self._node_lock: int | None = None
         self._announcer: Any = None
+        self._members: MembersIntroducer | None = None
         self._certificates: list[dict[str, str]] = []
         self._onion: OnionService | None = None
         self._tub: Any = None
@@ -394,6 +457,7 @@ class StorageNode:
 
     async def _start(self) -> StorageNode:
         check_hidden(self.settings)
+        check_storage(self.settings.directory, self.storage)
         self._lock = lock_storage(self.storage, self.settings.read_only)
         # Without the lock, what only one server may do is not done: counting promised space, removing.
         alone = self._lock is not None
@@ -406,11 +470,18 @@ class StorageNode:
             if left:
                 log.info("{count} unfinished uploads can be resumed", count=left)
             who = identity.load_or_create(self.settings.directory)
+            self._node_lock = lock_node(self.settings.directory, self.settings.read_only)
             self._store.slots.node_id = who.tub_id
             service = GbsService(self._store, self._durability, who.swissnum)
             connections = min(self.settings.max_connections, raise_file_limit())
             self._server = GbsSite(service, self._reactor)
-            self._foolscap = _foolscap_port(who, service, self._server.note_hostile)
+            more = {}
+            if self._hosts_introducer():
+                self._members = MembersIntroducer(
+                    self._reactor, self.settings.directory, self._workers
+                )
+                more[self._members.secret] = self._members.service
+            self._foolscap = _foolscap_port(who, service, self._server.note_hostile, more)
             crowd: ConnectionLimits[ProtocolDetector] = ConnectionLimits(
                 connections, self.settings.max_per_address, MAX_CLOSING
             )
@@ -419,6 +490,7 @@ class StorageNode:
             )
             for text in self.settings.port.split(","):
                 await self._listen(endpoint_text(text.strip()), self._front)
+            self.listening_port = getattr(self._ports[0].getHost(), "port", 0)
             hints = await self._hints()
             nurls = who.nurls(hints)
             self.nurl, self.nurls = nurls[0], nurls
@@ -427,7 +499,10 @@ class StorageNode:
             identity.keep_furl(self.settings.directory, furl)
             if self.settings.metrics is not None:
                 await self._serve_metrics(self.settings.metrics, self._server, service)
-            if self.settings.introducers:
+            await self._start_proxy()
+            if self._members is not None:
+                self._members.start(who, hints)
+            if self.settings.introducers or self._members is not None:
                 self._announce(who.tub_id, nurls if self.settings.announce_nurls else [])
         except BaseException:
             await self._stop()
@@ -450,6 +525,20 @@ class StorageNode:
         )
         self._warn_of_surroundings()
         return self
+
+    async def _start_proxy(self) -> None:
+        """Start what connections to introducers go through, if the settings say that it is started."""
+        start = self.settings.connections.starting
+        if start is not None and self.settings.introducers:
+            try:
+                await start(self._reactor)
+            except ConnectionError as error:
+                raise UsageError(str(error)) from None
+
+    def _hosts_introducer(self) -> bool:
+        """Return whether invitations from this directory name, or may name, an introducer at this server."""
+        known = self.settings.directory / "private" / identity.MEMBERS_FURL_NAME
+        return self.settings.introduces and (not self.settings.introducers or known.exists())
 
     async def _serve_metrics(self, port: str, site: GbsSite, service: GbsService) -> None:
         from pipegrid.server.metrics import metrics_page
@@ -531,7 +620,7 @@ class StorageNode:
                 " missing that were acknowledged",
                 storage=str(self.storage),
             )
-        if self.settings.certificate_files and not self.settings.introducers:
+        if self.settings.certificate_files and not self.server_id:
             log.warn(
                 "certificates of grid managers are announced to introducers, and this server has none; name "
                 "one with --introducer"
@@ -547,12 +636,8 @@ class StorageNode:
 
     def _announce(self, tub_id: bytes, nurls: list[str]) -> None:
         # Foolscap is slow to import.
-        from foolscap.api import Referenceable
-
         from pipegrid.server import announce
         from pipegrid.wire.announcements import sign
-        from pipegrid.wire.foolscap_broker import make_tub
-        from pipegrid.wire.introducer_protocol import LOST_AFTER_S
 
         has_shares = any((self.storage / "shares").glob("[a-z2-7][a-z2-7]/*"))
         directory = self.settings.directory
@@ -573,22 +658,12 @@ class StorageNode:
 
         self._certificates = watch.read()
         self.server_id = identity.key.server_id
-        introducers = {}
-        for name, furl in self.settings.introducers.items():
-            try:
-                introducers[name] = furl.reachable(self.settings.connections)
-            except ValueError as error:  # noqa: PERF203  the others may be permitted
-                log.warn("introducer {name} is skipped: {error}", name=name, error=str(error))
-        self._tub = make_tub(LOST_AFTER_S, self.settings.connections)
-        self._tub.startService()
-        self._announcer = announce.Announcer(
-            introducers,
-            signed(identity, self._certificates),
-            self._tub.getReference,
-            self._reactor,
-            Referenceable,
-        )
-        self._announcer.start()
+        self.permutation_seed = identity.permutation_seed
+        announcement = signed(identity, self._certificates)
+        if self._members is not None:
+            self._members.list_own(announcement)
+        if self.settings.introducers:
+            self._announce_to_introducers(announcement)
 
         def announce_again() -> int:
             """Announce certificates that have changed."""
@@ -601,10 +676,38 @@ class StorageNode:
                 log.warn("changed certificates are not announced yet: {reason}", reason=str(error))
                 return 0
             self._certificates = found
-            self._reactor.callFromThread(self._announcer.replace, again)
+            if self._announcer is not None:
+                self._reactor.callFromThread(self._announcer.replace, again)
+            if self._members is not None:
+                self._reactor.callFromThread(self._members.list_own, again)
             return 1
 
         self._every(LOOK_S, "announcements with other certificates", announce_again)
+
+    def _announce_to_introducers(self, announcement: Signed) -> None:
+        # Foolscap is slow to import.
+        from foolscap.api import Referenceable
+
+        from pipegrid.server import announce
+        from pipegrid.wire.foolscap_broker import make_tub
+        from pipegrid.wire.introducer_protocol import LOST_AFTER_S
+
+        introducers = {}
+        for name, furl in self.settings.introducers.items():
+            try:
+                introducers[name] = furl.reachable(self.settings.connections)
+            except ValueError as error:  # noqa: PERF203  the others may be permitted
+                log.warn("introducer {name} is skipped: {error}", name=name, error=str(error))
+        self._tub = make_tub(LOST_AFTER_S, self.settings.connections)
+        self._tub.startService()
+        self._announcer = announce.Announcer(
+            introducers,
+            announcement,
+            self._tub.getReference,
+            self._reactor,
+            Referenceable,
+        )
+        self._announcer.start()
 
     def _every(self, interval_s: float, what: str, work: Callable[[], int]) -> None:
         def again() -> Deferred[None]:
@@ -643,21 +746,27 @@ class StorageNode:
             self._alive.stop()
         if self._foolscap is not None:
             await self._foolscap.stop()
+        if self._members is not None:
+            await self._members.stop()
         if self._front is not None:
             await self._front.stop()
         self._store.stop_counting()
         await self._collector.stop()
         await self._workers.stop()
         self._store.close()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        for lock in (self._lock, self._node_lock):
+            if lock is not None:
+                os.close(lock)
+        self._lock = self._node_lock = None
         if self._serves:  # else a start has failed, which has its own message
             log.info("stopped serving {storage}", storage=str(self.storage))
 
 
 def _foolscap_port(
-    who: identity.Identity, service: GbsService, note_hostile: Callable[[str, str], None]
+    who: identity.Identity,
+    service: GbsService,
+    note_hostile: Callable[[str, str], None],
+    more: Mapping[str, ServedObject],
 ) -> FoolscapPort:
     return FoolscapPort(
         who,
@@ -665,6 +774,7 @@ def _foolscap_port(
         memory=HeldMemory(service.hold),
         others=lambda: sum(service.requests.values()),
         note_hostile=note_hostile,
+        more=more,
     )
 
 

@@ -1,8 +1,8 @@
-"""Foolscap on a server's port: a tub with the server's own certificate and one object."""
+"""Foolscap on a server's port: a tub with the server's own certificate and its objects."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -53,6 +53,7 @@ class FoolscapPort:
         note_hostile: called with the address of a rejected client and the reason.
         bounds: limits for messages.
         free_bytes: smaller messages and answers are not counted by ``memory``.
+        more: further objects, by the secrets that clients reach them with.
     """
 
     def __init__(
@@ -65,10 +66,11 @@ class FoolscapPort:
         note_hostile: Callable[[str, str], None] = lambda peer, reason: None,
         bounds: Bounds = BOUNDS,
         free_bytes: int = FREE_BYTES,
+        more: Mapping[str, ServedObject] | None = None,
     ) -> None:
+        self._objects = {who.swissnum: served, **(more or {})}
         self._free_bytes = free_bytes
         self._note_hostile = note_hostile
-        self._served = served
         self._memory = memory
         self._others = others
         self._bounds = bounds
@@ -102,9 +104,10 @@ class FoolscapPort:
         return negotiation
 
     def stop(self) -> Deferred[Any]:
-        """Stop the object, and close all connections; fires when they are closed."""
+        """Stop the objects, and close all connections; fires when they are closed."""
         self._stopped = True
-        self._served.stop()
+        for each in self._objects.values():
+            each.stop()
         tub, self._tub = self._tub, None
         stopped: Deferred[Any] = succeed(None) if tub is None else tub.stopService()
         return stopped
@@ -125,7 +128,8 @@ class FoolscapPort:
             bounds=self._bounds,
             free_bytes=self._free_bytes,
         )
-        tub.registerReference(self._served, name=self._who.swissnum)
+        for name, served in self._objects.items():
+            tub.registerReference(served, name=name)
         accepted_elsewhere = _AcceptedElsewhere()
         tub.listenOn(accepted_elsewhere)
         tub.startService()

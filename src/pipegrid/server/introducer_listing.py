@@ -1,0 +1,166 @@
+"""What an introducer has listed, in a file for its next process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+
+from pipegrid.core.text import counted
+from pipegrid.disk.atomic_write import replace_file
+from pipegrid.disk.safe_open import read_file
+from pipegrid.reactor.deferreds import Timer
+from pipegrid.reactor.workers import Workers
+from pipegrid.server import identity
+from pipegrid.server.introducer_service import IntroducerService
+
+LISTED_NAME = "private/introducer-announcements.json"
+"""What is listed, for the next process. Tahoe-LAFS does not read it: its introducer keeps nothing."""
+
+DAMAGED_SUFFIX = ".damaged"
+MAX_LISTED_BYTES = 16 << 20
+"""The limit of that file; all units take 4 MiB, and a third more in base64."""
+
+TICK_S = 60.0
+SAVE_AFTER_S = 1.0
+SAVES_APART_S = 30.0
+SAVE_TIMES_S = 600.0
+"""How often the file is written although nothing has changed but the times in it."""
+
+log = Logger()
+
+
+class ListingFile:
+    """
+    Keeps the file of what an introducer has listed, and passes the time to its registry.
+
+    Args:
+        directory: the node's.
+        workers: write the file.
+    """
+
+    def __init__(
+        self, reactor: Any, service: IntroducerService, directory: Path, workers: Workers
+    ) -> None:
+        self.service = service
+        self._reactor = reactor
+        self._path = directory / LISTED_NAME
+        self._workers = workers
+        self._save_timer = Timer(reactor, self._save)
+        self._saving: Deferred[None] | None = None
+        self._save_failed = False
+        self._tick = LoopingCall(self._pass_time)
+        self._tick.clock = reactor
+        self._unsaved_s = 0.0
+        self._saved_s = float("-inf")
+
+    def start(self) -> None:
+        """Write the file from now on when something changes."""
+        self.service.changed = self._save_soon
+        self._tick.start(TICK_S, now=False)
+
+    async def stop(self) -> None:
+        """Stop the timers, and write the file, if ``start`` was called."""
+        started, self.service.changed = self._tick.running, lambda: None
+        if started:
+            self._tick.stop()
+        self._save_timer.stop()
+        if started:
+            await self._saved()
+            self._save()
+            await self._saved()
+            self._save_timer.stop()
+
+    def restore(self) -> None:
+        """
+        List what the last process listed.
+
+        Raises:
+            UsageError: the file cannot be read, or a damaged one cannot be renamed.
+        """
+        try:
+            data = read_file(self._path, MAX_LISTED_BYTES + 1)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise identity.unusable(error, self._path) from error
+        try:
+            if len(data) > MAX_LISTED_BYTES:
+                raise ValueError(f"it has more than {MAX_LISTED_BYTES} bytes")
+            skipped = self.service.registry.restore(data)
+        except ValueError as error:
+            log.warn(
+                "cannot understand {path}: {error}; servers are listed again when they announce themselves",
+                path=str(self._path),
+                error=str(error),
+            )
+            self._keep_damaged()
+            return
+        count = len(self.service.registry)
+        log.info(
+            "{servers} listed from {path}", servers=counted(count, "server"), path=str(self._path)
+        )
+        if skipped:
+            log.warn(
+                "{entries} of {path} skipped: damaged, or without space",
+                entries=counted(skipped, "entry", "entries"),
+                path=str(self._path),
+            )
+
+    def _keep_damaged(self) -> None:
+        """Rename the file, which would be overwritten: a later version may understand it."""
+        kept = self._path.with_name(self._path.name + DAMAGED_SUFFIX)
+        try:
+            self._path.replace(kept)
+        except OSError as error:
+            raise identity.unusable(error, self._path) from error
+        log.warn("it is kept as {path}", path=str(kept))
+
+    def _pass_time(self) -> None:
+        removed = self.service.registry.tick()
+        if removed:
+            log.info("{servers} removed, absent for long", servers=counted(removed, "server"))
+        self._unsaved_s += TICK_S
+        if removed or self._unsaved_s >= SAVE_TIMES_S:
+            self._save_soon()
+
+    def _save_soon(self) -> None:
+        pause_s = self._saved_s + SAVES_APART_S - self._reactor.seconds()
+        self._save_timer.set(max(SAVE_AFTER_S, pause_s))
+
+    def _save(self) -> None:
+        self._saved_s = self._reactor.seconds()
+        if self._saving is not None:  # a slow disk
+            self._save_soon()
+            return
+        self._unsaved_s = 0.0
+        data = self.service.registry.as_json()
+        self._saving = self._workers.run(replace_file, self._path, data)
+        self._saving.addCallbacks(self._did_save, self._did_not_save)
+
+    def _did_save(self, _: None) -> None:
+        self._saving = None
+        self._save_failed = False
+
+    def _did_not_save(self, failure: Any) -> None:
+        self._saving = None
+        if failure.check(OSError) is None:
+            log.failure("what is listed was not written", failure)
+        elif not self._save_failed:  # once per outage
+            self._save_failed = True
+            log.warn(
+                "cannot write {path}: {reason}; it is tried again",
+                path=str(self._path),
+                reason=failure.value.strerror,
+            )
+        self._unsaved_s = SAVE_TIMES_S  # at the next tick
+
+    async def _saved(self) -> None:
+        """Return when nothing is being written."""
+        if self._saving is not None:
+            done: Deferred[None] = Deferred()
+            self._saving.addBoth(lambda _: done.callback(None))
+            await done
