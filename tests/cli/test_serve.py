@@ -117,9 +117,151 @@ class ServeTests(TestCase):
         # The code is not spent for a server that would not start.
         config.write_text("[client]\n[node]\nreveal-IP-address = false\n[connections]\ntcp = tor\n")
         relay = ["--relay-url", "ws://127.0.0.1:1/v1", "--location", "a.b:1"]
-        joining = self.serve("serve", "--join", "7-a-b", *relay)
+        joining = self.serve("serve", "--no-tor", "--join", "7-a-b", *relay)
         self.assertEqual(await joining, 2, self.err.getvalue()[-300:])
         self.assertIn("the location for clients must not contain 'a.b:1'", self.err.getvalue())
+
+    async def served(self, *options: str) -> dict[str, Any]:
+        """Start a server, stop it, and return what it printed; ``said`` has what it said meanwhile."""
+        self.out.seek(0)
+        self.out.truncate()
+        before = len(self.err.getvalue())
+        serving = self.serve("--json", "serve", *options)
+        while not self.out.getvalue() and not serving.called:
+            await deferLater(reactor, 0.005)
+        serving.cancel()
+        status = await serving
+        self.said = self.err.getvalue()[before:]
+        self.assertEqual(status, 0, self.said)
+        found: dict[str, Any] = json.loads(self.out.getvalue())
+        return found
+
+    async def refused(self, *options: str) -> str:
+        """Return why a server does not start."""
+        before = len(self.err.getvalue())
+        self.assertEqual(await self.serve("serve", *options), 2, self.err.getvalue()[before:])
+        return self.err.getvalue()[before:]
+
+    def test_a_later_start_does_the_same(self) -> Deferred[None]:
+        """What was given before holds until something else is given, and is named, without secrets."""
+        return Deferred.fromCoroutine(self._test_a_later_start())
+
+    async def _test_a_later_start(self) -> None:
+        furl = "pb://hij2vaxfy3gompizcqnolgf7oegbnsfr@tcp:127.0.0.1:9/swissnum"
+        first = await self.served(
+            *("--port", LOOPBACK, "--quota", "3GB", "--introducer", furl, "--nickname", "n"),
+            *("--storage", f"{self.directory}/shares here"),
+        )
+        self.assertNotIn("as at the last start", self.said)
+        again = await self.served()
+        first["storage"] = str(Path(first["storage"]).absolute())
+        self.assertEqual(again, first)
+        port = server_address.parse_nurl(first["nurl"]).port
+        self.assertIn(
+            f"as at the last start: --port tcp:{port}:interface=127.0.0.1, --storage "
+            f"{Path(self.directory).absolute()}/shares here, --quota 3 GB, --nickname n, --introducer "
+            f"pb://hij2vaxfy3gompizcqnolgf7oegbnsfr@tcp:127.0.0.1:9 ({self.directory}/private/serve.json)",
+            self.said,
+        )
+        self.assertNotIn("swissnum", self.said)
+        path = Path(self.directory) / "private/serve.json"
+        self.assertEqual(path.stat().st_mode & 0o777, 0o600)
+        await self.served("--quota", "4GB", "--introducer", "none")
+        self.assertIn("the last start had --quota 3 GB, --introducer pb://", self.said)
+        self.out.truncate(0)
+        self.assertEqual(await self.serve("serve", "--usage"), 0)
+        self.assertIn("of 4 GB", self.out.getvalue().decode())
+        # A start that fails changes nothing.
+        await self.refused("--port", "nonsense:1")
+        self.assertEqual(json.loads(path.read_text())["introducers"], ["none"])
+        self.assertEqual((await self.served())["nurl"], first["nurl"])
+        path.write_text('{"port": 3}')
+        self.assertIn("cannot understand", await self.refused())
+
+    def test_settings_go_before_an_earlier_start(self) -> Deferred[None]:
+        """What a file says is followed; another option holds for one start, and a sentence says so."""
+        return Deferred.fromCoroutine(self._test_settings_first())
+
+    async def _test_settings_first(self) -> None:
+        await self.served("--port", LOOPBACK, "--quota", "3GB")
+        (Path(self.directory) / "pipegrid.cfg").write_text("[client]\n[storage]\nquota = 5GB\n")
+        await self.served()
+        self.assertNotIn("--quota", self.said)
+        await self.served("--quota", "4GB")
+        self.assertIn("for this start alone, since the settings in", self.said)
+        self.assertIn("say otherwise: --quota 4 GB", self.said)
+        self.out.truncate(0)
+        self.assertEqual(await self.serve("serve", "--usage"), 0)
+        self.assertIn("of 5 GB", self.out.getvalue().decode())
+
+    def test_a_port_that_clients_do_not_know(self) -> Deferred[None]:
+        """It is reported where the location has another."""
+        return Deferred.fromCoroutine(self._test_a_port())
+
+    async def _test_a_port(self) -> None:
+        await self.served("--port", LOOPBACK, "--location", "example.org:80")
+        self.assertNotIn("another port", self.said)
+        await self.served()
+        self.assertNotIn("another port", self.said)
+        await self.served("--port", LOOPBACK)
+        self.assertIn("clients are sent to example.org:80, another port", self.said)
+
+    def test_an_onion_service_stays_one(self) -> Deferred[None]:
+        """A later start never serves openly what was hidden, unless it is told to."""
+        return Deferred.fromCoroutine(self._test_it_stays_one())
+
+    async def _test_it_stays_one(self) -> None:
+        tor = FakeTor()
+        loop: Any = reactor
+        listening = loop.listenTCP(0, tor, interface="127.0.0.1")
+        self.addCleanup(listening.stopListening)
+        control = f"tcp:127.0.0.1:{listening.getHost().port}"
+        hidden = await self.served("--tor", "--tor-control-port", control)
+        self.assertEqual((await self.served())["nurls"], hidden["nurls"])
+        self.assertIn(f"as at the last start: --tor, --tor-control-port {control}", self.said)
+        record = Path(self.directory) / "private/serve.json"
+        known = record.read_text()
+        record.unlink()
+        self.assertIn("was an onion service, since it has private/", await self.refused())
+        record.write_text(known)
+        openly = await self.served("--no-tor", "--port", LOOPBACK)
+        self.assertIn("@127.0.0.1:", openly["nurl"])
+        self.assertEqual((await self.served())["nurls"], openly["nurls"])
+        while tor.connections:
+            await deferLater(reactor, 0.005)
+
+    def test_a_storage_directory_that_is_lost(self) -> Deferred[None]:
+        """Such as one on a disk that is not mounted: only the first start makes it."""
+        return Deferred.fromCoroutine(self._test_a_lost_storage())
+
+    async def _test_a_lost_storage(self) -> None:
+        storage = Path(self.directory).absolute() / "disk"
+        await self.served("--port", LOOPBACK, "--storage", str(storage))
+        (storage / "serve.lock").unlink()
+        for path in sorted(storage.rglob("*"), reverse=True):
+            path.rmdir()
+        self.assertIn(f"{storage} is empty, and this server has run before", await self.refused())
+        storage.rmdir()
+        self.assertIn(f"{storage} does not exist, and this server has run", await self.refused())
+        self.assertFalse(storage.exists())
+        (storage / "shares").mkdir(parents=True)  # as it says
+        await self.served()
+
+    def test_two_servers_with_one_key(self) -> Deferred[None]:
+        """The second is refused, also with shares of its own."""
+        return Deferred.fromCoroutine(self._test_two_servers())
+
+    async def _test_two_servers(self) -> None:
+        await self.served("--port", LOOPBACK)
+        self.out.truncate(0)
+        serving = self.serve("serve")
+        await self.until_output()
+        other = Path(self.mktemp()) / "shares"
+        other.mkdir(parents=True)
+        said = await self.refused("--storage", str(other.parent), "--port", LOOPBACK)
+        self.assertIn("another server runs in", said)
+        serving.cancel()
+        self.assertEqual(await serving, 0)
 
     def test_all_addresses(self) -> Deferred[None]:
         """A server in several places prints a NURL for each, and one fURL with all of them."""
@@ -254,6 +396,8 @@ class ServeTests(TestCase):
         self.assertEqual(await self.serve("serve"), 2)
         self.assertIn("still running", self.err.getvalue())
         (node / "running.process").unlink()
+        self.assertIn("shares-here does not exist, and this server has", await self.refused())
+        (node / "shares-here/shares").mkdir(parents=True)
         before = {path: path.read_bytes() for path in node.rglob("*") if path.is_file()}
         serving = self.serve("--json", "serve")
         await self.until_output()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from pipegrid.cli import log_file
+from pipegrid.cli import log_file, remembered_options
 from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, failure, status_of_job
 from pipegrid.cli.console import Console, columns
 from pipegrid.cli.error_report import ExitStatus, Interrupted
@@ -66,7 +67,7 @@ class ServeOptions(NamedTuple):
     log_file: str | None = None
     join: str | None = None
     relay_url: str = RELAY_URL
-    tor: bool = False
+    tor: bool | None = None
     tor_control_port: str | None = None
 
     def settings(
@@ -98,11 +99,11 @@ class ServeOptions(NamedTuple):
             ),
             max_connections=self.max_connections,
         )
-        if not self.tor:
-            return settings
         import attrs
 
-        return attrs.evolve(settings, location=None)
+        if self.tor:
+            return attrs.evolve(settings, location=None)
+        return settings if self.tor is None else attrs.evolve(settings, onion=None)
 
     def _places(self, directory: Path, found: ServerDirectory) -> dict[str, Any]:
         """Return where the server listens, and how clients get there."""
@@ -128,7 +129,9 @@ class ServeOptions(NamedTuple):
                 raise UsageError("--tor-control-port is for an onion service; give --tor, too")
             return
         if self.location is not None:
-            raise UsageError("--tor makes the address for clients; leave --location out")
+            raise UsageError(
+                "--tor makes the address for clients; leave --location out, or give --no-tor"
+            )
         if self.join is not None:
             raise UsageError(
                 "--join and --tor cannot be given together; join with 'pipegrid join' first, and then 'serve "
@@ -146,15 +149,17 @@ class ServeJob(GridJob):
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         """Serve; cancelling stops the server in order, and gives 0."""
-        lazy_modules.bring_in(log_file, serve, systemd)
+        lazy_modules.bring_in(log_file, remembered_options, serve, systemd)
         console = invocation.console
         forget = systemd.end_without_memory()  # first, so that it logs failures of the code below
         try:
             with log_file.logging_to(console, self._options.log_file, reactor):
                 SHORTAGE.tell = None  # the log has it
                 if self._options.join is None:
-                    settings = self._full_settings(invocation)
-                    await serve.serve(reactor, settings, lambda node: announce(console, node))
+                    settings, options = self._full_settings(invocation)
+                    await serve.serve(
+                        reactor, settings, lambda node: self._started(invocation, options, node)
+                    )
                 else:
                     await self._join_and_serve(invocation, reactor, self._options.join)
         except Exception as error:
@@ -176,25 +181,26 @@ class ServeJob(GridJob):
 
         console, options = invocation.console, self._options
         directory_claim.refuse_if_running(_directory(invocation))
+        # What is refused at the start is refused before the code is spent.
+        settings, options = settings_of(_directory(invocation), options, lambda _: None)
+        serve.check_hidden(settings)
         said = {
             "tub.port": options.port or "",
             "tub.location": options.location or "",
             "nickname": options.nickname or "",
         }
         joining = cmd_join.ServerJoin(_directory(invocation), code, options.relay_url, said)
-        # What is refused at the start is refused before the code is spent.
-        serve.check_hidden(settings_of(_directory(invocation), options, lambda _: None))
 
         async def finish(node: StorageNode) -> None:
             try:
                 await joining.finish(node, console)
             finally:
                 await joining.close()
-            announce(console, node)
+            self._started(invocation, options, node)
 
         try:
             taken = await joining.take(reactor, console)
-            settings = self._full_settings(invocation)
+            settings, _ = self._full_settings(invocation)
             import attrs
 
             introducers = {each.name: each.furl for each in taken.introducers}
@@ -205,7 +211,13 @@ class ServeJob(GridJob):
         if not joining.joined:
             raise Interrupted
 
-    def _full_settings(self, invocation: Invocation) -> ServeSettings:
+    def _started(self, invocation: Invocation, options: ServeOptions, node: StorageNode) -> None:
+        failed = remembered_options.keep(_directory(invocation), options, node)
+        if failed is not None:
+            invocation.console.say(f"pipegrid: {failed}")
+        announce(invocation.console, node)
+
+    def _full_settings(self, invocation: Invocation) -> tuple[ServeSettings, ServeOptions]:
         def warn(warning: str) -> None:
             invocation.console.say(f"pipegrid: {warning}")
 
@@ -227,8 +239,9 @@ class UsageJob(GridJob):
     async def _measure(self, invocation: Invocation, reactor: Any) -> int:
         from twisted.internet.task import deferLater
 
-        directory, options = _directory(invocation), self._options
-        found = storage_server_settings.load(directory).settings
+        directory = _directory(invocation)
+        options, known = self._options, remembered_options.read(directory)
+        found = {**known, **storage_server_settings.load(directory).settings}
         storage = Path(options.storage or found.get("storage") or directory / "storage")
         if not storage.is_dir():
             raise UsageError(
@@ -286,12 +299,13 @@ def _directory(invocation: Invocation) -> Path:
 
 def settings_of(
     directory: Path, options: ServeOptions, warn: Callable[[str], object]
-) -> ServeSettings:
+) -> tuple[ServeSettings, ServeOptions]:
     """
-    Return the settings of a server: the options, else the values of its directory.
+    Return the settings of a server, and its options: those given, else those of the last start.
 
     Args:
-        warn: gets a sentence for each setting of the directory that is not supported.
+        warn: gets a sentence for each setting of the directory that is not supported, for options that are
+            those of the last start or replace them, and for a location with another port.
 
     Raises:
         UsageError: a server runs in the directory already, or a setting is invalid.
@@ -300,7 +314,22 @@ def settings_of(
     found = storage_server_settings.load(directory)
     for warning in found.warnings:
         warn(warning)
-    return options.settings(directory, introducers_of(directory, found, options.introducers), found)
+    is_moved = options.port is not None and options.location is None
+    options, notes = remembered_options.restored(directory, options, found)
+    for note in notes:
+        warn(note)
+    if is_moved and not found.is_tahoe and remembered_options.is_known(directory):
+        found = found.without_detected()
+    introducers = introducers_of(directory, found, options.introducers)
+    settings = options.settings(directory, introducers, found)
+    if is_moved and settings.location is not None and settings.onion is None:
+        ports = set(re.findall(r"\d+", settings.port))
+        if not any(each.rpartition(":")[2] in ports for each in settings.location.split(",")):
+            warn(
+                f"--port is {settings.port}, and clients are sent to {settings.location}, another port; give "
+                "--location, too, unless that port leads here"
+            )
+    return settings, options
 
 
 @click.command(name="serve")
@@ -376,10 +405,11 @@ def settings_of(
 )
 @relay_option
 @click.option(
-    "--tor",
-    is_flag=True,
+    "--tor/--no-tor",
+    default=None,
     help="Be an onion service: Tor, which must be running, hides where the server is. It listens on this "
-    "machine only, and its address for clients is the onion service's.",
+    "machine only, and its address for clients is the onion service's. A server that was one stays one; "
+    "--no-tor serves it openly.",
 )
 @click.option(
     "--tor-control-port",
@@ -425,7 +455,8 @@ def serve_command(options: ServeOptions) -> GridJob:
     Prints the server's NURLs and its fURL. Each is an address and the secret that opens it: NURLs for
     clients that speak HTTPS, the fURL for those that speak Foolscap. -d is the node's directory, which
     keeps the server's key. It may be a Tahoe-LAFS node's directory: its tahoe.cfg is followed, and options
-    given here take precedence.
+    given here take precedence. A later start keeps port, location, storage, spaces, nickname, introducers and
+    Tor as they were given last, where its settings say nothing else.
     """
     options.check()
     return UsageJob(options) if options.usage else ServeJob(options)

@@ -24,7 +24,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python import usage
 
-from pipegrid.cli import tell_time
+from pipegrid.cli import remembered_options, tell_time
 from pipegrid.cli.cmd_serve import ServeOptions, settings_of
 from pipegrid.cli.error_report import ExitStatus, sentence, status_of
 from pipegrid.cli.options import byte_space
@@ -68,6 +68,7 @@ class Options(usage.Options):
     optFlags = [
         ["read-only", None, "Accept no new shares."],
         ["tor", None, "Be an onion service, and listen on this machine only."],
+        ["no-tor", None, "Serve openly what was an onion service."],
         ["expire-leases", None, "Remove shares whose leases have all expired."],
     ]
 
@@ -76,6 +77,7 @@ class Options(usage.Options):
         self._introducers: list[str] = []
         self._certificates: list[str] = []
         self._settings: ServeSettings | None = None
+        self._options = ServeOptions()
 
     def opt_introducer(self, furl: str) -> None:
         """Announce the server there; 'configured' or 'none'."""
@@ -121,16 +123,23 @@ class Options(usage.Options):
             introducers=tuple(self._introducers),
             nickname=self["nickname"],
             certificates=tuple(self._certificates),
-            tor=bool(self["tor"]),
+            tor=True if self["tor"] else False if self["no-tor"] else None,
             tor_control_port=self["tor-control-port"],
             max_connections=self["max-connections"],
             max_per_address=self["max-per-address"],
         )
-        return settings_of(
+        settings, self._options = settings_of(
             Path(self["directory"]),
             options,
             lambda warning: log.warn("{warning}", warning=warning),
         )
+        return settings
+
+    def keep(self, node: StorageNode) -> None:
+        """Record with which options the server has started."""
+        failed = remembered_options.keep(Path(self["directory"]), self._options, node)
+        if failed is not None:
+            log.warn("{failed}", failed=failed)
 
 
 class ExitWithStatus:
@@ -164,8 +173,13 @@ class StorageService(Service):
     """Starts and stops with its application."""
 
     def __init__(
-        self, reactor: Any, settings: ServeSettings, exits: ExitWithStatus | None = None
+        self,
+        reactor: Any,
+        settings: ServeSettings,
+        exits: ExitWithStatus | None = None,
+        started: Callable[[StorageNode], object] = lambda node: None,
     ) -> None:
+        self._when_started = started
         self.node = StorageNode(reactor, settings)
         self._reactor = reactor
         self._exits = exits or ExitWithStatus()
@@ -189,6 +203,7 @@ class StorageService(Service):
         return self.node.stop()
 
     def _started(self, node: StorageNode) -> None:
+        self._when_started(node)
         log.info("listening at {nurl} and {furl}", nurl=node.nurl, furl=node.furl)
 
     def _failed(self, failure: Any) -> None:
@@ -206,4 +221,4 @@ def makeService(options: Options) -> StorageService:
     atexit.register(exits.at_exit)
     end_without_memory()
     make_monotonic(reactor)  # the process is ours, whatever its program's name
-    return StorageService(reactor, options.settings(), exits)
+    return StorageService(reactor, options.settings(), exits, options.keep)

@@ -1,0 +1,204 @@
+"""
+What ``pipegrid serve`` was last started with, so that a later start in the same directory does the same.
+
+``private/serve.json`` has the options that decide where the server is, who finds it and how much it takes. A
+setting in ``pipegrid.cfg`` or ``tahoe.cfg`` takes precedence over it, and the command line over both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipegrid.core.text import amount, printable
+from pipegrid.disk.atomic_write import replace_file
+from pipegrid.disk.private_files import make_directory
+from pipegrid.errors import UsageError
+from pipegrid.grid import storage_server_settings
+from pipegrid.grid.servers_yaml import read_bounded
+from pipegrid.server.onion_service import KEY_NAME
+
+if TYPE_CHECKING:
+    from pipegrid.cli.cmd_serve import ServeOptions
+    from pipegrid.grid.storage_server_settings import ServerDirectory
+    from pipegrid.server.serve import StorageNode
+
+NAME = "private/serve.json"
+
+_KINDS: Mapping[str, type] = {
+    "port": str,
+    "location": str,
+    "storage": str,
+    "reserved_bytes": int,
+    "quota_bytes": int,
+    "nickname": str,
+    "introducers": list,
+    "tor": bool,
+    "tor_control_port": str,
+}
+_OF_THE_WAY = ("port", "location", "tor_control_port")
+"""What an onion service and an open server do not have in common."""
+
+_OPTIONS = {
+    "reserved_bytes": "--reserved-space",
+    "quota_bytes": "--quota",
+    "introducers": "--introducer",
+}
+_ANY_PORT = re.compile(r"\A(?:tcp:)?(?:port=)?0(?=[:,]|\Z)")
+
+
+class RestoredOptions(NamedTuple):
+    """
+    The options of a start.
+
+    Attributes:
+        options: those given, and for the others those of the last start.
+        notes: sentences about what differs from the command line, from the last start and the settings.
+    """
+
+    options: ServeOptions
+    notes: list[str]
+
+
+def restored(directory: Path, options: ServeOptions, found: ServerDirectory) -> RestoredOptions:
+    """
+    Return the options of a start, with those of the last one where neither it nor the settings say otherwise.
+
+    Args:
+        found: the settings of the directory.
+
+    Raises:
+        UsageError: the record of the last start is damaged; or the server was an onion service, and nothing
+            says whether it still is one.
+    """
+    known, given = read(directory), _given(options)
+    fixed = fixed_by(found)
+    is_onion = given.get("tor", "tor" in fixed or known.get("tor"))
+    if is_onion is None and (directory / KEY_NAME).exists():
+        raise UsageError(
+            f"{directory} was an onion service, since it has {KEY_NAME}; give "
+            "--tor to hide it again, or --no-tor to serve openly what is known by the same key"
+        )
+    if bool(known.get("tor")) != bool(is_onion):
+        known = {name: value for name, value in known.items() if name not in _OF_THE_WAY}
+    notes = []
+    used = {name: value for name, value in known.items() if name not in given and name not in fixed}
+    if shown := _shown({name: value for name, value in used.items() if value is not False}):
+        notes.append(f"as at the last start: {shown} ({directory / NAME})")
+    once = {name: value for name, value in given.items() if fixed.get(name, value) != value}
+    if once:
+        notes.append(
+            f"for this start alone, since the settings in {directory} say otherwise: {_shown(once)}"
+        )
+    used = {name: tuple(value) if name == "introducers" else value for name, value in used.items()}
+    return RestoredOptions(options._replace(**used), notes)
+
+
+def fixed_by(found: ServerDirectory) -> dict[str, Any]:
+    """Return what the settings of a directory say, by the names of options."""
+    said = {
+        name: value
+        for name, value in found.settings.items()
+        if name in _KINDS and name not in found.detected
+    }
+    if "storage" in said:
+        said["storage"] = str(said["storage"])
+    if "onion" in found.settings:
+        said["tor"] = True
+    if found.announces:
+        said["introducers"] = ["configured"]
+    return said
+
+
+def keep(directory: Path, options: ServeOptions, node: StorageNode) -> str | None:
+    """
+    Record the options with which a server has started, for later starts.
+
+    Returns:
+        a sentence if that failed, or if others were recorded.
+    """
+    fixed = fixed_by(storage_server_settings.load(directory))
+    values = {name: value for name, value in _given(options).items() if name not in fixed}
+    if "port" in values and node.listening_port:
+        values["port"] = _ANY_PORT.sub(f"tcp:{node.listening_port}", values["port"])
+    known = read(directory)
+    if values == known:
+        return None
+    path = directory / NAME
+    data = json.dumps(values, indent=1, sort_keys=True).encode("ascii") + b"\n"
+    try:
+        make_directory(path.parent, 0o700)
+        replace_file(path, data)
+    except OSError as error:
+        return (
+            f"cannot write {path}: {error.strerror}; give the same options again at the next start"
+        )
+    changed = {name: old for name, old in known.items() if values.get(name, old) != old}
+    if changed:
+        return f"the last start had {_shown(changed)}; later starts do as this one ({path})"
+    return None
+
+
+def is_known(directory: Path) -> bool:
+    """Return whether a server was started in a directory with options."""
+    return (directory / NAME).exists()
+
+
+def read(directory: Path) -> dict[str, Any]:
+    """
+    Return the options of the last start, by their names.
+
+    Raises:
+        UsageError: the file cannot be read, or is damaged.
+    """
+    path = directory / NAME
+    data = read_bounded(path)
+    if data is None:
+        return {}
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict) or not all(
+        type(value) is _KINDS.get(name) for name, value in values.items()
+    ):
+        raise UsageError(
+            f"cannot understand {path}; restore it, or remove it and give the options of the server again"
+        )
+    if not all(isinstance(each, str) for each in values.get("introducers", [])):
+        raise UsageError(f"cannot understand {path}: its introducers are no texts; restore it")
+    return values
+
+
+def _given(options: ServeOptions) -> dict[str, Any]:
+    """Return the options that are remembered, and were given."""
+    values = {name: getattr(options, name) for name in _KINDS}
+    values = {name: value for name, value in values.items() if value not in (None, ())}
+    if "introducers" in values:
+        values["introducers"] = list(values["introducers"])
+    if "storage" in values:
+        values["storage"] = str(Path(values["storage"]).absolute())
+    return values
+
+
+def _shown(values: Mapping[str, Any]) -> str:
+    """Return options as a command line has them, without the secrets of introducers."""
+    words = []
+    for name in _KINDS:
+        if (value := values.get(name)) is None:
+            continue
+        option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
+        if isinstance(value, bool):
+            words.append(option if value else "--no-tor")
+        elif isinstance(value, list):
+            words += [
+                f"{option} {printable(str(each).rpartition('/')[0] or each)}" for each in value
+            ]
+        else:
+            words.append(
+                f"{option} {amount(value) if isinstance(value, int) else printable(value)}"
+            )
+    return ", ".join(words)
