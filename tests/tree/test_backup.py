@@ -1140,7 +1140,7 @@ class BackupTests(SynchronousTestCase):
         """What is excluded is not in the tree, and does not count as left out."""
         self.write("a")
         self.write("b.tmp")
-        result = self.run_backup(selection=lambda: TreeSelection(["*.tmp"]))
+        result = self.run_backup(selection=lambda _: TreeSelection(["*.tmp"]))
         self.assertEqual((self.names_in(result.run.cap), result.run.left_out), (["a"], 0))
 
     def test_names(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.tree import local_walk
-from pipegrid.tree.file_selection import TreeSelection
+from pipegrid.tree.file_selection import CACHES, DirectoryTag, TreeSelection
 from pipegrid.tree.local_walk import (
     DirectoryBegun,
     DirectoryEnded,
@@ -329,6 +329,52 @@ class LocalWalkTests(SynchronousTestCase):
             self.seen(selection=TreeSelection(only=["a", "no"])),
             ["+", "+a", "a/b", "-", "-", "!no: it is in the list, but does not exist"],
         )
+
+    def test_links_to_directories(self) -> None:
+        """Are no directories, for git and for patterns that end in a slash."""
+        self.write("d/x")
+        os.symlink("d", self.root / "link")
+        self.assertEqual(
+            self.seen(selection=TreeSelection(["link/"])), ["+", "link", "+d", "d/x", "-", "-"]
+        )
+        self.assertEqual(self.seen(selection=TreeSelection(["link"])), ["+", "+d", "d/x", "-", "-"])
+
+    def test_tags(self) -> None:
+        """Of a directory with one, only itself and the tag are stored; a wrong one is a file like others."""
+        for path in ("a/x", "a/CACHEDIR.TAG", "b/x", "c/x", "c/deep/y", "d/x", "e/x", "f/x"):
+            self.write(path)
+        good = CACHES.header + b"\n# made by a test\n"
+        for path in ("b/CACHEDIR.TAG", "c/CACHEDIR.TAG", "target"):
+            self.write(path, good)
+        os.symlink("../target", self.root / "d/CACHEDIR.TAG")
+        (self.root / "e/CACHEDIR.TAG").mkdir()
+        os.mkfifo(self.root / "f/CACHEDIR.TAG")
+        selection = TreeSelection(tags=[CACHES])
+        seen = self.seen(selection=selection)
+        self.assertEqual(
+            [each for each in seen if each[0] in "bc"], ["b/CACHEDIR.TAG", "c/CACHEDIR.TAG"]
+        )
+        self.assertEqual(
+            [each for each in seen if each.endswith("x")], ["a/x", "d/x", "e/x", "f/x"]
+        )
+        self.assertEqual(selection.excluded, 3)
+        selection = TreeSelection(["CACHEDIR.TAG"], tags=[DirectoryTag("CACHEDIR.TAG")])
+        self.assertNotIn(
+            "/", "".join(each for each in self.seen(selection=selection) if each[0] != "+")
+        )
+        self.write("CACHEDIR.TAG", good)
+        self.assertEqual(
+            self.seen(selection=TreeSelection(tags=[CACHES])), ["+", "CACHEDIR.TAG", "-"]
+        )
+
+    def test_large_files(self) -> None:
+        """Are left out above a size; links and directories have none."""
+        self.write("small", b"x" * 5000)
+        self.write("large", b"x" * 5001)
+        os.symlink("x" * 4000, self.root / "link")
+        selection = TreeSelection(max_file_bytes=5000)
+        self.assertEqual(self.seen(selection=selection), ["+", "link", "small", "-"])
+        self.assertEqual(selection.excluded, 1)
 
     def test_depth(self) -> None:
         """A tree deeper than descriptors go is met whole, and its directories are let go of."""

@@ -198,6 +198,7 @@ async def _would_send(
             "checks": would.checks,
             "files": would.counts.files,
             "left_out": would.counts.left_out,
+            "excluded": would.counts.excluded,
             "skipped": would.counts.skipped,
         },
     )

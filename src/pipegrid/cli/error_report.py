@@ -111,7 +111,6 @@ _OPTIONS = {
     "give max_paths": "give --max-paths",
     "Directory.list": "'ls --json'",
     "or leave out what is in it": "without -r",
-    "TreeSelection": "--exclude",
     "another directory": "another directory with -d",
     "give its directory": "name the client's directory with -d",
 }

@@ -14,10 +14,10 @@ from pipegrid.cli.cap_file import as_line
 from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import read_given
 from pipegrid.cli.error_report import ExitStatus, one_status, with_options
-from pipegrid.cli.options import EMPTY_NAME, CapArguments, as_one, usage_error
+from pipegrid.cli.options import EMPTY_NAME, CapArguments, as_one, byte_size, usage_error
 from pipegrid.core.text import amount, counted, decode_text, printable
 from pipegrid.errors import PipegridError, SourceError
-from pipegrid.tree import file_selection, tree_upload
+from pipegrid.tree import file_selection, ignore_patterns, tree_upload
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
@@ -177,11 +177,34 @@ selection_options = as_one(
         help="Exit with 1 also if named pipes, sockets or devices were skipped.",
     ),
     click.option(
+        "--files-from0",
+        type=click.Path(allow_dash=True, readable=False),
+        metavar="FILE",
+        help="The same for paths that each end in a zero byte, as 'find -print0' prints them.",
+    ),
+    click.option(
         "--files-from",
         type=click.Path(allow_dash=True, readable=False),
         metavar="FILE",
         help="Store only what FILE lists, one path per line, below the directory or absolute; "
         "'-' is standard input.",
+    ),
+    click.option(
+        "--exclude-larger-than",
+        type=byte_size,
+        metavar="SIZE",
+        help="Leave out files of more than SIZE, such as 500MB.",
+    ),
+    click.option(
+        "--exclude-if-present",
+        multiple=True,
+        metavar="NAME[:HEADER]",
+        help="The same for directories with a file NAME, which begins with HEADER.",
+    ),
+    click.option(
+        "--exclude-caches",
+        is_flag=True,
+        help="Of a directory with a CACHEDIR.TAG and its signature, store only itself and that file.",
     ),
     click.option(
         "--exclude-vcs",
@@ -193,14 +216,15 @@ selection_options = as_one(
         multiple=True,
         type=click.Path(readable=False),
         metavar="FILE",
-        help="Leave out what the patterns in FILE match, one per line.",
+        help="Leave out what the patterns in FILE match, one per line, as in a .gitignore file.",
     ),
     click.option(
         "--exclude",
         multiple=True,
-        metavar="GLOB",
-        help="Leave out what matches: names anywhere ('*.tmp'), or with a slash paths below the "
-        "directory ('build/*.o', '**/cache/'); a slash at the end means directories only.",
+        metavar="PATTERN",
+        help="Leave out what matches, as in a .gitignore file: names anywhere ('*.tmp'), or with a slash "
+        "paths below the directory ('build/*.o', '/cache'). A slash at the end means directories only, '!' "
+        "in front that it is stored. The last pattern that matches decides; those in files come first.",
     ),
 )
 """Which files of a directory are stored; ``SelectionOptions`` takes them."""
@@ -215,57 +239,65 @@ class SelectionOptions:
         strict: skipped special files change the status.
 
     Raises:
-        UsageError: a pattern is invalid.
+        UsageError: a pattern is invalid, or two lists come from standard input.
         SourceError: a file of patterns or paths cannot be read.
     """
 
-    def __init__(
-        self,
-        exclude: tuple[str, ...],
-        exclude_from: tuple[str, ...],
-        exclude_vcs: bool,
-        files_from: str | None,
-        one_file_system: bool,
-        strict: bool,
-    ) -> None:
-        self._given_in = dict.fromkeys(exclude, "--exclude")
-        patterns = list(exclude)
-        for path in exclude_from:
-            for number, pattern in file_selection.patterns_of(_text_of(path)):
+    def __init__(self, **given: Any) -> None:
+        self.one_file_system: bool = given["one_file_system"]
+        self.strict: bool = given["strict"]
+        self._given_in = dict.fromkeys(given["exclude"], "--exclude")
+        for pattern in self._given_in:
+            if not pattern.removeprefix("!").strip("/"):
+                raise usage_error(
+                    f"--exclude: '{printable(pattern)}' can match nothing; give a pattern"
+                )
+        self._patterns = list(file_selection.VCS) if given["exclude_vcs"] else []
+        for path in given["exclude_from"]:
+            text = _text_of(path)
+            for number, line in ignore_patterns.patterns_of(os.fsencode(text)):
+                pattern = os.fsdecode(line)
                 self._given_in.setdefault(pattern, f"{printable(path)}:{number}")
-                patterns.append(pattern)
-        if exclude_vcs:
-            patterns += file_selection.VCS
+                self._patterns.append(pattern)
+        self._patterns += given["exclude"]
         self._unmatched = set(self._given_in)
-        self._made: file_selection.TreeSelection | None = None
-        file_selection.TreeSelection(patterns)  # reports invalid patterns now
-        self.one_file_system = one_file_system
-        self.strict = strict
-        self._patterns = patterns
-        self._lines = None if files_from is None else _text_of(files_from).split("\n")
+        self._made: list[file_selection.TreeSelection] = []
+        tags = [file_selection.directory_tag(each) for each in given["exclude_if_present"]]
+        if given["exclude_caches"]:
+            tags.append(file_selection.CACHES)
+        self._more: dict[str, Any] = {"tags": tags, "max_file_bytes": given["exclude_larger_than"]}
+        self._lines = _listed(given["files_from"], given["files_from0"])
+        file_selection.TreeSelection(self._patterns)  # reports invalid patterns now
 
-    def of(self, directory: str) -> Callable[[], file_selection.TreeSelection]:
+    def of(self, *directories: str) -> Callable[[str], file_selection.TreeSelection]:
         """
-        Return a function that makes the selection for one walk through a directory.
+        Return a function that makes the selection for one walk through one of these directories.
 
         Raises:
-            UsageError: a listed path is not below it.
+            UsageError: a listed path is not below them, or is relative to several.
         """
-        only = None
+        only: dict[str, list[str]] = {}
         if self._lines is not None:
-            only = file_selection.paths_below(os.path.abspath(directory), self._lines)
-        file_selection.TreeSelection(self._patterns, only)
+            roots = [
+                os.path.realpath(each) if len(directories) > 1 else each for each in directories
+            ]
+            only = file_selection.paths_below_each(list(map(os.path.abspath, roots)), self._lines)
+            for listed in only.values():
+                file_selection.TreeSelection(self._patterns, listed)
 
-        def make() -> file_selection.TreeSelection:
+        def make(directory: str) -> file_selection.TreeSelection:
             self._note_unmatched()
-            self._made = file_selection.TreeSelection(self._patterns, only)
-            return self._made
+            listed = None if self._lines is None else only[os.path.abspath(directory)]
+            made = file_selection.TreeSelection(self._patterns, listed, **self._more)
+            self._made.append(made)
+            return made
 
         return make
 
     def _note_unmatched(self) -> None:
-        if self._made is not None:
-            self._unmatched.intersection_update(self._made.unmatched)
+        for made in self._made:
+            self._unmatched.intersection_update(made.unmatched)
+        self._made.clear()
 
     def status_of(self, counts: TreeCounts) -> ExitStatus:
         """Return the status of a stored tree, by what was left out."""
@@ -278,13 +310,46 @@ class SelectionOptions:
         unmatched = [each for each in self._given_in if each in self._unmatched]
         for pattern in unmatched[:MAX_UNMATCHED]:
             where = self._given_in[pattern]
-            console.say(f"pipegrid: {where}: the pattern '{printable(pattern)}' matched nothing")
+            console.say(
+                f"pipegrid: {where}: the pattern '{printable(pattern)}' matched nothing{_hint(pattern)}"
+            )
         if len(unmatched) > MAX_UNMATCHED:
             more = len(unmatched) - MAX_UNMATCHED
             console.say(f"pipegrid: {more} more patterns matched nothing")
 
 
+def _hint(pattern: str) -> str:
+    """Return why a pattern probably matched nothing."""
+    if pattern.removeprefix("!").startswith("./"):
+        return "; a path from the directory down begins with '/', without the dot"
+    if pattern.startswith("!"):
+        return "; nothing in a directory that is left out can be included again"
+    return ""
+
+
+def _listed(path: str | None, path0: str | None) -> list[str] | None:
+    """Return the paths of ``--files-from`` and ``--files-from0``; None if neither is given."""
+    if path is None and path0 is None:
+        return None
+    if path == path0 == "-":
+        raise usage_error("standard input can be read only once: --files-from or --files-from0")
+    found = [] if path is None else _text_of(path).split("\n")
+    if path0 is not None:
+        data = _content_of(path0)
+        if data and not data.endswith(b"\0"):
+            raise usage_error(
+                f"--files-from0: {printable(path0)} does not end in a zero byte, so its last path may be "
+                "incomplete; --files-from takes one path per line"
+            )
+        found += os.fsdecode(data).split("\0")
+    return found
+
+
 def _text_of(path: str) -> str:
+    return decode_text(_content_of(path), "standard input" if path == "-" else printable(path))
+
+
+def _content_of(path: str) -> bytes:
     if path == "":
         raise usage_error(f"FILE: {EMPTY_NAME}")
     try:
@@ -296,7 +361,7 @@ def _text_of(path: str) -> str:
         raise SourceError(
             f"{printable(path)} has more than {MAX_LIST_BYTES >> 20} MiB; list directories instead"
         )
-    return decode_text(data, "standard input" if path == "-" else printable(path))
+    return data
 
 
 def reports_of(console: Console, progress: Any) -> tree_upload.TreeReports:
@@ -343,6 +408,8 @@ def counts_of(counts: TreeCounts) -> str:
     if counts.unleased:
         checked += f", {counts.unleased} of them without leases, which too few servers gave"
     left_out = f"; {counts.left_out} left out" if counts.left_out else ""
+    if counts.excluded:
+        left_out += f"; excluded {counted(counts.excluded, 'entry', 'entries')}"
     if counts.skipped:
         specials = counted(counts.skipped, "pipe, socket or device", "pipes, sockets or devices")
         left_out += f"; skipped {specials}"
@@ -377,7 +444,7 @@ async def put_trees(
     all_met = True
     for directory in directories:
         try:
-            selection = chosen.of(directory)()
+            selection = chosen.of(directory)(directory)
             with progress_bar.ProgressBar(console, "put") as progress:
                 result = await grid.tree.put_tree(
                     directory,

@@ -15,7 +15,7 @@ import attrs
 
 from pipegrid.disk.atomic_write import is_part_name
 from pipegrid.tree.directory_packing import MAX_ENTRIES
-from pipegrid.tree.file_selection import TreeSelection
+from pipegrid.tree.file_selection import DirectoryTag, TreeSelection
 
 SMALL_BYTES = 128 << 10
 """Files up to this size are read by the walk; larger ones are read when they are stored."""
@@ -205,6 +205,11 @@ class LocalWalk:
             while self._levels:
                 self._levels.pop().close()
 
+    @property
+    def excluded(self) -> int:
+        """Number of entries that the selection has left out so far."""
+        return self._selection.excluded
+
     def open(self, path: str) -> io.FileIO:
         """
         Open a file of the walk again.
@@ -240,8 +245,6 @@ class LocalWalk:
                 continue
             name, is_directory = level.names.pop()
             path = f"{level.path}/{name}" if level.path else name
-            if not self._selection.takes(path, is_directory):
-                continue
             try:
                 if is_directory:
                     yield from self._descend(name, path)
@@ -264,18 +267,25 @@ class LocalWalk:
     def _list(self) -> Iterator[LeftOut]:
         """Read the names in the lowest directory."""
         level = self._levels[-1]
+        selection = self._selection
         try:
+            tag = self._tag(level.fd) if selection.tags else None
             with os.scandir(level.fd) as entries:
                 for entry in entries:
                     path = f"{level.path}/{entry.name}" if level.path else entry.name
-                    if not self._selection.may_take(path):
+                    if tag is not None and entry.name != tag:
+                        selection.leave_out(path)
+                        continue
+                    if not selection.may_take(path):
                         continue  # before it is examined, which some file systems do not allow
                     try:
-                        level.names.append((entry.name, entry.is_dir(follow_symlinks=False)))
+                        is_directory = entry.is_dir(follow_symlinks=False)
                     except OSError as error:
-                        if self._selection.takes(path, True):
+                        if selection.takes(path, True):
                             yield LeftOut(path, _reason(error))
                         continue
+                    if selection.takes(path, is_directory):
+                        level.names.append((entry.name, is_directory))
                     if len(level.names) > MAX_ENTRIES:
                         level.names.clear()
                         yield LeftOut(
@@ -291,6 +301,10 @@ class LocalWalk:
             yield LeftOut(level.path, _reason(error))
         # Files first, so that they are open only briefly; taken from the end.
         level.names.sort(key=lambda each: (each[1], each[0]), reverse=True)
+
+    def _tag(self, fd: int) -> str | None:
+        """Return the name of the tag by which a directory's content is left out, if it has one."""
+        return next((tag.name for tag in self._selection.tags if _has_tag(fd, tag)), None)
 
     def _descend(self, name: str, path: str) -> Iterator[Thing]:
         level = self._levels[-1]
@@ -356,6 +370,8 @@ class LocalWalk:
         elif is_part_name(name):
             yield Skipped(path, "the part of an unfinished download", is_part=True)
         else:
+            if not self._selection.takes_size(found.st_size):
+                return
             known = self._know(path, found)
             if known is not None or not self._read:
                 yield FileMet(level.number, raw, path, found, began_ns, None, None, known)
@@ -472,6 +488,19 @@ def _open_file(fd: int, name: str, shown: str) -> io.FileIO:
         file.close()
         raise OSError(errno.ENOENT, "it is not a file any more")
     return file
+
+
+def _has_tag(fd: int, tag: DirectoryTag) -> bool:
+    try:
+        found = os.stat(tag.name, dir_fd=fd, follow_symlinks=False)
+        if not tag.header:
+            return True
+        if not stat.S_ISREG(found.st_mode):
+            return False
+        with _open_file(fd, tag.name, tag.name) as file:
+            return os.pread(file.fileno(), len(tag.header), 0) == tag.header
+    except OSError:  # it does not exist, or is unreadable, and so no tag
+        return False
 
 
 def _signature(found: os.stat_result) -> tuple[int, ...]:

@@ -63,6 +63,7 @@ class TreeCounts:
         unleased: those of them that are healthy, but to which too few servers gave leases.
         second_tries: objects whose retry succeeded when servers were reachable again.
         left_out: files, directories and others that the tree lacks, at least in part.
+        excluded: entries that the selection leaves out; directories as one each.
         skipped: named pipes, sockets and devices, which no tree holds.
         part_files: of unfinished downloads, which are skipped, too.
     """
@@ -80,6 +81,7 @@ class TreeCounts:
     unleased: int = 0
     second_tries: int = 0
     left_out: int = 0
+    excluded: int = 0
     skipped: int = 0
     part_files: int = 0
 
@@ -491,6 +493,7 @@ class TreeUpload:
     def _take(self, batch: Sequence[Any]) -> None:
         self._batch = None
         self._walked = not batch
+        self.counts.excluded = self._walk.excluded
         if self._walked:
             self._in_flight.all_met()
         try:

@@ -133,8 +133,8 @@ class SelectsFiles(Protocol):
     """Selects what is stored of a directory."""
 
     @property
-    def selection(self) -> Callable[[], TreeSelection]:
-        """Makes a selection for one walk."""
+    def selection(self) -> Callable[[str], TreeSelection]:
+        """Makes a selection for one walk through a directory."""
 
     @property
     def one_file_system(self) -> bool:
@@ -200,7 +200,7 @@ class Storing:
         walk = LocalWalk(
             self._directory,
             without=own_directories(*own),
-            selection=files.selection(),
+            selection=files.selection(self._directory),
             one_file_system=files.one_file_system,
             know=self.database.file,
             read=not self._read_only,
@@ -304,14 +304,14 @@ class BackupOptions:
     What is stored, and which older runs are kept.
 
     Attributes:
-        selection: makes a new one for each run, since a selection records what it has met.
+        selection: makes a new one for each run of a directory, since a selection records what it has met.
         archives: the cap of a mutable directory, and names below it, which need not exist
             yet: where the run is kept as Tahoe-LAFS's ``backup`` does, in addition to the catalogue.
         name_was_chosen: the user chose the name, so runs of another directory or machine may have it.
         tags: of the run, by which ``Retention.tags`` may keep it.
     """
 
-    selection: Callable[[], TreeSelection] = TreeSelection
+    selection: Callable[[str], TreeSelection] = lambda directory: TreeSelection()
     one_file_system: bool = False
     retention: Retention = attrs.field(factory=Retention)
     archives: tuple[str, tuple[str, ...]] | None = None

@@ -1,0 +1,376 @@
+"""Patterns of gitignore, which decide as git does in time linear in the length of a path; pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from pipegrid.core.text import printable
+from pipegrid.errors import UsageError
+
+MAX_PATTERNS = 10_000
+MAX_PATTERN = 4096
+MAX_PATTERN_BYTES = 1 << 20
+"""Of all patterns together: every byte of a path costs a few operations on integers of that many bits."""
+
+_MAX_STATES = 1024
+_SLASH = 0x2F
+_SPECIAL = b"*?[\\"
+
+# Tokens: a set of bytes, as an integer of 256 bits; or one of these.
+_STAR = -1
+"""Any bytes but slashes."""
+_REST = -2
+"""Any bytes."""
+_LEVELS = -3
+"""No directory, or any number of them, each with its slash."""
+
+_ALL = (1 << 256) - 1
+_NO_SLASH = _ALL & ~(1 << _SLASH)
+
+
+class IgnorePatterns:
+    """
+    An ordered list of gitignore patterns; the last one that matches decides.
+
+    All patterns are one automaton, whose state is one integer: a bit for each position in each pattern. One
+    byte of a path moves all bits at once, so no pattern can take more time than its length, as ``*a*a*a*b``
+    does with regular expressions. An accepting bit is higher than those of all earlier patterns, so the
+    highest one is of the pattern that decides. Paths and names are bytes, as for git: ``?`` is one byte.
+
+    Git's rules have more cases than its manual says. The bytes of a pattern with a slash are compared as they
+    are up to the first special one, and only the rest is a wildcard expression: ``a/b**`` matches ``a/bc/d``,
+    since ``**`` is at the beginning of that rest.
+
+    Args:
+        patterns: one for each line, without comments; ``!`` in front means: do not leave out.
+
+    Attributes:
+        met: a bit for each pattern that matched something, by its number.
+
+    Raises:
+        UsageError: there are too many patterns, or one is too long.
+
+    The library pathspec makes a regular expression of each pattern: ``*a*a*a*a*b`` takes 6 s for a name of
+    250 bytes, and ``?`` is a character, ``foo**/bar`` does not match ``foo/x/bar``, ``a/**\\/b`` is refused.
+
+    Source: ``gitignore(5)``, and what git 2.39 answers (``misc/gitignore_world.py``).
+    """
+
+    def __init__(self, patterns: Sequence[bytes]) -> None:
+        if len(patterns) > MAX_PATTERNS or sum(map(len, patterns)) > MAX_PATTERN_BYTES:
+            raise UsageError(
+                f"there are more than {MAX_PATTERNS} patterns, or {MAX_PATTERN_BYTES} bytes of them; give "
+                "fewer"
+            )
+        self.met = 0
+        self._negated: list[bool] = []
+        self._ends: list[int] = []
+        self._numbers: list[int] = []
+        self._symbols: dict[int, list[int]] = {}
+        self._sets: list[tuple[int, int]] = []
+        stars: list[int] = []
+        rests: list[int] = []
+        levels: list[int] = []
+        starts: tuple[list[int], list[int]] = ([], [])
+        ends: tuple[list[int], list[int]] = ([], [])
+        bit = 0
+        for number, pattern in enumerate(patterns):
+            if len(pattern) > MAX_PATTERN:
+                shown = printable(pattern[:50].decode("utf-8", "replace"))
+                raise UsageError(f"the pattern '{shown}' has more than {MAX_PATTERN} bytes")
+            parsed = _Pattern(pattern)
+            self._negated.append(parsed.is_negated)
+            if parsed.tokens is None:
+                continue
+            starts[parsed.is_of_path].append(bit)
+            for token in parsed.tokens:
+                if token == _STAR:
+                    stars.append(bit)
+                elif token == _REST:
+                    rests.append(bit)
+                elif token == _LEVELS:
+                    levels.append(bit)
+                    bit += 1
+                    self._symbols.setdefault(_SLASH, []).append(bit)
+                elif token & (token - 1):
+                    self._sets.append((bit, token))
+                else:
+                    self._symbols.setdefault(token.bit_length() - 1, []).append(bit)
+                bit += 1
+            ends[parsed.is_of_directory].append(bit)
+            self._ends.append(bit)
+            self._numbers.append(number)
+            bit += 1
+        self._levels = _bits(levels)
+        self._skips = _bits(stars + rests)
+        self._loops = _bits(rests + [each + 1 for each in levels])
+        self._loops_no_slash = self._loops | _bits(stars)
+        self._of_any = _bits(ends[False])
+        self._of_directories = self._of_any | _bits(ends[True])
+        self._name_start = self._closed(_bits(starts[False]))
+        self._path_start = self._closed(_bits(starts[True]))
+        self._moves: dict[int, int] = {}
+        self._inside: dict[bytes, int] = {b"": self._path_start}
+        self._latest = b"", 0
+
+    def deciding(self, path: bytes, is_directory: bool) -> int | None:
+        """
+        Return the number of the pattern that decides about an entry; None: no pattern matches it.
+
+        Args:
+            path: relative to the directory to which the patterns belong, with ``/``. None of the directories
+                above it is left out.
+        """
+        return self._decide(self._matching(path), is_directory)
+
+    def leaves_out(self, path: bytes, is_directory: bool | None) -> bool:
+        """
+        Return whether an entry is left out, and note in ``met`` which patterns match.
+
+        Args:
+            is_directory: None: it is not known; then, whether it is left out in either case.
+        """
+        if not self._ends:
+            return False
+        found = self._matching(path)
+        if not found:
+            return False
+        if is_directory is None:
+            if not (self._leaves_out(found, False) and self._leaves_out(found, True)):
+                return False
+            is_directory = True
+        self._note(found if is_directory else found & self._of_any)
+        return self._leaves_out(found, is_directory)
+
+    def has_met(self, number: int) -> bool:
+        """Return whether a pattern has matched something."""
+        return bool(self.met >> number & 1)
+
+    def is_negated(self, number: int) -> bool:
+        """Return whether a pattern begins with ``!``."""
+        return self._negated[number]
+
+    def _leaves_out(self, found: int, is_directory: bool) -> bool:
+        number = self._decide(found, is_directory)
+        return number is not None and not self._negated[number]
+
+    def _decide(self, found: int, is_directory: bool) -> int | None:
+        if not is_directory:
+            found &= self._of_any
+        return self._numbers[self._number_at(found)] if found else None
+
+    def _number_at(self, found: int) -> int:
+        return bisect_left(self._ends, found.bit_length() - 1)
+
+    def _note(self, found: int) -> None:
+        while found:
+            at = self._number_at(found)
+            self.met |= 1 << self._numbers[at]
+            found ^= 1 << self._ends[at]
+
+    def _matching(self, path: bytes) -> int:
+        """Return the accepting bits of all patterns that match a path."""
+        if path == self._latest[0]:
+            return self._latest[1]  # a walk asks twice: with the name alone, and knowing what it is
+        directory, _, name = path.rpartition(b"/")
+        state = self._inside.get(directory)
+        if state is None:
+            if len(self._inside) >= _MAX_STATES:
+                self._inside = {b"": self._path_start}
+            state = self._inside[directory] = self._run(self._path_start, directory + b"/")
+        found = self._run(state | self._name_start, name) & self._of_directories
+        self._latest = path, found
+        return found
+
+    def _run(self, state: int, data: bytes) -> int:
+        moves, skips, levels = self._moves, self._skips, self._levels
+        for byte in data:
+            if not state:
+                break
+            move = moves.get(byte)
+            if move is None:
+                move = self._move(byte)
+            loops = self._loops if byte == _SLASH else self._loops_no_slash
+            state = (state & move) << 1 | state & loops
+            if state & levels:
+                entered = state & levels
+                state |= entered << 1 | entered << 2
+            state |= (state & skips) << 1
+        return state
+
+    def _closed(self, state: int) -> int:
+        entered = state & self._levels
+        state |= entered << 1 | entered << 2
+        return state | (state & self._skips) << 1
+
+    def _move(self, byte: int) -> int:
+        """Return the bits that a byte moves by one."""
+        places = self._symbols.get(byte, [])
+        move = _bits(places + [bit for bit, members in self._sets if members >> byte & 1])
+        self._moves[byte] = move
+        return move
+
+
+class _Pattern:
+    """
+    One pattern, taken apart.
+
+    Attributes:
+        tokens: None: it matches nothing.
+        is_of_path: it is compared with the path, not with the name.
+    """
+
+    def __init__(self, pattern: bytes) -> None:
+        self.is_negated = pattern.startswith(b"!")
+        text = pattern[self.is_negated :]
+        self.is_of_directory = text.endswith(b"/")
+        text = text[: len(text) - self.is_of_directory]
+        self.is_of_path = b"/" in text
+        prefix = 0
+        if self.is_of_path:
+            text = text.removeprefix(b"/")
+            while prefix < len(text) and text[prefix] not in _SPECIAL:
+                prefix += 1
+        self.tokens: list[int] | None = None
+        rest = _tokens(text[prefix:], self.is_of_path)
+        if text and rest is not None:
+            self.tokens = [1 << byte for byte in text[:prefix]] + rest
+
+
+def _tokens(text: bytes, of_path: bool) -> list[int] | None:
+    """Return the tokens of a wildcard expression; None: it is malformed, and matches nothing."""
+    tokens: list[int] = []
+    at = 0
+    while at < len(text):
+        byte = text[at]
+        at += 1
+        if byte == 0x2A:  # *
+            end = at
+            while text[end : end + 1] == b"*":
+                end += 1
+            is_long = of_path and end > at and (at == 1 or text[at - 2] == _SLASH)
+            at = end
+            after = text[at : at + 2]
+            if is_long and after.startswith(b"/"):
+                if tokens[-1:] != [_LEVELS]:
+                    tokens.append(_LEVELS)
+                at += 1
+            else:
+                tokens.append(_REST if is_long and after in (b"", b"\\/") else _STAR)
+        elif byte == 0x3F:  # ?
+            tokens.append(_NO_SLASH)
+        elif byte == 0x5B:  # [
+            some, at = _set(text, at)
+            if at < 0:
+                return None
+            tokens.append(some & _NO_SLASH)
+        elif byte == 0x5C:  # a backslash
+            if at == len(text):
+                return None
+            tokens.append(1 << text[at])
+            at += 1
+        else:
+            tokens.append(1 << byte)
+    return tokens
+
+
+def _set(text: bytes, at: int) -> tuple[int, int]:
+    """Return the bytes of a ``[...]``, and where the pattern continues, -1 if it is malformed."""
+    is_inverted = text[at : at + 1] in (b"!", b"^")
+    at += is_inverted
+    members = before = 0
+    first = at
+    while at < len(text) and (text[at] != 0x5D or at == first):
+        byte = text[at]
+        if byte == 0x5C:
+            at += 1
+            if at == len(text):
+                return 0, -1
+            byte = text[at]
+            members |= 1 << byte
+        elif byte == 0x2D and before and text[at + 1 : at + 2] not in (b"", b"]"):
+            at += 1
+            if text[at] == 0x5C:
+                at += 1
+                if at == len(text):
+                    return 0, -1
+            members |= _span(before, text[at])
+            byte = 0
+        elif text[at : at + 2] == b"[:":
+            end = text.find(b"]", at + 2)
+            if end < 0:
+                return 0, -1
+            if end > at + 2 and text[end - 1] == 0x3A:
+                named = _CLASSES.get(text[at + 2 : end - 1])
+                if named is None:
+                    return 0, -1
+                members |= named
+                at, byte = end, 0
+            else:
+                members |= 1 << byte
+        else:
+            members |= 1 << byte
+        before = byte
+        at += 1
+    if at >= len(text):
+        return 0, -1
+    return (_ALL & ~members if is_inverted else members), at + 1
+
+
+def _span(first: int, last: int) -> int:
+    return (1 << last + 1) - (1 << first) if first <= last else 0
+
+
+def _bits(places: Sequence[int]) -> int:
+    """Return an integer with these bits."""
+    if not places:
+        return 0
+    data = bytearray(max(places) // 8 + 1)
+    for place in places:
+        data[place >> 3] |= 1 << (place & 7)
+    return int.from_bytes(data, "little")
+
+
+_DIGIT = _span(0x30, 0x39)
+_LOWER, _UPPER = _span(0x61, 0x7A), _span(0x41, 0x5A)
+_ALPHA = _LOWER | _UPPER
+_GRAPH = _span(0x21, 0x7E)
+_CLASSES = {
+    b"alnum": _ALPHA | _DIGIT,
+    b"alpha": _ALPHA,
+    b"blank": 1 << 0x20 | 1 << 0x09,
+    b"cntrl": _span(0, 0x1F) | 1 << 0x7F,
+    b"digit": _DIGIT,
+    b"graph": _GRAPH,
+    b"lower": _LOWER,
+    b"print": _GRAPH | 1 << 0x20,
+    b"punct": _GRAPH & ~(_ALPHA | _DIGIT),
+    b"space": _span(0x09, 0x0D) | 1 << 0x20,
+    b"upper": _UPPER,
+    b"xdigit": _DIGIT | _span(0x41, 0x46) | _span(0x61, 0x66),
+}
+"""In the C locale, whatever the user's: git has its own tables."""
+
+
+def patterns_of(data: bytes) -> list[tuple[int, bytes]]:
+    """
+    Return the patterns of a file in the format of ``.gitignore``, each with its line number.
+
+    Empty lines and those that begin with ``#`` are ignored, as are spaces at the end of a line, except after
+    a backslash, and the carriage returns of Windows.
+    """
+    found = []
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if line.startswith(b"#"):
+            continue
+        pattern = _trimmed(line.removesuffix(b"\r"))
+        if pattern:
+            found.append((number, pattern))
+    return found
+
+
+def _trimmed(line: bytes) -> bytes:
+    bare = line.rstrip(b" ")
+    escapes = len(bare) - len(bare.rstrip(b"\\"))
+    return line[: len(bare) + (escapes % 2 and len(bare) < len(line))]
