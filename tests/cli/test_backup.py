@@ -9,9 +9,20 @@ import signal
 import stat
 import subprocess
 import sys
+from pathlib import Path
 from random import Random
 
+from twisted.trial.unittest import SkipTest
+
 from tests.cli.processes import TIMEOUT_S, ProcessTestCase, in_fresh_processes
+
+ACCESS_LIST = bytes.fromhex(
+    "0200000001000600ffffffff02000600d204000004000400ffffffff10000600ffffffff20000400ffffffff"
+)
+"""User 1234 may read and write."""
+
+CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")
+"""For raw sockets."""
 
 
 class CommandTests(ProcessTestCase):
@@ -263,6 +274,99 @@ class CommandTests(ProcessTestCase):
         self.assertEqual((said[-1]["files"], said[-1]["left_out"]), (1, 1))
         _, err = self.run_command("restore", "-o", "back")
         self.assertRegex(err, r"src as of \S+Z; 1 left out when it was stored\n")
+
+    def extended_source(self) -> None:
+        """Make files with everything that only backups keep."""
+        self.write("a", 5000)
+        os.link(self.source / "a", self.source / "b")
+        os.setxattr(self.source / "a", "user.comment", b"hello")
+        os.setxattr(self.source / "a", "system.posix_acl_access", ACCESS_LIST)
+        with open(self.source / "sparse", "wb") as file:
+            file.truncate(3_000_000)
+        self.write("program")
+        (self.source / "program").chmod(0o755)
+
+    def extended_target(self, target: Path) -> list[str]:
+        """Return what is missing of it in a restored directory."""
+        one = os.stat(target / "a").st_ino == os.stat(target / "b").st_ino
+        names = ("user.comment", "system.posix_acl_access")
+        given = [os.getxattr(target / "b", name) for name in names]
+        found = {
+            "link": one,
+            "attributes": given == [b"hello", ACCESS_LIST],
+            "holes": os.stat(target / "sparse").st_blocks < 100,
+            "bytes": (target / "sparse").read_bytes() == bytes(3_000_000),
+        }
+        return [name for name, is_there in found.items() if not is_there]
+
+    def test_extended_metadata(self) -> None:
+        """As root: all comes back; capabilities only if asked for, and owners unless asked not to."""
+        if os.geteuid():
+            raise SkipTest("only root can change owners")
+        self.extended_source()
+        os.chown(self.source / "program", 1, 4321)
+        os.setxattr(self.source / "program", "security.capability", CAPABILITY)
+        self.run_command("backup", "src")
+        _, err = self.run_command("restore", "-o", "back")
+        self.assertEqual(self.extended_target(self.home / "back"), [])
+        found = os.stat(self.home / "back/program")
+        self.assertEqual((found.st_uid, found.st_gid), (1, 4321))
+        self.assertIn(
+            "pipegrid: privileged attributes of 1 entry not restored (they can give rights, and need "
+            "--exact-modes), the first: program\n",
+            err,
+        )
+        _, err = self.run_command("restore", "--exact-modes", "--no-owner", "-o", "all")
+        self.assertNotIn("not restored", err)
+        program = self.home / "all/program"
+        self.assertEqual(os.getxattr(program, "security.capability"), CAPABILITY)
+        self.assertEqual(os.stat(program).st_uid, 0)
+        _, err = self.run_command("restore", "--numeric-owner", "--no-owner", "-o", "x", status=2)
+        self.assertIn("not both", err)
+        cap = self.run_command("-q", "put", "-r", "src")[0]
+        self.run_command("get", "-r", cap, "-o", "shared")
+        self.assertEqual(os.listxattr(self.home / "shared/a"), [])
+        out, _ = self.run_command("--json", "restore", "-o", "json")
+        last = json.loads(out.splitlines()[-1])
+        self.assertEqual(last["not_restored"], {"privileged attribute": 1})
+
+    def test_extended_metadata_of_an_unprivileged_user(self) -> None:
+        """All that this user may set comes back; of the rest a line says what, how much and where."""
+        if os.geteuid():
+            raise SkipTest("only root can change owners")
+        self.extended_source()
+        nobody = 65534
+        for path in (self.home, self.source, *self.source.iterdir()):
+            os.chown(path, nobody, nobody)
+        os.chown(self.source / "program", 1, 1)
+        os.setxattr(self.source / "program", "security.capability", CAPABILITY)
+
+        def run(*arguments: str) -> str:
+            done = subprocess.run(
+                [sys.executable, "-m", "pipegrid.cli", *arguments],
+                cwd=self.home,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                user=nobody,
+                group=nobody,
+                extra_groups=[],
+                check=False,
+            )
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return done.stderr
+
+        run("backup", "src")
+        err = run("-v", "restore", "--exact-modes", "-o", "back")
+        self.assertEqual(self.extended_target(self.home / "back"), [])
+        for kind in ("owner", "privileged attribute"):
+            self.assertIn(
+                f"pipegrid: {kind}s of 1 entry not restored (this user may not set them), the first: "
+                "program\n",
+                err,
+            )
+            self.assertIn(f"program: {kind} not restored: this user may not set them\n", err)
 
     @in_fresh_processes
     def test_files_that_report_no_size(self) -> None:

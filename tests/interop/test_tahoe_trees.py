@@ -133,6 +133,9 @@ class TahoeReadsTreesTests(ProcessTestCase):
 
     def backups_under_an_alias(self, scratch: Path) -> None:
         """Archives and Latest are those of its ``backup``: each goes on with what the other has begun."""
+        os.setxattr(self.source / "literal", "user.comment", b"hello")
+        with open(self.source / "\u00e9t\u00e9/deep/large", "r+b") as file:
+            file.truncate(1_300_000)
         self.ours("backup", str(self.source), "--as", "home:ours")
         ours = self.names("home:ours/Archives")
         self.assertEqual(len(ours), 1)
@@ -143,6 +146,11 @@ class TahoeReadsTreesTests(ProcessTestCase):
         self.tahoe("cp", "-r", "home:ours/Latest", str(copy))
         large = "\u00e9t\u00e9/deep/large"
         self.assertEqual((copy / "Latest" / large).read_bytes(), (self.source / large).read_bytes())
+        kept = self.children("home:ours/Latest")["literal"][1]["metadata"]["pipegrid"]["xattrs"]
+        self.assertEqual(kept, {"user.comment": "aGVsbG8="})
+        self.tahoe("ln", "home:ours/Latest", "home:linked")
+        deep = self.children("home:linked/\u00e9t\u00e9/deep")
+        self.assertTrue(deep["large"][1]["metadata"]["pipegrid"]["sparse"])
         (self.source / "link").unlink()  # which it would leave out, with status 2
         self.tahoe("backup", str(self.source), "home:ours")
         theirs = self.ours("ls", "home:ours/Archives").split()

@@ -20,12 +20,13 @@ from pipegrid.cli.tree_transfers import (
     SelectionOptions,
     counts_of,
     fields_of,
+    report_losses,
     reports_of,
     selection_options,
 )
 from pipegrid.core.text import amount, counted
 from pipegrid.errors import NotEnoughSharesError
-from pipegrid.tree import grid_paths
+from pipegrid.tree import extended_metadata, grid_paths
 from pipegrid.tree.backup import backup_run, run_paths
 
 if TYPE_CHECKING:
@@ -142,10 +143,12 @@ async def _run(
     options: BackupOptions,
     chosen: SelectionOptions,
 ) -> ExitStatus:
+    losses = extended_metadata.MetadataLosses()
     with progress_bar.ProgressBar(console, "backup") as progress:
-        reports = outcome.watched(console, clock, reports_of(console, progress))
+        reports = outcome.watched(console, clock, reports_of(console, progress, losses))
         result = await backups.run(directory, name, options, reports)
     run, counts = result.run, result.counts
+    report_losses(console, losses, "stored")
     console.say(
         f"pipegrid: {run_paths.run_path_text(run)} {counts_of(counts)}; {result.elapsed_s:.1f} s"
     )
@@ -169,6 +172,7 @@ async def _run(
             "time": run.time,
             "cap": str(run.cap),
             **fields_of(counts),
+            "not_stored": losses.counts(),
             "forgotten": [f"{each.name} {each.time}" for each in result.forgotten],
             "problems": [sentence(problem) for problem in result.problems],
             "elapsed_s": result.elapsed_s,

@@ -20,12 +20,13 @@ from pipegrid.cli.options import (
     grid_path,
     limit_options,
     max_paths_option,
+    owner_options,
     usage_error,
 )
 from pipegrid.core import caps, packed_directory
 from pipegrid.core.text import amount, as_pasted, counted, printable
 from pipegrid.errors import CapError, NoSuchChild, UsageError
-from pipegrid.tree import aliases, directory_reading, grid_paths
+from pipegrid.tree import aliases, directory_reading, grid_paths, metadata_restore
 from pipegrid.tree.backup import backup_run, catalogue, run_paths, run_times
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.backup.run_paths import RunPath
     from pipegrid.tree.grid_api import Grid
     from pipegrid.tree.grid_paths import PathEnd
+    from pipegrid.tree.metadata_restore import ExtendedRestore
 
 
 # ``pipegrid backups``: the list of runs.
@@ -136,6 +138,8 @@ class RestoreOptions(NamedTuple):
     force: bool
     paranoid: bool
     exact_modes: bool
+    numeric_owner: bool
+    no_owner: bool
     max_paths: int | None
 
 
@@ -161,6 +165,7 @@ class RestoreOptions(NamedTuple):
     "--paranoid", is_flag=True, help="Compare existing files with the grid, byte for byte."
 )
 @exact_modes_option("[default: permissions, and the set-group-ID and sticky bits of directories]")
+@owner_options
 @max_paths_option("20000000")
 @limit_options
 @grid_options
@@ -174,11 +179,13 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
     'backup --as' works, too. Without CAP, a run of this client's backups is restored. PATH may begin with a
     run, NAME@TIME:some/path, as 'backups' prints it. Existing files that
     have not changed are not fetched again, and nothing is removed. Permissions are restored whatever the
-    umask is; for a tree that another person has stored use 'get -r'. A mode or time that cannot be set is
-    reported.
+    umask is; for a tree that another person has stored use 'get -r'. Owners, access control lists,
+    extended attributes, hard links and holes are restored as well. What cannot be restored is reported.
     """
     if options.output == "":
         raise usage_error(f"-o: {EMPTY_NAME}")
+    if options.numeric_owner and options.no_owner:
+        raise usage_error("give --numeric-owner or --no-owner, not both")
     # '/' is the whole run, but an empty argument is an unset variable.
     if any(not each.strip() for each in arguments):
         raise usage_error(f"CAP or PATH: {EMPTY_NAME}")
@@ -208,12 +215,20 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
             options.paranoid,
             modes="exact" if options.exact_modes else "stored",
             max_paths=options.max_paths or MAX_PATHS,
+            extended=_extended(options, run),
         )
         return await tree_transfers.fetch_tree(
             grid, console, root, options.output, how, metadata_json
         )
 
     return GridJob(work, *arguments[:1], makes=cap is not None)
+
+
+def _extended(options: RestoreOptions, run: BackupRun) -> ExtendedRestore:
+    """Return how the extended metadata of a run is restored."""
+    owners = metadata_restore.owners_of(options.numeric_owner, options.no_owner)
+    names = run.metadata.get("pipegrid")
+    return metadata_restore.ExtendedRestore(owners, options.exact_modes, names)
 
 
 async def _root_of(

@@ -109,6 +109,7 @@ _OPTIONS = {
     "fetch it with Grid.get": "leave out --recursive",
     "get_tree": "'get -r'",
     "give max_paths": "give --max-paths",
+    "need may_give_rights": "need --exact-modes",
     "Directory.list": "'ls --json'",
     "or leave out what is in it": "without -r",
     "another directory": "another directory with -d",

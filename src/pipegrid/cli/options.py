@@ -460,6 +460,20 @@ def exact_modes_option(what_else: str) -> Callable[[F], F]:
     )
 
 
+owner_options = all_of(
+    click.option(
+        "--numeric-owner",
+        is_flag=True,
+        help="Restore the numbers of owners, not their names.  [default: by name; by number where this "
+        "machine has no such name]",
+    ),
+    click.option(
+        "--no-owner", is_flag=True, help="Do not restore owners; everything belongs to you."
+    ),
+)
+"""Which owners restored files get."""
+
+
 def max_paths_option(default: str) -> Callable[[F], F]:
     """Return the option that limits how many paths of a tree are fetched."""
     return click.option(

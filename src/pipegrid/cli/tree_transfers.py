@@ -22,8 +22,10 @@ from pipegrid.tree import file_selection, ignore_patterns, tree_upload
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.tree.directory_descriptor import DirectoryFd
+    from pipegrid.tree.extended_metadata import MetadataLosses
     from pipegrid.tree.file_metadata import Modes
     from pipegrid.tree.grid_api import Grid
+    from pipegrid.tree.metadata_restore import ExtendedRestore
     from pipegrid.tree.tree_download import TreeGetResult
     from pipegrid.tree.tree_upload import TreeCounts
 
@@ -41,6 +43,7 @@ class TreeOptions(NamedTuple):
     paranoid: bool = False
     modes: Modes = "umask"
     max_paths: int | None = None
+    extended: ExtendedRestore | None = None
 
 
 def tree_job(
@@ -104,6 +107,10 @@ async def fetch_tree(
         if noted <= MAX_NOTED:
             console.say(f"pipegrid: {cap_lookup.shown_path(path) or '.'}: {why}")
 
+    def not_restored(path: tuple[str, ...], kind: str, why: str) -> None:
+        why = with_options(why, _RIGHTS)
+        console.detail(f"{cap_lookup.shown_path(path)}: {kind} not restored: {why}")
+
     with progress_bar.ProgressBar(console, "get") as progress:
         result = await grid.tree.get_tree(
             cap,  # type: ignore[arg-type]
@@ -115,6 +122,7 @@ async def fetch_tree(
             into=into,
             waiting=progress_bar.waiting_of(console, progress),
             not_kept=not_kept,
+            not_restored=not_restored,
             **options._asdict(),
         )
     _print_result(console, directory, result)
@@ -135,7 +143,9 @@ def _print_result(console: Console, directory: str, result: TreeGetResult) -> No
         "failed": result.failed,
         "part_files": result.part_files,
         "not_kept": result.not_kept,
+        "not_restored": result.not_restored.counts(),
     }
+    report_losses(console, result.not_restored, "restored")
     if console.json:
         console.result("", fields)
     else:
@@ -152,6 +162,16 @@ def _print_result(console: Console, directory: str, result: TreeGetResult) -> No
         fetched = f"{counted(result.files, 'file')} fetched ({size}){there}{links}"
         directories = counted(result.directories, "directory", "directories")
         console.say(f"pipegrid: {fetched}, in {directories}{left_out}")
+
+
+def report_losses(console: Console, losses: MetadataLosses, done: str) -> None:
+    """Report the extended metadata that was not ``stored`` or ``restored``, a line for each kind."""
+    report = console.fault if done == "stored" else console.say
+    for text in losses.sentences(done):
+        report(f"pipegrid: {with_options(text, _RIGHTS)}")
+
+
+_RIGHTS = ("need may_give_rights",)
 
 
 # Storing whole directories: the common part of ``put -r`` and ``backup``.
@@ -364,8 +384,15 @@ def _content_of(path: str) -> bytes:
     return data
 
 
-def reports_of(console: Console, progress: Any) -> tree_upload.TreeReports:
-    """Return the functions that report each left-out file on a line, and move the bar."""
+def reports_of(
+    console: Console, progress: Any, losses: MetadataLosses | None = None
+) -> tree_upload.TreeReports:
+    """
+    Return the functions that report each left-out file on a line, and move the bar.
+
+    Args:
+        losses: counts the extended metadata that is not stored.
+    """
 
     def left_out(path: str, why: str) -> None:
         why = with_options(why, ("less with happy",))
@@ -377,8 +404,16 @@ def reports_of(console: Console, progress: Any) -> tree_upload.TreeReports:
         console.json_result({"path": path, "skipped": what})
 
     waiting = progress_bar.waiting_of(console, progress)
+
+    def not_stored(path: str, kind: str, why: str) -> None:
+        console.detail(f"{printable(path)}: {kind} not stored: {why}")
+        if losses is not None:
+            losses.add(printable(path), kind, why)
+
     if not progress.is_wanted:
-        return tree_upload.TreeReports(left_out, waiting=waiting, skipped=skipped)
+        return tree_upload.TreeReports(
+            left_out, waiting=waiting, skipped=skipped, not_stored=not_stored
+        )
     bar = progress.upload(None)
     sending_bytes = 0
 
@@ -393,7 +428,7 @@ def reports_of(console: Console, progress: Any) -> tree_upload.TreeReports:
         if more > 0:  # otherwise the result follows at once
             moved(counts)
 
-    return tree_upload.TreeReports(left_out, moved, sending, waiting, skipped)
+    return tree_upload.TreeReports(left_out, moved, sending, waiting, skipped, not_stored)
 
 
 def counts_of(counts: TreeCounts) -> str:

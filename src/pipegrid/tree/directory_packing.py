@@ -9,6 +9,8 @@ import attrs
 
 from pipegrid.core.caps import Cap, ChkCap, LitCap
 from pipegrid.core.packed_directory import PackedChild, directory_cap
+from pipegrid.tree.extended_metadata import attribute_bytes
+from pipegrid.tree.file_metadata import KEY
 
 MAX_ENTRIES = 200_000
 MAX_DIRECTORY_BYTES = 60 << 20
@@ -247,6 +249,7 @@ class TreePlan:
         assert name not in parent.entries
         parent.entries[name] = _Entry(None, metadata)
         parent.bytes += len(name.encode("utf-8")) + _METADATA_BYTES + _CAP_BYTES
+        parent.bytes += attribute_bytes(metadata.get(KEY))
         parent.unknown += 1
         parent.unsettled += 1
 

@@ -6,12 +6,15 @@ import os
 import stat
 import unicodedata
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import attrs
 
 from pipegrid.disk.private_files import current_umask
+
+if TYPE_CHECKING:
+    from pipegrid.tree.metadata_restore import ExtendedRestore, RestoredExtended
 
 KEY = "pipegrid"
 
@@ -43,12 +46,14 @@ class RestoredMetadata:
         mtime_ns: when it was changed.
         link: the target of a symbolic link; None also if it is not one. Never empty, without NUL.
         name: its exact name, if it differs from the entry's. It may be any bytes.
+        extended: owner, attributes, hard link and holes; None: they are not restored.
     """
 
     mode: int | None = None
     mtime_ns: int | None = None
     link: bytes | None = None
     name: bytes | None = None
+    extended: RestoredExtended | None = attrs.field(default=None, eq=False)
 
     @property
     def temporary_mode(self) -> int:
@@ -57,7 +62,11 @@ class RestoredMetadata:
 
 
 def entry_metadata(
-    found: os.stat_result, *, link: bytes | None = None, name: bytes | None = None
+    found: os.stat_result,
+    *,
+    link: bytes | None = None,
+    name: bytes | None = None,
+    extended: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """
     Return the metadata of the entry of a file, directory or link.
@@ -84,6 +93,7 @@ def entry_metadata(
     Args:
         link: the target of a symbolic link.
         name: its exact name, if the entry's differs.
+        extended: the stored form of what only backups keep; see ``extended_metadata``.
     """
     ours: dict[str, Any] = {"mode": found.st_mode & _MODE_BITS, "mtime_ns": found.st_mtime_ns}
     if link is not None:
@@ -92,6 +102,8 @@ def entry_metadata(
             ours["link_quoted"] = quote_from_bytes(link)
     if name is not None:
         ours["name_quoted"] = quote_from_bytes(name)
+    if extended:
+        ours.update(extended)
     return {
         "mtime": found.st_mtime,
         "st_mode": found.st_mode,
@@ -111,26 +123,31 @@ def entry_name(raw: bytes) -> tuple[str, bytes | None]:
     return name, None if name.encode("utf-8") == raw else raw
 
 
-def restored(metadata: Mapping[str, Any], modes: Modes = "stored") -> RestoredMetadata:
+def restored(
+    metadata: Mapping[str, Any], modes: Modes = "stored", extended: ExtendedRestore | None = None
+) -> RestoredMetadata:
     """
     Return what can be restored of an entry's metadata. It is untrusted input: a value that makes no sense is
     ignored.
 
     Args:
         modes: which mode bits; see there.
+        extended: how extended metadata is restored; None: not at all.
 
     Entries of ``tahoe backup`` have ``st_mode`` and ``mtime``.
     """
     ours = metadata.get(KEY)
+    more = None if extended is None else extended.of(metadata, ours)
     if not isinstance(ours, dict):
         mode = _mode(metadata, metadata, modes)
-        return RestoredMetadata(mode, _from_float(metadata.get("mtime")))
+        return RestoredMetadata(mode, _from_float(metadata.get("mtime")), extended=more)
     link = _exact(ours, "link")
     return RestoredMetadata(
         _mode(ours, metadata, modes),
         _whole(ours.get("mtime_ns"), -_MAX_NS, _MAX_NS),
         link if link and b"\0" not in link else None,
         _exact(ours, "name"),
+        more,
     )
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.file_metadata import Modes
     from pipegrid.tree.file_selection import TreeSelection
     from pipegrid.tree.grid_paths import PathEnd
+    from pipegrid.tree.metadata_restore import ExtendedRestore
     from pipegrid.tree.tree_check import FirstMet as Met
     from pipegrid.tree.tree_check import TreeSummary
     from pipegrid.tree.tree_download import GetTreeLimits, TreeGetReports, TreeGetResult
@@ -124,6 +125,8 @@ class Trees:
         modes: Modes = "umask",
         max_paths: int | None = None,
         not_kept: Callable[[tuple[str, ...], str], None] | None = None,
+        extended: ExtendedRestore | None = None,
+        not_restored: Callable[[tuple[str, ...], str, str], None] | None = None,
     ) -> TreeGetResult:
         """
         Fetch a directory with all its content; files that exist already are not fetched again.
@@ -141,12 +144,12 @@ class Trees:
             done: called with the path of a file or link, ``fetched``, ``present`` or ``link``, and its size.
             into: the directory above the target, or the target itself: nothing is written outside of it, even
                 if other processes replace directories by links.
-            waiting: called with a sentence when too few servers are reachable and nothing new begins, and
-                with None when it continues.
-            modes: the mode bits to set: ``umask`` (permissions it allows), ``stored`` (all permissions; for
-                directories, set-group-ID and sticky bits, too), or ``exact`` (all bits).
+            waiting: called with a sentence when too few servers are reachable, and with None when it
+                continues.
+            modes: the mode bits to set: ``umask``, ``stored`` or ``exact``; see ``file_metadata.Modes``.
             max_paths: of files, directories and links, a million by default; a small tree can have many more.
             not_kept: called with the path of what did not get its mode or time, and why.
+            extended, not_restored: see ``TreeGetOptions`` and ``TreeGetReports``.
 
         Raises (through the Deferred):
             CapError: not the cap of a directory.
@@ -159,10 +162,10 @@ class Trees:
 
         check_kind(directory, (str, os.PathLike), "directory", "a path")
         check_kind(metadata_json, bytes, "metadata_json", "bytes")
-        reports = TreeGetReports(progress, problem, done, waiting, not_kept)
-        _check_get(reports, modes)
+        reports = TreeGetReports(progress, problem, done, waiting, not_kept, not_restored)
+        _check_get(reports, modes, extended)
         bounds = self._get_bounds(limits, max_paths)
-        options = TreeGetOptions(metadata_json, force, paranoid, bounds, into, modes)
+        options = TreeGetOptions(metadata_json, force, paranoid, bounds, into, modes, extended)
         path = os.fspath(directory)
         return await TreeGet(self._grid, self._workers, as_cap(cap), path, options, reports).run()
 
@@ -259,10 +262,13 @@ class Trees:
         )
 
 
-def _check_get(reports: TreeGetReports, modes: Modes) -> None:
+def _check_get(reports: TreeGetReports, modes: Modes, extended: ExtendedRestore | None) -> None:
     import attrs
 
     from pipegrid.tree.file_metadata import MODES
+    from pipegrid.tree.metadata_restore import ExtendedRestore
+
+    check_kind(extended, (ExtendedRestore, type(None)), "extended", "an ExtendedRestore")
 
     for name, call in attrs.asdict(reports, recurse=False).items():
         check_callable(call, name)

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import unicodedata
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Literal
 
@@ -22,6 +23,7 @@ from pipegrid.tree.directory_descriptor import (
     unmade,
 )
 from pipegrid.tree.file_metadata import RestoredMetadata
+from pipegrid.tree.metadata_restore import holes_in
 
 # The local side of fetching a tree: what exists already, and how files, directories and links are created.
 #
@@ -69,6 +71,9 @@ class TreePart(DirectoryPartFile):
     def publish(self) -> None:
         """Set its time and its mode, then give it its name."""
         if not self.closed and self.part is not None:
+            if self._kept.extended is not None:
+                self._kept.extended.apply(self.fileno(), fresh=True)
+                self._mode = self._kept.extended.limited(self._mode)
             # A file system that keeps no times does not make the download fail.
             self.not_kept = _set_time(self.fileno(), self._kept)
         super().publish()
@@ -76,8 +81,39 @@ class TreePart(DirectoryPartFile):
     def _set_mode(self, more: int = 0) -> None:
         super()._set_mode(more)
         if not more:  # see above
-            mode = _unlike(self.fileno(), self._kept.mode)
+            mode = _unlike(self.fileno(), self._mode)
             self.not_kept = _listed(mode and _why(mode), self.not_kept)
+
+
+class SparseTreePart(TreePart):
+    """The same for a file that had holes: blocks of zeros are not written, so they take no space."""
+
+    def write_pieces(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
+        """Write consecutive pieces without their holes; ``OSError`` if that fails."""
+        for piece in pieces:
+            data = memoryview(piece).cast("B")
+            for begin, end, is_hole in holes_in(data, self.position):
+                # What an earlier writer has left at this place is overwritten.
+                if is_hole and self.position >= os.fstat(self.fileno()).st_size:
+                    self.skip(end - begin)
+                else:
+                    super().write_pieces([data[begin:end]])
+
+    def publish(self) -> None:
+        """Extend the file to its end, which may be a hole; then as ``TreePart`` does."""
+        if not self.closed and os.fstat(self.fileno()).st_size < self.position:
+            os.ftruncate(self.fileno(), self.position)
+        super().publish()
+
+
+def is_sparse(kept: RestoredMetadata) -> bool:
+    """Return whether a file gets holes."""
+    return kept.extended is not None and kept.extended.stored.sparse
+
+
+def tree_part(home: DirectoryFd, path: str, replace: bool, kept: RestoredMetadata) -> TreePart:
+    """Return a new part file; see ``TreePart``."""
+    return (SparseTreePart if is_sparse(kept) else TreePart)(home, path, replace, kept)
 
 
 class ExistingFile(PartFile):
@@ -302,6 +338,9 @@ def finish_directory(home: DirectoryFd, kept: RestoredMetadata, mode_before: int
     """
     mode = kept.mode if kept.mode is not None else mode_before
     with home.entered() as fd:  # a file system that keeps neither does not make the download fail
+        if kept.extended is not None:
+            kept.extended.apply(fd, fresh=mode_before is None)
+            mode = kept.extended.limited(mode)
         time = _set_time(fd, kept)
         not_set = ""
         if mode is not None:
@@ -327,13 +366,17 @@ def restore_mode_and_time(home: DirectoryFd, path: str, kept: RestoredMetadata) 
     """
     name = os.path.basename(path)
     mode = time = ""
+    wanted = kept.mode
     with home.entered() as inside:
         remove_part(name, inside)
+        if kept.extended is not None:
+            kept.extended.apply_to(inside, name, kept.mtime_ns)
+            wanted = kept.extended.limited(wanted)
         try:
             found = os.stat(name, dir_fd=inside, follow_symlinks=False)
-            if kept.mode is not None and _is_unlike(found.st_mode, kept.mode):
+            if wanted is not None and _is_unlike(found.st_mode, wanted):
                 try:
-                    _set_mode(inside, name, kept.mode)
+                    _set_mode(inside, name, wanted)
                 except OSError as error:
                     mode = _why(error.strerror or "it failed")
             if kept.mtime_ns is not None and found.st_mtime_ns != kept.mtime_ns:
@@ -430,6 +473,8 @@ def make_link(home: DirectoryFd, path: str, kept: RestoredMetadata, force: bool)
                     raise in_the_way(path) from None
                 else:
                     link_instead(to, name, inside)
+            if kept.extended is not None:
+                kept.extended.apply_to(inside, name, kept.mtime_ns)
             try:
                 if kept.mtime_ns is not None:
                     times = (kept.mtime_ns, kept.mtime_ns)
@@ -454,7 +499,7 @@ def write_whole(
         SinkError: it cannot be written.
     """
     try:
-        part = TreePart(home, path, replace, kept)
+        part = tree_part(home, path, replace, kept)
         with part:
             part.begin(len(data))
             part.write_pieces([data])

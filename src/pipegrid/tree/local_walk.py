@@ -15,6 +15,7 @@ import attrs
 
 from pipegrid.disk.atomic_write import is_part_name
 from pipegrid.tree.directory_packing import MAX_ENTRIES
+from pipegrid.tree.extended_metadata import HardLinks, read_extended
 from pipegrid.tree.file_selection import DirectoryTag, TreeSelection
 
 SMALL_BYTES = 128 << 10
@@ -59,13 +60,17 @@ _MAX_MOUNTS_BYTES = 4 << 20
 
 @attrs.frozen
 class DirectoryBegun:
-    """A directory; ``number`` is new, ``parent`` that of the directory above (-1: the root)."""
+    """
+    A directory; ``number`` is new, ``parent`` that of the directory above (-1: the root), ``extended`` as of
+    ``FileMet``.
+    """
 
     number: int
     parent: int
     name: bytes
     path: str
     found: os.stat_result
+    extended: dict[str, Any] | None = None
 
 
 @attrs.frozen
@@ -89,6 +94,8 @@ class FileMet:
             closes; None if content was not requested.
         link: the target of a symbolic link.
         known: what ``know`` returned for it.
+        extended: the stored form of its extended metadata, empty if it has none; None: it was not read.
+        hard_link: its identifier, if it has several names; see ``extended_metadata``.
     """
 
     parent: int
@@ -99,6 +106,8 @@ class FileMet:
     content: bytes | io.FileIO | None = attrs.field(default=None, repr=False)
     link: bytes | None = None
     known: Any = None
+    extended: dict[str, Any] | None = None
+    hard_link: str | None = None
 
     def is_same(self, found: os.stat_result) -> bool:
         """Whether the file still seems to be the same."""
@@ -152,6 +161,8 @@ class LocalWalk:
         know: called with every regular file before it is opened; if it returns something, the file is not
             read.
         read: whether files are read at all.
+        extended: read extended metadata, too. Then ``know`` returns an object with the attribute
+            ``extended``; if that is None, it is read again.
         now_ns: nanoseconds since 1970.
     """
 
@@ -164,6 +175,7 @@ class LocalWalk:
         without: Collection[tuple[int, int]] = (),
         know: Callable[[str, os.stat_result], Any] = lambda path, found: None,
         read: bool = True,
+        extended: bool = False,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._root = root
@@ -172,6 +184,7 @@ class LocalWalk:
         self._without = without
         self._know = know
         self._read = read
+        self.hard_links = HardLinks() if extended else None
         self._now_ns = now_ns
         self._levels: list[_Level] = []
         self._numbers = 0
@@ -262,7 +275,8 @@ class LocalWalk:
         self._levels.append(level)
         if len(self._levels) > _OPEN_LEVELS:
             self._levels[-_OPEN_LEVELS - 1].close()
-        return DirectoryBegun(level.number, parent, name, path, found)
+        extended = None if self.hard_links is None else read_extended(fd, found)
+        return DirectoryBegun(level.number, parent, name, path, found, extended)
 
     def _list(self) -> Iterator[LeftOut]:
         """Read the names in the lowest directory."""
@@ -361,7 +375,10 @@ class LocalWalk:
         kind = stat.S_IFMT(found.st_mode)
         if kind == stat.S_IFLNK:
             link = os.fsencode(os.readlink(name, dir_fd=level.fd))
-            yield FileMet(level.number, raw, path, found, began_ns, link, link)
+            extended = None
+            if self.hard_links is not None:
+                extended = read_extended(f"/proc/self/fd/{level.fd}/{name}", found)
+            yield FileMet(level.number, raw, path, found, began_ns, link, link, extended=extended)
         elif kind == stat.S_IFDIR:  # it was not a directory when the names were read
             if self._selection.takes(path, True):
                 yield from self._descend(name, path)
@@ -374,7 +391,11 @@ class LocalWalk:
                 return
             known = self._know(path, found)
             if known is not None or not self._read:
-                yield FileMet(level.number, raw, path, found, began_ns, None, None, known)
+                extended = None if known is None else self._extended_of(known, level, path, found)
+                link_id = self._link_id(found, path)
+                yield FileMet(
+                    level.number, raw, path, found, began_ns, None, None, known, extended, link_id
+                )
                 return
             file = _open_file(level.fd, name, self._shown(path))
             try:
@@ -390,14 +411,36 @@ class LocalWalk:
                 file.close()
             yield met
 
+    def _extended_of(
+        self, known: Any, level: _Level, path: str, found: os.stat_result
+    ) -> dict[str, Any] | None:
+        """Return the extended metadata of a known file; it is read if it is not known."""
+        if self.hard_links is None:
+            return None
+        if known.extended is not None or not self._read:
+            extended: dict[str, Any] | None = known.extended
+            return extended
+        name = path.rpartition("/")[2]
+        try:
+            with _open_file(level.fd, name, self._shown(path)) as file:
+                return read_extended(file.fileno(), found)
+        except OSError:
+            return None
+
+    def _link_id(self, found: os.stat_result, path: str) -> str | None:
+        if self.hard_links is None or found.st_nlink < 2:
+            return None
+        return self.hard_links.identifier(found, path)
+
     def _take(self, file: io.FileIO, level: _Level, name: bytes, path: str) -> FileMet | None:
         """Read a small file; None: it changed during each attempt."""
         fd = file.fileno()
         for _ in range(_TRIES):
             began_ns = self._now_ns()
             found = os.fstat(fd)
+            extended = None if self.hard_links is None else read_extended(fd, found)
             if found.st_size > SMALL_BYTES:
-                return FileMet(level.number, name, path, found, began_ns, file)
+                return self._met(level, name, path, found, began_ns, file, extended)
             content = os.pread(fd, found.st_size + 1, 0)
             if len(content) != found.st_size:
                 content = _read_to_end(fd)
@@ -405,10 +448,25 @@ class LocalWalk:
                 continue
             if len(content) <= SMALL_BYTES:
                 self._bytes += len(content)
-                return FileMet(level.number, name, path, found, began_ns, content)
+                return self._met(level, name, path, found, began_ns, content, extended)
             if not found.st_size:  # its reader reads it to its end
-                return FileMet(level.number, name, path, found, began_ns, file)
+                return self._met(level, name, path, found, began_ns, file, extended)
         return None
+
+    def _met(
+        self,
+        level: _Level,
+        name: bytes,
+        path: str,
+        found: os.stat_result,
+        began_ns: int,
+        content: bytes | io.FileIO,
+        extended: dict[str, Any] | None,
+    ) -> FileMet:
+        link_id = self._link_id(found, path)
+        return FileMet(
+            level.number, name, path, found, began_ns, content, None, None, extended, link_id
+        )
 
 
 def kernel_devices(mounts: str = "/proc/self/mountinfo") -> dict[int, str]:

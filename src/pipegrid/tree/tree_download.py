@@ -9,12 +9,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
-from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.defer import CancelledError, Deferred, DeferredList
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, LitCap
+from pipegrid.core.text import printable
 from pipegrid.disk.atomic_write import is_part_name, part_path
 from pipegrid.disk.part_file import PartInUse, TargetExists
 from pipegrid.errors import CapError, PipegridError, SinkError, UsageError, naming
@@ -26,8 +27,10 @@ from pipegrid.transfer.settings import Limits
 from pipegrid.tree import local_files
 from pipegrid.tree.directory_descriptor import DirectoryFd, failed
 from pipegrid.tree.directory_reading import ListingLimits
+from pipegrid.tree.extended_metadata import MetadataLosses
 from pipegrid.tree.file_metadata import Modes, RestoredMetadata, restored
 from pipegrid.tree.local_files import NameCollisions, local_name
+from pipegrid.tree.metadata_restore import ExtendedRestore, LinkedFiles, is_one_file, link_file
 from pipegrid.tree.retry_queue import MOST, RetryQueue, wants_servers
 from pipegrid.tree.walk import Found, TreePath, Unreadable, WalkLimits, walk
 
@@ -62,6 +65,7 @@ class TreeGetResult:
         failed: objects that were left out; each was reported.
         part_files: part files of other downloads, which the tree contains and which were skipped.
         not_kept: files, directories and links that did not get their mode or time.
+        not_restored: extended metadata that could not be restored.
     """
 
     files: int = 0
@@ -74,6 +78,7 @@ class TreeGetResult:
     failed: int = 0
     part_files: int = 0
     not_kept: int = 0
+    not_restored: MetadataLosses = attrs.Factory(MetadataLosses)
 
 
 @attrs.frozen
@@ -172,7 +177,7 @@ WAIT_S = 60.0
 MAX_LOOKS = 5
 """Attempts at a file that changes while it is fetched."""
 
-How = Literal["fetched", "present"]
+How = Literal["fetched", "present", "link"]
 
 
 @attrs.frozen(eq=False)
@@ -187,6 +192,7 @@ class WantedFile:
         place: the local path.
         standing: what existed there when the walk met the file.
         kept: the metadata of its entry.
+        link_to: a complete file that this is another name of.
     """
 
     path: TreePath
@@ -196,6 +202,20 @@ class WantedFile:
     place: str
     standing: local_files.Presence
     kept: RestoredMetadata
+    link_to: WantedFile | None = None
+
+    @property
+    def link_key(self) -> tuple[Any, ...] | None:
+        """What all names of one file have in common; None: it has one name."""
+        extended, kept = self.kept.extended, self.kept
+        if extended is None or extended.stored.hard_link is None:
+            return None
+        return extended.stored, self.cap, self.size, kept.mode, kept.mtime_ns
+
+    def lose_link(self) -> None:
+        """Note that the file is not one with its other names."""
+        if self.kept.extended is not None:
+            self.kept.extended.lost["hard link"] = "they are files with the same content"
 
     @property
     def is_small(self) -> bool:
@@ -258,8 +278,8 @@ class FileFetcher:
 
     async def fetch(self, file: WantedFile, progress: Progress | None) -> tuple[How, int, str]:
         """
-        Fetch a file, unless it exists; returns how it was obtained, its size, and a clause about its mode and
-        time if they could not be set.
+        Fetch or link a file, unless it exists; returns how it was obtained, its size, and a clause about its
+        mode and time if they could not be set.
 
         If another process writes the file, this waits as long as that makes progress.
 
@@ -303,6 +323,8 @@ class FileFetcher:
         """
         home, cap, size = file.parent.there, file.cap, file.size
         home.check()  # before bytes are fetched without effect
+        if file.link_to is not None and await self._link(file, file.link_to):
+            return "link", size or 0, ""
         if file.standing in ("same", "perhaps"):
             if await self._is_same(file):
                 not_kept = local_files.restore_mode_and_time(home, file.place, file.kept)
@@ -315,8 +337,9 @@ class FileFetcher:
             write = local_files.write_whole
             not_kept = await self._workers.run(write, home, file.place, data, replace, file.kept)
             return "fetched", size or 0, not_kept
-        local_files.space_for(os.path.dirname(file.place), size or 0)
-        part = local_files.TreePart(home, file.place, replace, file.kept)
+        if not local_files.is_sparse(file.kept):
+            local_files.space_for(os.path.dirname(file.place), size or 0)
+        part = local_files.tree_part(home, file.place, replace, file.kept)
         try:
             result = await self._grid.get(cap, part, progress=progress)
             # ``Grid.get`` publishes parts that it has opened, and those it is given.
@@ -325,6 +348,18 @@ class FileFetcher:
         finally:
             part.leave()  # keep its content for a later run
         return "fetched", result.size, part.not_kept
+
+    async def _link(self, file: WantedFile, first: WantedFile) -> bool:
+        """Make a file another name of a complete one, if possible; returns whether it is."""
+        names = (first.parent.there, first.place), (file.parent.there, file.place)
+        if file.standing in ("missing", "other"):
+            replace = file.standing == "other"
+            size, mtime_ns = file.size or 0, file.kept.mtime_ns
+            if await self._workers.run(link_file, *names, size, mtime_ns, replace):
+                return True
+        if not is_one_file(*names):
+            file.lose_link()
+        return False
 
     async def _is_same(self, file: WantedFile) -> bool:
         home, cap = file.parent.there, file.cap
@@ -449,6 +484,7 @@ class TreeGetOptions:
         limits: memory and counts.
         into: see ``begin_tree``.
         modes: the mode bits to set.
+        extended: how owners, attributes, hard links and holes are restored; None: they are not.
     """
 
     metadata_json: bytes = b"{}"
@@ -457,6 +493,7 @@ class TreeGetOptions:
     limits: GetTreeLimits = attrs.field(factory=GetTreeLimits)
     into: DirectoryFd | None = None
     modes: Modes = "umask"
+    extended: ExtendedRestore | None = None
 
 
 @attrs.frozen(eq=False)
@@ -470,6 +507,7 @@ class TreeGetReports:
         done: with each file or link that exists now: path, ``fetched``, ``present`` or ``link``, size.
         waiting: see ``TreeReports``.
         not_kept: with what did not get its mode or time, and why.
+        not_restored: with a path, the kind of extended metadata that it did not get, and why.
     """
 
     progress: Progress | None = None
@@ -477,6 +515,7 @@ class TreeGetReports:
     done: Callable[[TreePath, str, int], None] | None = None
     waiting: Callable[[str | None], None] | None = None
     not_kept: Callable[[TreePath, str], None] | None = None
+    not_restored: Callable[[TreePath, str, str], None] | None = None
 
 
 class TreeGet:
@@ -514,6 +553,9 @@ class TreeGet:
         self._into = options.into
         self._modes = options.modes
         self._not_kept = reports.not_kept
+        self._extended = options.extended
+        self._not_restored = reports.not_restored
+        self._linked: LinkedFiles[WantedFile] = LinkedFiles()
         self._paths = 0
         self._small = Budget(self._limits.in_flight_bytes)
         self._large = Budget(self._limits.large_at_once)
@@ -543,6 +585,8 @@ class TreeGet:
             PipegridError: the root cannot be read.
         """
         try:
+            if self._extended is not None:
+                await self._workers.run(self._extended.resolve)
             await self._walk(self._cap, self._metadata_json, ())
             self._leave_down_to(0)
             await self._catch_up(at_end=True)
@@ -640,7 +684,7 @@ class TreeGet:
             if met.kind == "directory":
                 self._enter(None, parent, met, RestoredMetadata(), None)
             return
-        kept = restored(met.metadata, self._modes)
+        kept = restored(met.metadata, self._modes, self._extended)
         if parent is not None and met.kind != "directory" and _is_part(met, kept):
             self.result.part_files += 1
             return
@@ -714,7 +758,7 @@ class TreeGet:
                     not_kept = local_files.finish_directory(
                         local.there, local.kept, local.mode_before
                     )
-                    self._note(local.names, not_kept)
+                    self._note(local.names, not_kept, local.kept)
             local = local.parent
 
     def _make_link(
@@ -727,7 +771,7 @@ class TreeGet:
             self._fail(path, error)
         else:
             self.result.links += 1
-            self._note(path, not_kept)
+            self._note(path, not_kept, kept)
             self._report_done(path, "link", 0)
 
     # Files.
@@ -750,12 +794,53 @@ class TreeGet:
             self._force and local_files.may_be_replaced(parent.there, path)
         ):
             raise local_files.in_the_way(path)
+        file = WantedFile(met.path, cap, size, parent, path, standing, kept)
         if standing == "same" and not self._paranoid:
-            self._note(met.path, local_files.restore_mode_and_time(parent.there, path, kept))
+            not_kept = local_files.restore_mode_and_time(parent.there, path, kept)
+            self._is_linked(file)
+            self._note(met.path, not_kept, kept)
             self._is_here(met.path, "present", size or 0)
             return
         parent.unfinished += 1
-        await self._begin(WantedFile(met.path, cap, size, parent, path, standing, kept))
+        await self._begin_or_link(file)
+
+    # Files with several names.
+
+    async def _begin_or_link(self, file: WantedFile) -> None:
+        """Begin a file; or if another name of it is fetched, wait until that is complete."""
+        key = file.link_key
+        first = file if key is None else self._linked.add(key, file)
+        if key is not None and self._linked.left_out:
+            file.lose_link()
+        if first is not None:
+            await self._begin(file if first is file else attrs.evolve(file, link_to=first))
+
+    def _is_linked(self, file: WantedFile) -> None:
+        """A file exists already; note whether it is the file of its other names."""
+        key = file.link_key
+        if key is None:
+            return
+        first = self._linked.exists(key, file)
+        is_one = first is not None and is_one_file(
+            (first.parent.there, first.place), (file.parent.there, file.place)
+        )
+        if not is_one:
+            file.lose_link()
+
+    def _first_ended(self, file: WantedFile, succeeded: bool) -> None:
+        """Begin the names that have waited for a file."""
+        key = file.link_key
+        for each in [] if key is None else self._linked.ended(key, file, succeeded):
+            one = attrs.evolve(each, link_to=file) if succeeded else each
+            beginning = start_cancellable(self._begin(one), self._grid.clock)
+            self._running.add(beginning)
+            beginning.addBoth(self._has_begun, beginning)
+
+    def _has_begun(self, outcome: Any, beginning: Deferred[None]) -> None:
+        if isinstance(outcome, Failure) and not outcome.check(CancelledError):
+            self._bug = self._bug or outcome.value
+        self._running.discard(beginning)
+        self._woken.fire(None)
 
     async def _begin(self, file: WantedFile) -> None:
         """Begin to fetch a file when the limits allow it."""
@@ -782,7 +867,7 @@ class TreeGet:
 
     async def _fetch(self, file: WantedFile) -> None:
         how, size, not_kept = await self._fetcher.fetch(file, self._counting())
-        self._note(file.path, not_kept)
+        self._note(file.path, not_kept, file.kept)
         self.result.fetched_bytes += size if how == "fetched" else 0
         if isinstance(file.cap, LitCap):
             self._later.ended(file.path)  # no server was asked
@@ -803,6 +888,7 @@ class TreeGet:
             error = other
         again = error is not None and not self._unread.is_reading
         if error is None:
+            self._first_ended(file, True)
             self._ended_in(file.parent)
         elif not again or not self._later.keeps(file.path, (file, error), error, began_s):
             self._give_up(file, error)
@@ -810,6 +896,7 @@ class TreeGet:
     def _give_up(self, file: WantedFile, error: Exception) -> None:
         self._later.ended(file.path)
         self._fail(file.path, error)
+        self._first_ended(file, False)
         self._ended_in(file.parent)
 
     def _counting(self) -> Progress | None:
@@ -825,10 +912,10 @@ class TreeGet:
     # Reports.
 
     def _is_here(self, path: TreePath, how: str, size: int) -> None:
-        if how == "fetched":
-            self.result.files += 1
-        else:
+        if how == "present":
             self.result.present += 1
+        else:
+            self.result.files += 1
         self.result.size += size
         self._here_bytes += size
         if self._progress is not None:
@@ -839,8 +926,12 @@ class TreeGet:
         if self._done is not None:
             self._done(path, how, size)
 
-    def _note(self, path: TreePath, not_kept: str) -> None:
-        """Something exists now, but perhaps without its mode or time."""
+    def _note(self, path: TreePath, not_kept: str, kept: RestoredMetadata) -> None:
+        """Something exists now, but perhaps without its mode, time or extended metadata."""
+        for kind, why in () if kept.extended is None else kept.extended.lost.items():
+            self.result.not_restored.add(printable("/".join(path)) or ".", kind, why)
+            if self._not_restored is not None:
+                self._not_restored(path, kind, why)
         if not_kept:
             self.result.not_kept += 1
             if self._not_kept is not None:

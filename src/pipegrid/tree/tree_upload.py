@@ -19,6 +19,7 @@ from pipegrid.errors import GridError, PipegridError, SourceError
 from pipegrid.grid.file_grid import Grid
 from pipegrid.tree import local_walk
 from pipegrid.tree.directory_packing import MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
+from pipegrid.tree.extended_metadata import HARD_LINK, LEFT_OUT, OwnerNames
 from pipegrid.tree.file_metadata import entry_metadata, entry_name
 from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.local_walk import (
@@ -166,12 +167,14 @@ class TreeResult:
         metadata: of its root, which no entry has.
         counts: what it contains, what was sent, how much was left out.
         elapsed_s: from the start until all was stored.
+        owners: of everything that the walk has met.
     """
 
     cap: DirectoryCap
     metadata: dict[str, Any]
     counts: TreeCounts
     elapsed_s: float
+    owners: OwnerNames = attrs.field(factory=OwnerNames, eq=False, repr=False)
 
 
 @attrs.frozen
@@ -188,6 +191,7 @@ class TreeReports:
             negative when one is stored, or has failed.
         waiting: with a sentence when too few servers are reachable and nothing new begins, and with None when
             it continues.
+        not_stored: with a path, a kind of extended metadata that could not be stored, and why.
     """
 
     left_out: Callable[[str, str], None] = lambda path, why: None
@@ -195,6 +199,7 @@ class TreeReports:
     sending: Callable[[TreeCounts, int], None] = lambda counts, more: None
     waiting: Callable[[str | None], None] = lambda why: None
     skipped: Callable[[str, str], None] = lambda path, what: None
+    not_stored: Callable[[str, str, str], None] = lambda path, kind, why: None
 
 
 class FileProgress:
@@ -401,6 +406,7 @@ class TreeUpload:
         self._later: RetryQueue[TreeNode, FailedObject] = RetryQueue(
             clock, self._wake, self._reports.waiting
         )
+        self._owners = OwnerNames()
         self._stored = self._failures = 0
         self._error: BaseException | None = None
         self._waiter: Deferred[None] | None = None
@@ -436,7 +442,9 @@ class TreeUpload:
                 "it; earlier messages say why"
             )
         elapsed_s = self._clock.seconds() - began_s
-        return TreeResult(self._plan.root_cap, self._root_metadata, self.counts, elapsed_s)
+        return TreeResult(
+            self._plan.root_cap, self._root_metadata, self.counts, elapsed_s, self._owners
+        )
 
     async def _stop(self) -> None:
         ending = self._in_flight.forget_waiting()
@@ -527,10 +535,11 @@ class TreeUpload:
 
     def _enter(self, thing: DirectoryBegun) -> None:
         if thing.parent < 0:
-            self._root_metadata = entry_metadata(thing.found)
+            self._note_extended(thing)
+            self._root_metadata = entry_metadata(thing.found, extended=thing.extended)
             directory = self._plan.enter(None, "", {})
         else:
-            entry = self._entry(thing.parent, thing.name, thing.path, thing.found, None)
+            entry = self._entry(thing.parent, thing)
             if entry is None:
                 return
             directory = self._plan.enter(*entry)
@@ -538,23 +547,36 @@ class TreeUpload:
         self._tally.met(directory, directories=1)
 
     def _entry(
-        self, number: int, raw: bytes, path: str, found: os.stat_result, link: bytes | None
+        self, number: int, thing: FileMet | DirectoryBegun
     ) -> tuple[DirectoryNode, str, dict[str, Any]] | None:
         """Return the place of an entry in the tree, with name and metadata; None: it is left out."""
         parent = self._directories.get(number)
         if parent is None:
             return None  # its directory was left out, and reported
         if not self._plan.has_space(parent):
-            self._leave_out(path, "its directory is larger than a directory may be; split it")
+            self._leave_out(thing.path, "its directory is larger than a directory may be; split it")
             return None
-        name, exact = entry_name(raw)
+        self._note_extended(thing)
+        name, exact = entry_name(thing.name)
         unique = self._plan.free_name(parent, name)
         if unique != name:  # an entry with the same composed name exists
-            exact = raw
-        return parent, unique, entry_metadata(found, link=link, name=exact)
+            exact = thing.name
+        link, extended = None, thing.extended
+        if isinstance(thing, FileMet):
+            link = thing.link
+            if thing.hard_link is not None:
+                extended = {**(extended or {}), HARD_LINK: thing.hard_link}
+        return parent, unique, entry_metadata(thing.found, link=link, name=exact, extended=extended)
+
+    def _note_extended(self, thing: FileMet | DirectoryBegun) -> None:
+        """Record the owner of something, and report attributes that are not stored."""
+        self._owners.add(thing.found, thing.extended)
+        if thing.extended and LEFT_OUT in thing.extended:
+            why = "they are too large, or cannot be read"
+            self._reports.not_stored(thing.path or ".", "extended attribute", why)
 
     def _meet(self, met: FileMet) -> None:
-        entry = self._entry(met.parent, met.name, met.path, met.found, met.link)
+        entry = self._entry(met.parent, met)
         if entry is None:
             if isinstance(met.content, io.FileIO):
                 met.content.close()
@@ -568,6 +590,8 @@ class TreeUpload:
         known: KnownObject | None = met.known
         if known is not None:
             self._plan.known(place, known.cap)
+            if met.extended is not known.extended:
+                self._memory.extended_read(met)
             if known.due:
                 self._in_flight.begin(0, self._check_file(place, met, known), place, stores=False)
             else:

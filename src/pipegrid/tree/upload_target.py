@@ -249,10 +249,12 @@ class KnownObject:
     Attributes:
         cap: of the file; for a directory, of the file that contains it.
         due: it must be checked before it counts as stored.
+        extended: of a file, its extended metadata as stored (``extended_metadata``); None: not known.
     """
 
     cap: ChkCap | LitCap
     due: bool = False
+    extended: dict[str, Any] | None = None
 
 
 class KnownObjects:
@@ -271,6 +273,9 @@ class KnownObjects:
 
     def file_stored(self, met: FileMet, cap: ChkCap | LitCap) -> None:
         """A file was read, and is stored."""
+
+    def extended_read(self, met: FileMet) -> None:
+        """The extended metadata of a known file was read, since it was not known."""
 
     def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
         """A directory of exactly these bytes is stored under this cap."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sqlite3
 import time
@@ -117,7 +118,7 @@ def is_due(cap: str, checked_s: float, now_s: float) -> bool:
 # Paths, names and caps are secrets, so only the owner may read the file. Two threads use it in turn: the one
 # of the walk reads, the reactor's writes.
 
-VERSION = 1
+VERSION = 2
 
 COMMIT_ROWS = 200
 COMMIT_S = 1.0
@@ -130,7 +131,8 @@ _FORGET_S = 120 * 86400.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
     path BLOB PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL,
-    inode INTEGER NOT NULL, read_ns INTEGER NOT NULL, context BLOB NOT NULL, cap TEXT NOT NULL
+    inode INTEGER NOT NULL, read_ns INTEGER NOT NULL, context BLOB NOT NULL, cap TEXT NOT NULL,
+    extended TEXT
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS directories (digest BLOB PRIMARY KEY, cap TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS objects (cap TEXT PRIMARY KEY, checked REAL NOT NULL) WITHOUT ROWID;
@@ -211,6 +213,9 @@ class Database(KnownObjects):
         if damage != "ok":
             raise sqlite3.DatabaseError(damage)
         self._connection.executescript(_SCHEMA)
+        columns = self._connection.execute("PRAGMA table_info(files)").fetchall()
+        if "extended" not in {column[1] for column in columns}:  # of version 1: it is not known
+            self._connection.execute("ALTER TABLE files ADD COLUMN extended TEXT")
         self._connection.execute(f"PRAGMA user_version={VERSION}")
 
     # Queries and records of uploads.
@@ -218,13 +223,13 @@ class Database(KnownObjects):
     def file(self, path: str, found: os.stat_result) -> KnownObject | None:
         """Return the record of a regular file, if it is unchanged."""
         row = self._ask(
-            "SELECT size, mtime_ns, ctime_ns, inode, read_ns, files.cap, checked FROM files "
+            "SELECT size, mtime_ns, ctime_ns, inode, read_ns, files.cap, checked, extended FROM files "
             "LEFT JOIN objects ON objects.cap = files.cap WHERE path = ? AND context = ?",
             (self._key(path), self._context),
         )
         if row is None or not is_unchanged(Recorded(Signature(*row[:4]), row[4]), found):
             return None
-        return self._known(row[5], row[6])
+        return self._known(row[5], row[6], row[7])
 
     def directory(self, packed: bytes) -> KnownObject | None:
         """Return the record of a directory of exactly these bytes."""
@@ -244,7 +249,7 @@ class Database(KnownObjects):
         signature = signature_of(met.found)
         text = str(cap)
         self._write(
-            "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 self._key(met.path),
                 signature.size,
@@ -254,10 +259,17 @@ class Database(KnownObjects):
                 met.began_ns,
                 self._context,
                 text,
+                _extended_text(met.extended),
             ),
         )
         self._bytes += signature.size
         self.checked(cap)
+
+    def extended_read(self, met: FileMet) -> None:
+        self._write(
+            "UPDATE files SET extended = ? WHERE path = ?",
+            (_extended_text(met.extended), self._key(met.path)),
+        )
 
     def directory_stored(self, packed: bytes, cap: ChkCap) -> None:
         self._write(
@@ -356,7 +368,9 @@ class Database(KnownObjects):
 
     # Internal.
 
-    def _known(self, text: str, checked: float | None) -> KnownObject | None:
+    def _known(
+        self, text: str, checked: float | None, extended: str | None = None
+    ) -> KnownObject | None:
         try:
             cap = parse_cap(text)
         except CapError:
@@ -364,7 +378,7 @@ class Database(KnownObjects):
         if not isinstance(cap, (ChkCap, LitCap)):
             return None
         due = isinstance(cap, ChkCap) and is_due(text, checked or 0.0, self._now())
-        return KnownObject(cap, due)
+        return KnownObject(cap, due, _extended_of(extended))
 
     def _key(self, path: str) -> bytes:
         return self._above + os.fsencode(path)
@@ -439,3 +453,18 @@ class Database(KnownObjects):
             f"the database of backups was damaged{why} and was moved to {aside}; nothing is lost, but every "
             "file is read once more"
         )
+
+
+def _extended_text(extended: dict[str, Any] | None) -> str | None:
+    """Return extended metadata as a record has it: empty if the file has none, None if it is not known."""
+    return None if extended is None else json.dumps(extended) if extended else ""
+
+
+def _extended_of(text: str | None) -> dict[str, Any] | None:
+    if not text:
+        return None if text is None else {}
+    try:
+        extended = json.loads(text)
+    except ValueError:
+        return None
+    return extended if isinstance(extended, dict) else None

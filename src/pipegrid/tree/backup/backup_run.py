@@ -12,7 +12,7 @@ import attrs
 from twisted.internet.defer import Deferred, DeferredList
 
 from pipegrid.core.caps import DirectoryCap, MutableCap
-from pipegrid.core.text import composed, printable
+from pipegrid.core.text import composed, counted, printable
 from pipegrid.errors import NotEnoughSharesError, PipegridError, RollbackError, UsageError
 from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.deferreds import gather
@@ -34,6 +34,7 @@ from pipegrid.tree.backup.catalogue_store import (
     GridCatalogues,
 )
 from pipegrid.tree.backup.retention import Retention
+from pipegrid.tree.file_metadata import KEY
 from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.local_walk import LocalWalk, own_directories
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports, TreeResult, TreeUpload
@@ -177,6 +178,7 @@ class Storing:
         self._directory = directory
         self._now = now
         self._reports = reports
+        self._say = say
         self._read_only = read_only
         self.database = Database(
             place.database,
@@ -204,10 +206,23 @@ class Storing:
             one_file_system=files.one_file_system,
             know=self.database.file,
             read=not self._read_only,
+            extended=True,
             now_ns=lambda: int(self._now() * 1e9),
         )
         upload = TreeUpload(self._grid, walk, store, self._directory, self._reports, self.database)
-        return await upload.run()
+        result = await upload.run()
+        return result if self._read_only else await self._with_owners(result, walk)
+
+    async def _with_owners(self, result: TreeResult, walk: LocalWalk) -> TreeResult:
+        """Return a stored tree whose metadata has the names of owners; report what is not stored."""
+        names, more = await self._grid.workers.run(result.owners.stored)
+        if more:
+            self._say(f"the names of {counted(more, 'owner')} are not stored, only their numbers")
+        if walk.hard_links is not None and walk.hard_links.left_out:
+            several = counted(walk.hard_links.left_out, "name")
+            self._say(f"{several} of files with several names are stored as files of their own")
+        ours = {**result.metadata.get(KEY, {}), **names}
+        return attrs.evolve(result, metadata={**result.metadata, KEY: ours})
 
 
 # Names of backups, and which directory a name belongs to; pure, except that it checks whether a directory

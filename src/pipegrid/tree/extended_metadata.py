@@ -1,0 +1,401 @@
+"""Extended metadata of a backup: attributes, access control lists, hard links, holes, names of owners."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import grp
+import hashlib
+import os
+import pwd
+import stat
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+import attrs
+
+# The stored form. An entry has these keys under ``pipegrid`` only if there is something to keep, so a tree
+# without extended metadata has the same cap with and without it:
+#
+#     "xattrs": {"user.comment": "aGVsbG8="}   names percent-encoded, values in base64
+#     "xattrs_left_out": 1                     attributes that are too large, or could not be read
+#     "hard_link": "0123456789abcdef"          the same for all names of one file
+#     "sparse": true                           the file had holes
+#
+# Access control lists are the attributes in which Linux keeps them. The metadata of the root of a run has the
+# names of owners, as ``users`` and ``groups``: {"1000": "alice"}.
+#
+# The identifier of a hard link follows from the path of the first name. A restore compares it, and derives
+# nothing else from it: so no tree can make it link to a file that is not its own.
+
+ATTRIBUTES = "xattrs"
+LEFT_OUT = "xattrs_left_out"
+HARD_LINK = "hard_link"
+SPARSE = "sparse"
+USERS = "users"
+GROUPS = "groups"
+
+ACCESS_LIST = "system.posix_acl_access"
+DEFAULT_LIST = "system.posix_acl_default"
+
+MAX_ATTRIBUTES = 256
+MAX_ATTRIBUTE_BYTES = 32 << 10
+"""Of one entry, names and values together; in base64 they fit into the metadata that readers accept."""
+
+MAX_OWNERS = 100
+"""Users, and groups, whose names a run has; others have only their numbers."""
+
+MAX_HARD_LINKS = 500_000
+"""Files with more names to come, of which a run knows that they are one file; further names are files."""
+
+HOLE_BYTES = 4096
+
+_MAX_NAME_BYTES = 255
+_MAX_OWNER_CHARACTERS = 256
+_MAX_ID = (1 << 32) - 2  # the last one means "do not change"
+_BY_POLICY = (
+    "security.selinux",
+    "security.ima",
+    "security.evm",
+    "security.SMACK64",
+    "security.apparmor",
+)
+"""Set by the policy of the system when a file is created; they belong to the machine, not to the file."""
+
+_UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
+
+
+# Reading local files.
+
+
+def read_extended(at: int | str, found: os.stat_result) -> dict[str, Any]:
+    """
+    Return the stored form of the attributes and holes of a file, directory or link; empty if it has none.
+
+    Args:
+        at: a descriptor, which is at position 0 afterwards; or a path, whose last link is not followed.
+    """
+    extended = _read_attributes(at)
+    if isinstance(at, int) and stat.S_ISREG(found.st_mode) and has_holes(at, found):
+        extended[SPARSE] = True
+    return extended
+
+
+def _read_attributes(at: int | str) -> dict[str, Any]:
+    follow = isinstance(at, int)
+    try:
+        names = os.listxattr(at, follow_symlinks=follow)
+    except OSError as error:
+        return {} if error.errno in _UNSUPPORTED else {LEFT_OUT: 1}
+    if not names:
+        return {}
+    stored: dict[str, str] = {}
+    size = left_out = 0
+    for name in sorted(names):
+        if name.startswith(_BY_POLICY):
+            continue
+        try:
+            value = os.getxattr(at, name, follow_symlinks=follow)
+        except OSError as error:
+            left_out += error.errno != errno.ENODATA  # it was removed just now
+            continue
+        raw = os.fsencode(name)
+        if len(stored) >= MAX_ATTRIBUTES or size + len(raw) + len(value) > MAX_ATTRIBUTE_BYTES:
+            left_out += 1
+            continue
+        size += len(raw) + len(value)
+        stored[quote_from_bytes(raw)] = base64.b64encode(value).decode("ascii")
+    return {
+        **({ATTRIBUTES: stored} if stored else {}),
+        **({LEFT_OUT: left_out} if left_out else {}),
+    }
+
+
+def attribute_bytes(ours: Mapping[str, Any] | None) -> int:
+    """Return about how many bytes the stored attributes of an entry take."""
+    attributes = ours.get(ATTRIBUTES) if ours else None
+    return (
+        sum(len(name) + len(value) + 8 for name, value in attributes.items()) if attributes else 0
+    )
+
+
+def has_holes(fd: int, found: os.stat_result) -> bool:
+    """
+    Return whether an open file has holes: blocks of zeros that take no space.
+
+    A file that a file system has compressed takes less space as well, but has none.
+    """
+    if found.st_blocks * 512 + HOLE_BYTES > found.st_size:
+        return False
+    try:
+        hole = os.lseek(fd, 0, os.SEEK_HOLE)
+        os.lseek(fd, 0, os.SEEK_SET)
+    except OSError:
+        return False
+    return hole < found.st_size
+
+
+class HardLinks:
+    """
+    The files of one run that have several names.
+
+    Attributes:
+        left_out: names that are stored as files of their own, since there were too many.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[
+            tuple[int, int], list[Any]
+        ] = {}  # identifier, and names that are still to come
+        self.left_out = 0
+
+    def identifier(self, found: os.stat_result, path: str) -> str | None:
+        """Return the identifier of a file with several names, the same for each; None: it is not known."""
+        key = (found.st_dev, found.st_ino)
+        known = self._open.get(key)
+        if known is None:
+            if len(self._open) >= MAX_HARD_LINKS:
+                self.left_out += 1
+                return None
+            digest = hashlib.sha256(b"hard link\0" + os.fsencode(path)).hexdigest()[:16]
+            self._open[key] = known = [digest, found.st_nlink]
+        known[1] -= 1
+        if known[1] <= 0:
+            del self._open[key]
+        identifier: str = known[0]
+        return identifier
+
+
+class OwnerNames:
+    """The owners of the files of one run, and of their access control lists."""
+
+    def __init__(self) -> None:
+        self.users: set[int] = set()
+        self.groups: set[int] = set()
+
+    def add(self, found: os.stat_result, extended: Mapping[str, Any] | None) -> None:
+        """Add the owners of a file."""
+        if len(self.users) < 10 * MAX_OWNERS:
+            self.users.add(found.st_uid)
+        if len(self.groups) < 10 * MAX_OWNERS:
+            self.groups.add(found.st_gid)
+        for name in (ACCESS_LIST, DEFAULT_LIST) if extended else ():
+            stored = extended.get(ATTRIBUTES, {}).get(name) if extended else None
+            if stored is not None and len(self.users) + len(self.groups) < 10 * MAX_OWNERS:
+                for is_user, number in _listed_owners(base64.b64decode(stored)):
+                    (self.users if is_user else self.groups).add(number)
+
+    def stored(self) -> tuple[dict[str, Any], int]:
+        """
+        Return the stored form of their names, and how many names are left out; asks the system, which may
+        take long.
+        """
+
+        def user(number: int) -> str:
+            return pwd.getpwuid(number).pw_name
+
+        def group(number: int) -> str:
+            return grp.getgrgid(number).gr_name
+
+        users, more_users = _named(self.users, user)
+        groups, more_groups = _named(self.groups, group)
+        table: dict[str, Any] = {
+            **({USERS: users} if users else {}),
+            **({GROUPS: groups} if groups else {}),
+        }
+        return table, more_users + more_groups
+
+
+def _named(numbers: set[int], ask: Callable[[int], str]) -> tuple[dict[str, str], int]:
+    named = {}
+    for number in sorted(numbers)[:MAX_OWNERS]:
+        try:
+            name = ask(number)
+        except (KeyError, OverflowError, OSError):  # it has no name
+            continue
+        if name.isprintable() and len(name) <= _MAX_OWNER_CHARACTERS:
+            named[str(number)] = name
+    return named, max(0, len(numbers) - MAX_OWNERS)
+
+
+# Access control lists: a version, and entries of a kind, permissions and the number of a user or group.
+
+_LIST_HEAD = struct.Struct("<I")
+_LIST_ENTRY = struct.Struct("<HHI")
+_LIST_VERSION = 2
+_USER, _OWNING_GROUP, _GROUP, _MASK = 2, 4, 8, 16
+
+
+def _list_entries(value: bytes) -> Iterator[tuple[int, int, int]]:
+    head = _LIST_HEAD.size
+    if len(value) < head or (len(value) - head) % _LIST_ENTRY.size:
+        return
+    if _LIST_HEAD.unpack_from(value)[0] == _LIST_VERSION:
+        yield from _LIST_ENTRY.iter_unpack(value[head:])
+
+
+def _listed_owners(value: bytes) -> Iterator[tuple[bool, int]]:
+    for kind, _, number in _list_entries(value):
+        if kind in (_USER, _GROUP):
+            yield kind == _USER, number
+
+
+def with_owners(value: bytes, user: Callable[[int], int], group: Callable[[int], int]) -> bytes:
+    """Return an access control list with other numbers of users and groups; others are unchanged."""
+    entries = [
+        (kind, bits, user(number) if kind == _USER else group(number) if kind == _GROUP else number)
+        for kind, bits, number in _list_entries(value)
+    ]
+    if not entries:
+        return value
+    return _LIST_HEAD.pack(_LIST_VERSION) + b"".join(_LIST_ENTRY.pack(*each) for each in entries)
+
+
+def group_bits(value: bytes) -> int:
+    """Return the permissions that an access control list grants to the group of the owner."""
+    bits = {kind: bits & 7 for kind, bits, _ in _list_entries(value)}
+    return bits.get(_OWNING_GROUP, 0) & bits.get(_MASK, 7)
+
+
+# Parsing what a grid says, which is untrusted input.
+
+
+@attrs.frozen
+class StoredMetadata:
+    """
+    The extended metadata of an entry.
+
+    Attributes:
+        attributes: names and values.
+        left_out: attributes that were not stored, or that make no sense.
+        hard_link: the identifier of a file with several names.
+        sparse: the file had holes.
+        user, group: numbers of its owner.
+    """
+
+    attributes: tuple[tuple[str, bytes], ...] = ()
+    left_out: int = 0
+    hard_link: str | None = None
+    sparse: bool = False
+    user: int | None = None
+    group: int | None = None
+
+
+def stored_metadata(metadata: Mapping[str, Any], ours: Any) -> StoredMetadata:
+    """
+    Return the extended metadata of an entry; a value that makes no sense is ignored.
+
+    Args:
+        metadata: of the entry.
+        ours: what PipeGrid has stored in it, perhaps nothing.
+    """
+    user, group = _number(metadata.get("st_uid")), _number(metadata.get("st_gid"))
+    if not isinstance(ours, dict) or ours.keys().isdisjoint(
+        (ATTRIBUTES, LEFT_OUT, HARD_LINK, SPARSE)
+    ):
+        return StoredMetadata(user=user, group=group)
+    attributes, wrong = _parse_attributes(ours.get(ATTRIBUTES, {}))
+    left_out = ours.get(LEFT_OUT)
+    if type(left_out) is int and 0 < left_out < 1 << 32:
+        wrong += left_out
+    link = ours.get(HARD_LINK)
+    link = link if isinstance(link, str) and len(link) == 16 else None
+    return StoredMetadata(attributes, wrong, link, ours.get(SPARSE) is True, user, group)
+
+
+def _parse_attributes(given: Any) -> tuple[tuple[tuple[str, bytes], ...], int]:
+    """Return attributes, and the number of those that make no sense."""
+    if not isinstance(given, dict):
+        return (), 1
+    found: list[tuple[str, bytes]] = []
+    size = wrong = 0
+    for quoted, text in given.items():
+        parsed = None if len(found) >= MAX_ATTRIBUTES else _parse_attribute(quoted, text)
+        if parsed is not None:
+            size += len(parsed[0]) + len(parsed[1])
+        if parsed is None or size > MAX_ATTRIBUTE_BYTES:
+            wrong += 1
+        else:
+            found.append((os.fsdecode(parsed[0]), parsed[1]))
+    return tuple(found), wrong
+
+
+def _parse_attribute(quoted: str, text: Any) -> tuple[bytes, bytes] | None:
+    if not isinstance(text, str) or len(text) > 2 * MAX_ATTRIBUTE_BYTES:
+        return None
+    try:
+        name = unquote_to_bytes(quoted) if len(quoted) <= 3 * _MAX_NAME_BYTES else b""
+        value = base64.b64decode(text.encode("ascii"), validate=True)
+    except ValueError:  # UnicodeEncodeError, too
+        return None
+    return (name, value) if 0 < len(name) <= _MAX_NAME_BYTES and b"\0" not in name else None
+
+
+def stored_names(ours: Any, key: str) -> dict[int, str]:
+    """
+    Return the names of users or groups that the metadata of a run has.
+
+    Args:
+        ours: what PipeGrid has stored in it, perhaps nothing.
+        key: ``USERS`` or ``GROUPS``.
+    """
+    given = ours.get(key) if isinstance(ours, dict) else None
+    names: dict[int, str] = {}
+    for text, name in given.items() if isinstance(given, dict) else ():
+        number = _number(int(text)) if text.isdecimal() and len(text) <= 10 else None
+        sensible = (
+            isinstance(name, str) and 0 < len(name) <= _MAX_OWNER_CHARACTERS and name.isprintable()
+        )
+        if number is not None and sensible and len(names) < MAX_OWNERS:
+            names[number] = name
+    return names
+
+
+def _number(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value <= _MAX_ID else None
+
+
+# What was lost, as users read it.
+
+
+@attrs.define
+class MetadataLoss:
+    """Of one kind of metadata: how many entries lost it, the first path, and why."""
+
+    count: int
+    path: str
+    why: str
+
+
+class MetadataLosses:
+    """
+    The metadata that could not be stored or restored.
+
+    Attributes:
+        kinds: by kind, such as ``owner``.
+    """
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, MetadataLoss] = {}
+
+    def add(self, path: str, kind: str, why: str) -> None:
+        """Count an entry that lost this kind."""
+        loss = self.kinds.get(kind)
+        if loss is None:
+            self.kinds[kind] = MetadataLoss(1, path, why)
+        else:
+            loss.count += 1
+
+    def counts(self) -> dict[str, int]:
+        """Return how many entries lost each kind."""
+        return {kind: loss.count for kind, loss in self.kinds.items()}
+
+    def sentences(self, done: str) -> list[str]:
+        """Return a clause for each kind; ``done`` is what was not done: stored or restored."""
+        return [
+            f"{kind}s of {loss.count} {'entry' if loss.count == 1 else 'entries'} not {done} ({loss.why}), "
+            f"the first: {loss.path}"
+            for kind, loss in self.kinds.items()
+        ]
