@@ -46,6 +46,7 @@ measure.links := misc.speedtest.links_check ## emulated links; a quarter of an h
 measure.many := misc.speedtest.many ## small files a second; ARGS="--beside DIR" compares
 measure.mirror := misc.speedtest.mirror ## mirroring tools in turns; half an hour
 measure.mirror-world := misc.mirror_world ## repositories of real programs, read by apt and dnf; five minutes
+measure.mount := misc.soak.mount ## a mounted gigabyte over 100 ms, and get in turns; ten minutes
 measure.peers := misc.speedtest.peers ## Tahoe-LAFS's gateway in turns
 measure.peers-mutable := misc.speedtest.peers.mutables ## the same of mutable files; five minutes
 measure.restic := misc.restic misc.speedtest.restic ## restic's tasks, and its speed with rclone in turns; eight minutes
@@ -66,10 +67,10 @@ args.pipegrid := speedtest run --output speedtest-results
 tests.interop := $(addprefix tests.interop.,introducer_grid onion_services tahoe_matrix mutable_matrix mutable_shares mutable_trips wrong_inputs foolscap_grid gateway_grids gateway_replace gateway_returns recorded_web_api round_trips storing_again tahoe_commands)
 tests.mirror := tests.interop.debmirror tests.interop.reposync
 
-MEASURE := attack backups budgets builds cold crash durability gateway-clients gateways interop large-mutable links many mirror mirror-world peers peers-mutable restic sftp soak speedtest trees
+MEASURE := attack backups budgets builds cold crash durability gateway-clients gateways interop large-mutable links many mirror mirror-world mount peers peers-mutable restic sftp soak speedtest trees
 
 .DEFAULT_GOAL := help
-.PHONY: help run-module demo test lint types trial coverage pythons prerequisites lowest newest attack backups budgets builds cold crash durability gateway-clients gateways interop large-mutable links many mirror mirror-world peers peers-mutable restic sftp soak speedtest trees buildbot magic-folder fuzz manpage format fresh clean
+.PHONY: help run-module demo test lint types trial coverage pythons prerequisites lowest newest attack backups budgets builds cold crash durability gateway-clients gateways interop large-mutable links many mirror mirror-world mount peers peers-mutable restic sftp soak speedtest trees buildbot magic-folder fuzz manpage format fresh clean
 
 help: ## this list
 	@sed -n -E -e 's/^measure\.([a-z-]+) :=.*## (.*)/\1\t\2/p' -e 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 16
@@ -193,7 +194,7 @@ format: $(INSTALLED) ## format and fix
 # The program alone, which is a fifth of what the tests need.
 $(PROGRAM): setup.cfg pyproject.toml | prerequisites
 	$(PYTHON) -m venv $(VENV)
-	$(if $(LOWEST),$(PYTHON) -m misc.lowest gateway invite mirror speedtest tor > $(VENV)/constraints.txt)
+	$(if $(LOWEST),$(PYTHON) -m misc.lowest gateway invite mirror mount speedtest tor > $(VENV)/constraints.txt)
 	$(install) .
 	$(call compile,$(VENV))
 	touch $(PROGRAM)

@@ -224,6 +224,13 @@ NEEDS = (
         "to use a gateway's SFTP",
         (*TESTS, "sftp"),
     ),
+    Need(
+        "FUSE and its library",
+        lambda: command("fusermount3")() and library("libfuse3.so.3", "libfuse3.so.4")(),
+        "fuse3",
+        "to mount backups",
+        TESTS,
+    ),
     Need("sshfs", command("sshfs"), "sshfs", "to mount a gateway", ("sftp",), True),
     Need("git", command("git"), "git", "to work on a mounted gateway", ("sftp",), True),
     Need("rsync", command("rsync"), "rsync", "to work on a mounted gateway", ("sftp",), True),

@@ -48,7 +48,8 @@ MAY_IMPORT = {
     "speedtest": _SERVERS | _CLIENTS | {"http11", "grid", "testing"},
     "buildbot": {"errors", "speedtest"},
     "gateway": _SERVERS | _CLIENTS | {"grid", "tree"},
-    "cli": _SERVERS | _CLIENTS | {"grid", "tree", "speedtest", "mirror", "gateway"},
+    "mount": _SERVERS | _CLIENTS | {"grid", "tree"},
+    "cli": _SERVERS | _CLIENTS | {"grid", "tree", "speedtest", "mirror", "gateway", "mount"},
     "__main__": {"cli"},
 }
 

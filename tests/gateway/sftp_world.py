@@ -10,8 +10,6 @@ import attrs
 from twisted.internet.defer import Deferred, succeed
 
 from pipegrid.core.caps import DirectoryCap
-from pipegrid.gateway.sftp.directory_views import DirectoryViews
-from pipegrid.gateway.sftp.file_reader import ReadSpace
 from pipegrid.gateway.sftp.file_writer import TemporarySpace, WrittenFiles
 from pipegrid.gateway.sftp.sftp_messages import (
     Fields,
@@ -24,6 +22,8 @@ from pipegrid.gateway.sftp.sftp_messages import (
 )
 from pipegrid.gateway.sftp.sftp_session import SftpSession
 from pipegrid.gateway.sftp.sftp_tree import AccountTree
+from pipegrid.tree.directory_views import DirectoryViews
+from pipegrid.tree.file_reader import ReadSpace
 from tests.gateway.gateway_world import GatewayTestCase
 
 READ, WRITE = OpenFlag.READ, OpenFlag.WRITE

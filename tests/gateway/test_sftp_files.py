@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 from pipegrid.core.caps import ChkCap
-from pipegrid.gateway.sftp import file_reader, file_writer
+from pipegrid.gateway.sftp import file_writer
 from pipegrid.gateway.sftp.sftp_messages import (
     Fields,
     FileAttributes,
@@ -17,6 +17,7 @@ from pipegrid.gateway.sftp.sftp_messages import (
     Status,
     packed_string,
 )
+from pipegrid.tree import file_reader
 from tests.gateway.sftp_world import NEW, READ, WRITE, SftpTestCase
 from tests.transfer.world import content
 

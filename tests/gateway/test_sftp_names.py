@@ -8,7 +8,6 @@ from typing import Any
 
 from pipegrid.core.caps import LitCap, UnknownCap
 from pipegrid.core.mutable.directory_edits import Edit, Link, SetMetadata
-from pipegrid.gateway.sftp import directory_views
 from pipegrid.gateway.sftp.sftp_messages import (
     Fields,
     FileAttributes,
@@ -17,7 +16,7 @@ from pipegrid.gateway.sftp.sftp_messages import (
     Status,
     packed_string,
 )
-from pipegrid.tree import directory_reading
+from pipegrid.tree import directory_reading, directory_views
 from pipegrid.tree.directory import Directory
 from tests.gateway.sftp_world import NEW, READ, WRITE, SftpTestCase
 

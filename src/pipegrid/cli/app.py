@@ -129,6 +129,7 @@ SECTIONS = {
         "pin": "cmd_forget_prune",
         "unpin": "cmd_forget_prune",
         "pins": "cmd_forget_prune",
+        "mount": "cmd_mount",
     },
     "Maintenance": {
         "check": "cmd_upkeep",

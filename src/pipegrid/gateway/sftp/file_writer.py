@@ -22,12 +22,12 @@ from twisted.internet.defer import Deferred, DeferredLock
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, MutableCap
 from pipegrid.core.mutable.directory_edits import Link, SetMetadata
 from pipegrid.errors import ChildExists
-from pipegrid.gateway.sftp.directory_views import DirectoryViews, described, entry_of
 from pipegrid.gateway.sftp.sftp_attributes import metadata_changes
 from pipegrid.gateway.sftp.sftp_messages import FileAttributes, SftpError
 from pipegrid.reactor.deferreds import Waiters
 from pipegrid.tree.directory import Directory
 from pipegrid.tree.directory_reading import Entry
+from pipegrid.tree.directory_views import DirectoryViews, described, entry_of
 from pipegrid.tree.grid_api import Grid
 
 MOST_FILES = 512

@@ -5,7 +5,6 @@ from __future__ import annotations
 import attrs
 
 from pipegrid.core.caps import DirectoryCap
-from pipegrid.gateway.sftp.file_reader import FileReader, ReadSpace
 from pipegrid.gateway.sftp.file_writer import WrittenFile
 from pipegrid.gateway.sftp.sftp_attributes import attributes_of_new
 from pipegrid.gateway.sftp.sftp_messages import (
@@ -16,6 +15,7 @@ from pipegrid.gateway.sftp.sftp_messages import (
     Status,
 )
 from pipegrid.gateway.sftp.sftp_tree import AccountTree, Path, Spot, no_such_file, shown
+from pipegrid.tree.file_reader import FileReader, ReadSpace
 
 MAX_OFFSET = 1 << 50
 """A larger offset is a mistake."""

@@ -13,13 +13,13 @@ from pipegrid.disk.private_files import PRIVATE_DIRECTORY, make_directory
 from pipegrid.errors import UsageError
 from pipegrid.gateway.gateway_settings import SftpSettings
 from pipegrid.gateway.sftp.accounts import Account, Accounts
-from pipegrid.gateway.sftp.directory_views import DirectoryViews
-from pipegrid.gateway.sftp.file_reader import ReadSpace
 from pipegrid.gateway.sftp.file_writer import TemporarySpace, WrittenFiles
 from pipegrid.gateway.sftp.sftp_session import SftpSession
 from pipegrid.gateway.sftp.sftp_tree import AccountTree
 from pipegrid.gateway.sftp.ssh_server import SftpChannel, SftpFactory, host_key
 from pipegrid.reactor.deferreds import timeout_or
+from pipegrid.tree.directory_views import DirectoryViews
+from pipegrid.tree.file_reader import ReadSpace
 from pipegrid.tree.grid_api import Grid
 
 _UNKNOWN_SPACE_BYTES = 1 << 50

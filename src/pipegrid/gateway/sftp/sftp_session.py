@@ -12,7 +12,6 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from pipegrid.errors import PipegridError
-from pipegrid.gateway.sftp.file_reader import ReadSpace
 from pipegrid.gateway.sftp.sftp_handles import (
     MAX_OFFSET,
     Handle,
@@ -52,6 +51,7 @@ from pipegrid.gateway.sftp.sftp_tree import (
     path_of_names,
     status_of_error,
 )
+from pipegrid.tree.file_reader import ReadSpace
 
 MOST_HANDLES = 1024
 """Open in one session."""

@@ -12,12 +12,6 @@ from pipegrid.core.caps import DirectoryCap, MutableCap
 from pipegrid.core.mutable.directory_edits import SetMetadata
 from pipegrid.core.text import composed, printable
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, PipegridError
-from pipegrid.gateway.sftp.directory_views import (
-    LISTED_S,
-    DirectoryViews,
-    described,
-    entry_of,
-)
 from pipegrid.gateway.sftp.file_writer import LinkPlace, WrittenFile, WrittenFiles, merged
 from pipegrid.gateway.sftp.sftp_attributes import (
     attributes_of,
@@ -28,6 +22,12 @@ from pipegrid.gateway.sftp.sftp_attributes import (
 from pipegrid.gateway.sftp.sftp_messages import FileAttributes, SftpError, Status, packed_name
 from pipegrid.tree.directory import Child, Directory, move
 from pipegrid.tree.directory_reading import Entry, Kind
+from pipegrid.tree.directory_views import (
+    LISTED_S,
+    DirectoryViews,
+    described,
+    entry_of,
+)
 from pipegrid.tree.grid_api import Grid
 
 # Paths as clients write them, and names of children that can be part of such a path.

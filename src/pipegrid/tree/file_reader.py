@@ -58,12 +58,18 @@ class ReadSpace:
     """
     Divides memory among all files that are being read.
 
+    Args:
+        ahead_bytes: how far a download may be in front of its reader.
+        reading_bytes: memory of all downloads.
+
     Attributes:
         whole_bytes: held of files that were fetched whole.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ahead_bytes: int = AHEAD_BYTES, reading_bytes: int = READING_BYTES) -> None:
         self.whole_bytes = 0
+        self._ahead_bytes = ahead_bytes
+        self._reading_bytes = reading_bytes
         self._streams: dict[_ReadAhead, None] = {}
         self._turns = DeferredSemaphore(MOST_FETCHES)
 
@@ -95,8 +101,8 @@ class ReadSpace:
     @property
     def ahead_bytes(self) -> int:
         """How far each download may be in front of its reader now."""
-        share = READING_BYTES // max(1, self.streams) - KEPT_BEHIND_BYTES
-        return min(AHEAD_BYTES, max(_FIRST_AHEAD_BYTES, share))
+        share = self._reading_bytes // max(1, self.streams) - KEPT_BEHIND_BYTES
+        return min(self._ahead_bytes, max(_FIRST_AHEAD_BYTES, share))
 
     async def fetch(self, grid: Grid, cap: Cap, start: int, length: int) -> bytes:
         """Fetch a range when its turn comes; raises as ``Grid.read`` does."""

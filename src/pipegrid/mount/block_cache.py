@@ -1,0 +1,206 @@
+"""
+Blocks of files on the local disk, so that what was read once is not fetched again.
+
+The blocks are in files without a name, which the system frees when the process ends, however it ends: a later
+process finds nothing, so there is nothing that it might trust wrongly. Each block has a checksum in memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from threading import Lock
+from typing import IO
+
+import attrs
+
+from pipegrid.core.caps import Cap
+from pipegrid.disk.private_files import make_private
+from pipegrid.errors import SinkError
+
+BLOCK_BYTES = 128 << 10
+"""The kernel reads files in requests of this size."""
+
+SLOTS = ((8 << 10, 16), (32 << 10, 16), (BLOCK_BYTES, 1))
+"""
+The sizes of slots, and the divisor of the whole cache for each. Small files and the ends of large ones go to
+the small slots; the last has what the others leave.
+"""
+
+LEAST_BYTES = 1 << 20
+"""A smaller cache would lose blocks before they are used."""
+
+BlockKey = tuple[Cap, int]
+
+
+@attrs.frozen(eq=False)
+class CachedBlock:
+    """Where a block is."""
+
+    slot: int
+    length: int
+    checksum: int
+
+
+class SlotFile:
+    """
+    A file without a name, divided into slots of one size; the least recently used block gives way.
+
+    Methods may be called in any thread.
+
+    Raises:
+        OSError: no file can be created.
+    """
+
+    def __init__(self, directory: Path, slot_bytes: int, slots: int) -> None:
+        self._slot_bytes = slot_bytes
+        self._slots = slots
+        self._lock = Lock()
+        self._blocks: OrderedDict[BlockKey, CachedBlock] = OrderedDict()
+        self._free: list[int] = []
+        self._used = 0
+        self._file: IO[bytes] = TemporaryFile(dir=directory)  # noqa: SIM115  until ``close``
+
+    def read(self, key: BlockKey) -> bytes | None:
+        """Return a block; None: it is not cached, or not any more what it was."""
+        with self._lock:
+            block = self._blocks.get(key)
+            if block is None:
+                return None
+            self._blocks.move_to_end(key)
+        try:
+            data = os.pread(self._file.fileno(), block.length, block.slot * self._slot_bytes)
+        except (OSError, ValueError):  # ValueError: it was closed meanwhile
+            data = b""
+        good = len(data) == block.length and zlib.crc32(data) == block.checksum
+        with self._lock:
+            # Another block may have taken the slot meanwhile; then this one is not listed any more.
+            if self._blocks.get(key) is not block:
+                return None
+            if not good:
+                del self._blocks[key]
+                self._free.append(block.slot)
+                return None
+        return data
+
+    def write(self, key: BlockKey, data: bytes) -> None:
+        """
+        Store a block.
+
+        Raises:
+            OSError: the disk is full, or fails; the block is not cached then.
+        """
+        with self._lock:
+            if key in self._blocks:
+                return
+            slot = self._take_slot()
+        try:
+            written = os.pwrite(self._file.fileno(), data, slot * self._slot_bytes)
+            if written != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except (OSError, ValueError) as error:
+            with self._lock:
+                self._free.append(slot)
+            if isinstance(error, ValueError):
+                return
+            raise
+        block = CachedBlock(slot, len(data), zlib.crc32(data))
+        with self._lock:
+            before = self._blocks.pop(key, None)
+            if before is not None:  # another thread has stored the same
+                self._free.append(before.slot)
+            self._blocks[key] = block
+
+    def _take_slot(self) -> int:
+        if self._free:
+            return self._free.pop()
+        if self._used < self._slots:
+            self._used += 1
+            return self._used - 1
+        if not self._blocks:  # all are being written
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        return self._blocks.popitem(last=False)[1].slot
+
+    def __contains__(self, key: BlockKey) -> bool:
+        with self._lock:
+            return key in self._blocks
+
+    def close(self) -> None:
+        """Free the space."""
+        with self._lock:
+            self._blocks.clear()
+            self._free.clear()
+        with suppress(OSError):
+            self._file.close()
+
+
+class BlockCache:
+    """
+    Blocks of immutable files, by their caps and numbers; methods may be called in any thread.
+
+    A block has ``BLOCK_BYTES``, or fewer at the end of its file. If the disk is full, blocks are not cached,
+    and everything else goes on.
+
+    Args:
+        directory: for the files; created for its owner alone if it does not exist.
+        size_bytes: of all slots together.
+        say: called once, in any thread, with a sentence, if the disk is full or fails.
+
+    Raises:
+        SinkError: no file can be created there.
+    """
+
+    def __init__(self, directory: Path, size_bytes: int, say: Callable[[str], object]) -> None:
+        self._directory = directory
+        self._say = say
+        self._said = False
+        self._files: list[tuple[int, SlotFile]] = []
+        rest = max(size_bytes, LEAST_BYTES)
+        try:
+            make_private(str(directory))
+            for slot_bytes, divisor in SLOTS:
+                part = rest if divisor == 1 else max(size_bytes, LEAST_BYTES) // divisor
+                rest -= part
+                slots = part // slot_bytes
+                self._files.append((slot_bytes, SlotFile(directory, slot_bytes, slots)))
+        except OSError as error:
+            self.close()
+            raise SinkError(
+                f"no cache can be kept in {directory}: {error.strerror}; give another directory with "
+                "--cache-dir, or none with --cache-size 0"
+            ) from error
+
+    def read(self, cap: Cap, number: int, length: int) -> bytes | None:
+        """Return a block of a file; None: it is not cached."""
+        return self._file(length).read((cap, number))
+
+    def has(self, cap: Cap, number: int, length: int) -> bool:
+        """Return whether a block of a file is cached."""
+        return (cap, number) in self._file(length)
+
+    def write(self, cap: Cap, number: int, data: bytes) -> None:
+        """Store a block, if the disk accepts it."""
+        try:
+            self._file(len(data)).write((cap, number), data)
+        except OSError as error:
+            if error.errno == errno.ENOBUFS or self._said:
+                return
+            self._said = True
+            self._say(
+                f"cannot write to the cache in {self._directory}: {error.strerror}; what does not fit is "
+                "fetched again when it is read again"
+            )
+
+    def _file(self, length: int) -> SlotFile:
+        return next(file for slot_bytes, file in self._files if length <= slot_bytes)
+
+    def close(self) -> None:
+        """Free the space."""
+        for _, file in self._files:
+            file.close()

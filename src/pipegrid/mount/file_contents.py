@@ -1,0 +1,210 @@
+"""
+The content of the files of a mounted tree: from the cache if it is there, otherwise from the grid.
+
+A file that is read in sequence is one download, which runs ahead of its reader. Small files are fetched in
+advance while a program opens the files of a directory in order.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from pipegrid.core.caps import Cap, ChkCap, LitCap, MutableCap
+from pipegrid.errors import PipegridError
+from pipegrid.mount.access_order import AccessOrder
+from pipegrid.mount.block_cache import BLOCK_BYTES, BlockCache
+from pipegrid.mount.mounted_tree import MountedPlace
+from pipegrid.reactor.deferreds import Waiters
+from pipegrid.tree.directory_views import DirectoryViews
+from pipegrid.tree.file_reader import WHOLE_BYTES, FileReader, ReadSpace
+from pipegrid.tree.grid_api import Grid
+
+AHEAD_BYTES = 16 << 20
+"""How far the download of a file may be in front of its reader; less at its beginning."""
+
+READING_BYTES = 64 << 20
+"""Memory of all downloads."""
+
+MOST_FETCHED_AHEAD = 64
+"""Small files that are fetched in advance at the same time."""
+
+
+@attrs.define(eq=False)
+class OpenedFile:
+    """
+    A file that programs have open.
+
+    Attributes:
+        cap: that reads it.
+        size: when it was opened.
+        data: the content of a file that its cap contains.
+        is_fixed: its content never changes, so that it can be cached.
+        users: how many have opened it.
+    """
+
+    cap: Cap
+    size: int
+    data: bytes | None
+    is_fixed: bool
+    reader: FileReader
+    users: int = 0
+
+
+class FileContents:
+    """
+    Reads files; call it in the reactor's thread, except ``read``.
+
+    Args:
+        cache: None: nothing is kept, and nothing fetched in advance.
+    """
+
+    def __init__(self, grid: Grid, views: DirectoryViews, cache: BlockCache | None) -> None:
+        self._grid = grid
+        self._views = views
+        self._cache = cache
+        self._space = ReadSpace(AHEAD_BYTES, READING_BYTES)
+        self._order = AccessOrder()
+        self._opened: dict[Cap, OpenedFile] = {}
+        self._ahead: dict[Cap, Waiters[bytes]] = {}
+        self._running: set[Deferred[Any]] = set()
+        self._closed = False
+
+    async def open(self, place: MountedPlace) -> OpenedFile:
+        """
+        Open a file.
+
+        Raises:
+            OSError: this is no file, or its cap does not read it.
+            PipegridError: the size of a mutable file is not known.
+        """
+        node = place.node
+        cap = node.cap
+        if node.kind == "directory":
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if node.kind != "file" or cap is None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self._fetch_ahead(place)
+        found = self._opened.get(cap)
+        if found is None:
+            if isinstance(cap, (ChkCap, LitCap)):
+                size = cap.size
+            else:
+                size = await self._grid.size(cap)
+            data = cap.data if isinstance(cap, LitCap) else None
+            reader = FileReader(self._grid, cap, size, self._space)
+            found = OpenedFile(cap, size, data, not isinstance(cap, MutableCap), reader)
+            if found.is_fixed:
+                self._opened[cap] = found
+        found.users += 1
+        return found
+
+    def release(self, file: OpenedFile) -> None:
+        """End one use of a file."""
+        file.users -= 1
+        if not file.users:
+            if self._opened.get(file.cap) is file:
+                del self._opened[file.cap]
+            file.reader.close()
+
+    def read(
+        self, file: OpenedFile, offset: int, length: int, fetch: Callable[[int, int], bytes]
+    ) -> bytes:
+        """
+        Return a range of a file, which is shorter at its end; in any thread.
+
+        Args:
+            fetch: returns a range from the grid, as ``fetch`` does.
+        """
+        end = min(offset + length, file.size)
+        if end <= offset:
+            return b""
+        if file.data is not None:
+            return file.data[offset:end]
+        if self._cache is None or not file.is_fixed:
+            return fetch(offset, end - offset)
+        first, stop = offset // BLOCK_BYTES, -(-end // BLOCK_BYTES)
+        blocks = [
+            self._cache.read(file.cap, each, _length(file, each)) for each in range(first, stop)
+        ]
+        missing = [number for number, block in enumerate(blocks, first) if block is None]
+        if missing:
+            start = missing[0] * BLOCK_BYTES
+            past = min((missing[-1] + 1) * BLOCK_BYTES, file.size)
+            fetched = fetch(start, past - start)
+            for number in range(missing[0], missing[-1] + 1):
+                at = number * BLOCK_BYTES - start
+                block = blocks[number - first] = fetched[at : at + BLOCK_BYTES]
+                if number in missing:
+                    self._cache.write(file.cap, number, block)
+        data = b"".join(block for block in blocks if block is not None)
+        begin = offset - first * BLOCK_BYTES
+        return data if len(data) == end - offset else data[begin : begin + end - offset]
+
+    async def fetch(self, file: OpenedFile, start: int, length: int) -> bytes:
+        """
+        Return a range within a file from the grid.
+
+        Raises:
+            PipegridError: the grid could not fetch it.
+        """
+        ahead = self._ahead.get(file.cap)
+        if ahead is not None:
+            with suppress(PipegridError):  # it is tried again, in the place of who needs it
+                return (await ahead.wait())[start : start + length]
+        return await file.reader.read(start, length)
+
+    # Small files in advance.
+
+    def _fetch_ahead(self, place: MountedPlace) -> None:
+        parent = place.parent
+        if parent is None or self._cache is None or self._closed:
+            return
+        names, positions = parent.names_of("file")
+        for position in self._order.opened(id(parent), positions[place.path[-1]]):
+            if position >= len(names) or len(self._ahead) >= MOST_FETCHED_AHEAD:
+                break
+            cap = parent.children[names[position]].cap
+            if (
+                isinstance(cap, ChkCap)
+                and 0 < cap.size <= WHOLE_BYTES
+                and cap not in self._ahead
+                and not self._cache.has(cap, 0, min(cap.size, BLOCK_BYTES))
+            ):
+                self._ahead[cap] = Waiters()
+                running = Deferred.fromCoroutine(self._fetch_whole(cap, self._cache))
+                self._running.add(running)
+                running.addBoth(self._has_ended, running)
+
+    def _has_ended(self, _result: object, running: Deferred[Any]) -> None:
+        self._running.discard(running)
+
+    async def _fetch_whole(self, cap: ChkCap, cache: BlockCache) -> None:
+        try:
+            data = await self._grid.read(cap)
+        except Exception as error:
+            self._ahead.pop(cap).fail(error)
+            return
+        for number in range(-(-len(data) // BLOCK_BYTES)):
+            cache.write(cap, number, data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES])
+        self._ahead.pop(cap).fire(data)
+
+    def close(self) -> None:
+        """End all downloads."""
+        self._closed = True
+        for each in list(self._running):
+            each.cancel()
+        for file in list(self._opened.values()):
+            file.reader.close()
+        self._opened.clear()
+
+
+def _length(file: OpenedFile, number: int) -> int:
+    """Return the length of a block of a file."""
+    return min(BLOCK_BYTES, file.size - number * BLOCK_BYTES)

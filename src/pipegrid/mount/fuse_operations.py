@@ -1,0 +1,288 @@
+"""
+The operations that FUSE asks for, in its threads, and their way to the reactor's thread and back.
+
+Each ends in bounded time: with a result, or with an error of the system. What fails for lack of servers
+fails at once for some seconds, so that programs that try again do not occupy all threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Protocol, TypeVar
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import TimeoutError as DeferredTimeout
+from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from pipegrid.core.text import printable
+from pipegrid.errors import PipegridError
+from pipegrid.mount.file_contents import FileContents, OpenedFile
+from pipegrid.mount.mounted_tree import MountedPath, MountedTree
+
+T = TypeVar("T")
+log = Logger()
+
+OPERATION_S = 60.0
+"""After that time an operation fails."""
+
+FAILED_S = 5.0
+"""How long what has failed is not tried again."""
+
+MOST_HANDLES = 4096
+"""Files that may be open at once."""
+
+MESSAGES_S = 10.0
+"""At most one failure is reported in this time; the others are counted."""
+
+_MOST_FAILURES = 1000
+_THREAD_S = 10.0
+
+
+class FileInfo(Protocol):
+    """What FUSE keeps of an open file."""
+
+    fh: int
+    flags: int
+    keep_cache: int
+
+
+@attrs.define(eq=False)
+class _Call:
+    """One operation: what its thread waits for."""
+
+    path: str
+    ended: threading.Event = attrs.field(factory=threading.Event)
+    running: Deferred[Any] | None = None
+    result: Any = None
+    error: int = 0
+
+
+class FailureReports:
+    """
+    Sentences about what failed, not too many.
+
+    Args:
+        say: prints a sentence.
+        clock: tells the time in seconds.
+    """
+
+    def __init__(self, say: Callable[[str], object], clock: Callable[[], float]) -> None:
+        self._say = say
+        self._clock = clock
+        self._last = float("-inf")
+        self._untold = 0
+
+    def add(self, path: str, reason: str) -> None:
+        """Report that a path could not be read."""
+        now = self._clock()
+        if now - self._last < MESSAGES_S:
+            self._untold += 1
+            return
+        more = f"; so did {self._untold} other operations" if self._untold else ""
+        self._last, self._untold = now, 0
+        self._say(f"{printable(path)[:300]} cannot be read: {reason}{more}")
+
+
+class FuseOperations:
+    """
+    The operations on a mounted tree; methods without an underscore are called in FUSE's threads.
+
+    Args:
+        reactor: in whose thread the tree is used.
+        reports: of failures.
+        ready: called in the reactor's thread when the tree is mounted.
+    """
+
+    use_ns = True
+
+    def __init__(
+        self,
+        reactor: Any,
+        tree: MountedTree,
+        contents: FileContents,
+        reports: FailureReports,
+        ready: Callable[[], object],
+    ) -> None:
+        self._threads: IReactorFromThreads = reactor
+        self._clock: IReactorTime = reactor
+        self._tree = tree
+        self._contents = contents
+        self._reports = reports
+        self._ready = ready
+        self._lock = threading.Lock()
+        self._calls: set[_Call] = set()
+        self._failed: OrderedDict[str, float] = OrderedDict()
+        self._handles: dict[int, OpenedFile] = {}
+        self._last_handle = 0
+        self._closed = False
+        self._working_directory = os.getcwd()
+
+    # The operations.
+
+    def init(self, _path: str) -> None:
+        """Note that it is mounted. libfuse has changed the working directory to that of the system."""
+        os.chdir(self._working_directory)
+        self._threads.callFromThread(self._ready)
+
+    def getattr(self, path: str, _info: FileInfo | None = None) -> dict[str, int]:
+        """Return what ``stat`` shows."""
+        return self._call(path, lambda: self._tree.attributes(_names(path)))
+
+    def readlink(self, path: str) -> str:
+        """Return the target of a link."""
+        place = self._call(path, lambda: self._tree.locate(_names(path)))
+        if place.node.kind != "link":
+            raise _system_error(errno.EINVAL)
+        return os.fsdecode(place.node.target)
+
+    def readdir(self, path: str, _handle: int) -> Iterator[tuple[str, dict[str, int], int]]:
+        """Return the names in a directory, with types and inodes."""
+        found = self._call(path, lambda: self._tree.list_directory(_names(path)))
+        yield ".", {"st_mode": stat.S_IFDIR}, 0
+        yield "..", {"st_mode": stat.S_IFDIR}, 0
+        for name, place in found:
+            yield name, {"st_mode": place.node.full_mode, "st_ino": place.inode}, 0
+
+    def open(self, path: str, info: FileInfo) -> int:
+        """Open a file for reading."""
+        if info.flags & (os.O_WRONLY | os.O_RDWR):
+            raise _system_error(errno.EROFS)
+        with self._lock:
+            if len(self._handles) >= MOST_HANDLES:
+                raise _system_error(errno.ENFILE)
+
+        async def work() -> OpenedFile:
+            return await self._contents.open(await self._tree.locate(_names(path)))
+
+        file = self._call(path, work)
+        with self._lock:
+            self._last_handle += 1
+            info.fh = self._last_handle
+            self._handles[info.fh] = file
+        info.keep_cache = file.is_fixed
+        return 0
+
+    def read(self, path: str, size: int, offset: int, info: FileInfo) -> bytes:
+        """Return a range of an open file."""
+        file = self._handles.get(info.fh)
+        if file is None:
+            raise _system_error(errno.EBADF)
+        opened = file
+
+        def fetch(start: int, length: int) -> bytes:
+            return self._call(path, lambda: self._contents.fetch(opened, start, length))
+
+        return self._contents.read(opened, offset, size, fetch)
+
+    def release(self, _path: str, info: FileInfo) -> int:
+        """Close a file."""
+        with self._lock:
+            file = self._handles.pop(info.fh, None)
+        if file is not None:
+            self._threads.callFromThread(self._contents.release, file)
+        return 0
+
+    def statfs(self, _path: str) -> dict[str, int]:
+        """Return that there is no space to write to, and the longest name."""
+        return {"f_bsize": 4096, "f_frsize": 4096, "f_namemax": 255, "f_flag": os.ST_RDONLY}
+
+    # The way to the reactor and back.
+
+    def _call(self, path: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """
+        Return the result of work in the reactor's thread.
+
+        Raises:
+            OSError: it failed, took too long, or the tree is being unmounted.
+        """
+        call = _Call(path)
+        with self._lock:
+            if self._closed:
+                raise _system_error(errno.EIO)
+            self._calls.add(call)
+        self._threads.callFromThread(self._begin, call, work)
+        ended = call.ended.wait(OPERATION_S + _THREAD_S)
+        with self._lock:
+            self._calls.discard(call)
+        if not ended:  # the reactor is too busy to end it
+            raise _system_error(errno.EIO)
+        if call.error:
+            raise _system_error(call.error)
+        found: T = call.result
+        return found
+
+    def _begin(self, call: _Call, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        if self._closed or self._failed_lately(call.path):
+            call.error = errno.EIO
+            call.ended.set()
+            return
+        call.running = Deferred.fromCoroutine(work())
+        call.running.addTimeout(OPERATION_S, self._clock)
+        call.running.addCallbacks(
+            self._succeeded, self._fail, callbackArgs=(call,), errbackArgs=(call,)
+        )
+
+    def _succeeded(self, result: Any, call: _Call) -> None:
+        if call.ended.is_set() and isinstance(result, OpenedFile):
+            self._contents.release(result)  # its thread has left
+            return
+        call.result = result
+        call.ended.set()
+
+    def _fail(self, failure: Failure, call: _Call) -> None:
+        error = failure.value
+        call.error = errno.EIO
+        if isinstance(error, OSError) and error.errno:
+            call.error = error.errno
+        elif not isinstance(error, CancelledError):
+            self._failed[call.path] = self._clock.seconds() + FAILED_S
+            while len(self._failed) > _MOST_FAILURES:
+                self._failed.popitem(last=False)
+            self._reports.add(call.path, _reason(failure))
+        call.ended.set()
+
+    def _failed_lately(self, path: str) -> bool:
+        until = self._failed.get(path)
+        if until is None:
+            return False
+        if self._clock.seconds() < until:
+            return True
+        del self._failed[path]
+        return False
+
+    def close(self) -> None:
+        """Fail everything that is running, and all that comes; in the reactor's thread."""
+        with self._lock:
+            self._closed = True
+            calls = list(self._calls)
+        for call in calls:
+            if call.running is not None:
+                call.running.cancel()
+            if not call.ended.is_set():
+                call.error = errno.EIO
+                call.ended.set()
+
+
+def _names(path: str) -> MountedPath:
+    return tuple(name for name in path.split("/") if name)
+
+
+def _reason(failure: Failure) -> str:
+    if isinstance(failure.value, DeferredTimeout):
+        return f"the grid did not return it within {OPERATION_S:.0f} seconds"
+    if isinstance(failure.value, PipegridError):
+        return str(failure.value)
+    log.failure("an operation failed unexpectedly", failure)
+    return "the mount failed unexpectedly; -v shows details"
+
+
+def _system_error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))

@@ -1,0 +1,395 @@
+"""What the paths of a mounted tree lead to, and its attributes. Nothing in it can be changed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from pipegrid.core.caps import Cap, DirectoryCap, MutableCap
+from pipegrid.core.mutable.directory_content import is_time
+from pipegrid.errors import PipegridError, SinkError
+from pipegrid.mount.access_order import AccessOrder
+from pipegrid.tree.backup.catalogue import BackupRun
+from pipegrid.tree.directory_reading import Entry
+from pipegrid.tree.directory_views import DirectoryView, DirectoryViews
+from pipegrid.tree.file_metadata import restored
+from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.local_files import local_name
+
+MountedKind = Literal["directory", "file", "link", "unreadable"]
+
+MountedPath = tuple[str, ...]
+"""Names from the mount point, as ``os.fsdecode`` gives them."""
+
+MOST_DEPTH = 1000
+"""Names in a path: a mutable directory may contain itself."""
+
+RUNS_FRESH_S = 10.0
+"""How long the list of backups is taken to be as it was read."""
+
+LATEST_NAME = "latest"
+"""In the directory of a backup, the link to its newest run."""
+
+_READ_BITS = 0o7555
+_POSITION_BITS = 18
+_TYPES = {
+    "directory": stat.S_IFDIR,
+    "file": stat.S_IFREG,
+    "link": stat.S_IFLNK,
+    "unreadable": stat.S_IFREG,
+}
+
+
+@attrs.frozen(eq=False)
+class MountedNode:
+    """
+    One file, directory or link.
+
+    Attributes:
+        kind: ``unreadable``: its cap does not read, or is of an unknown kind; it cannot be opened.
+        mode: permissions, without those to write.
+        mtime_ns: when it was changed.
+        cap: that reads it; None for links, and for the directories above the runs of backups.
+        target: of a link.
+        inside: the content of a directory that no cap reads.
+    """
+
+    kind: MountedKind
+    mode: int
+    mtime_ns: int = 0
+    cap: Cap | None = None
+    target: bytes = b""
+    inside: MountedDirectory | None = None
+
+    @property
+    def full_mode(self) -> int:
+        """Type and permissions."""
+        return _TYPES[self.kind] | self.mode
+
+    @property
+    def directory(self) -> DirectoryCap | None:
+        """The cap of the directory that this is."""
+        is_directory = self.kind == "directory" and isinstance(self.cap, DirectoryCap)
+        return self.cap if is_directory and isinstance(self.cap, DirectoryCap) else None
+
+
+@attrs.define(eq=False)
+class MountedDirectory:
+    """
+    The content of a directory.
+
+    Attributes:
+        children: by name, in the order in which they are listed.
+        is_fixed: no client can change it.
+        left_out: entries whose name no file can have, or that another one has already.
+    """
+
+    children: Mapping[str, MountedNode]
+    is_fixed: bool
+    left_out: int = 0
+    _positions: dict[str, int] = attrs.field(factory=dict, repr=False)
+    _names: dict[MountedKind, tuple[list[str], dict[str, int]]] = attrs.field(
+        factory=dict, repr=False
+    )
+
+    def position(self, name: str) -> int:
+        """Return the position of a child among all."""
+        if not self._positions:
+            self._positions = {each: number for number, each in enumerate(self.children)}
+        return self._positions[name]
+
+    def names_of(self, kind: MountedKind) -> tuple[list[str], dict[str, int]]:
+        """Return the names of the children of one kind, and their positions among them."""
+        if kind not in self._names:
+            names = [name for name, node in self.children.items() if node.kind == kind]
+            self._names[kind] = names, {name: number for number, name in enumerate(names)}
+        return self._names[kind]
+
+
+def node_of(entry: Entry) -> MountedNode:
+    """Return the node of an entry; metadata that makes no sense is ignored."""
+    metadata = entry.metadata
+    kept = restored(metadata)
+    mtime_ns = _linked_ns(metadata) if kept.mtime_ns is None else kept.mtime_ns
+    if entry.kind == "unknown":
+        return MountedNode("unreadable", 0, mtime_ns)
+    if entry.kind == "directory":
+        mode = 0o755 if kept.mode is None else kept.mode
+        return MountedNode("directory", mode & _READ_BITS, mtime_ns, entry.cap)
+    if kept.link is not None:
+        return MountedNode("link", 0o777, mtime_ns, target=kept.link)
+    mode = 0o644 if kept.mode is None else kept.mode
+    return MountedNode("file", mode & _READ_BITS, mtime_ns, entry.cap)
+
+
+def _linked_ns(metadata: Mapping[str, Any]) -> int:
+    tahoe = metadata.get("tahoe")
+    linked = tahoe.get("linkmotime") if isinstance(tahoe, dict) else None
+    return int(linked * 1e9) if is_time(linked) else 0
+
+
+def content_of(entries: Iterable[Entry], is_fixed: bool) -> MountedDirectory:
+    """
+    Return the content of a directory of a grid.
+
+    Names that are illegal, as a program may have written them, are left out, as ``restore`` leaves them out.
+    """
+    children: dict[str, MountedNode] = {}
+    left_out = 0
+    for entry in entries:
+        try:
+            name = local_name(entry.name, restored(entry.metadata).name)
+        except SinkError:
+            left_out += 1
+            continue
+        if name in children:
+            left_out += 1
+        else:
+            children[name] = node_of(entry)
+    return MountedDirectory(children, is_fixed, left_out)
+
+
+# The directories above the runs of backups.
+
+
+def directory_name(name: str, taken: Iterable[str] = ()) -> str:
+    """Return the name of the directory of a backup: its own, unless no directory can have it."""
+    shown = name.replace("/", "_").replace("\0", "_") or "_"
+    if shown in (".", ".."):
+        shown = shown.replace(".", "_")
+    shown = os.fsdecode(shown.encode("utf-8", "replace")[:200])
+    number, found = 1, shown
+    while found in taken:
+        number += 1
+        found = f"{shown}~{number}"
+    return found
+
+
+def backups_content(runs: Sequence[BackupRun]) -> MountedDirectory:
+    """Return one directory for each backup; in it one for each run, and a link to the newest."""
+    by_name: dict[str, list[BackupRun]] = {}
+    for run in runs:
+        by_name.setdefault(run.name, []).append(run)
+    backups: dict[str, MountedNode] = {}
+    for name in sorted(by_name):
+        listed = sorted(by_name[name], key=lambda run: run.at)
+        children = {run.time: _node_of_run(run) for run in listed}
+        newest = listed[-1]
+        changed_ns = _time_ns(newest)
+        target = os.fsencode(newest.time)
+        children[LATEST_NAME] = MountedNode("link", 0o777, changed_ns, target=target)
+        inside = MountedDirectory(children, is_fixed=False)
+        backups[directory_name(name, backups)] = MountedNode(
+            "directory", 0o555, changed_ns, inside=inside
+        )
+    return MountedDirectory(backups, is_fixed=False)
+
+
+def _node_of_run(run: BackupRun) -> MountedNode:
+    kept = restored(run.metadata)
+    mode = 0o755 if kept.mode is None else kept.mode
+    mtime_ns = _time_ns(run) if kept.mtime_ns is None else kept.mtime_ns
+    return MountedNode("directory", mode & _READ_BITS, mtime_ns, run.cap)
+
+
+def _time_ns(run: BackupRun) -> int:
+    return int(run.at.timestamp()) * 10**9
+
+
+class BackupsRoot:
+    """
+    The directory of all backups of a client, as it was some seconds ago at most.
+
+    Args:
+        runs: reads the list.
+        clock: tells the time in seconds.
+        say: called with a sentence if the list cannot be read again.
+    """
+
+    def __init__(
+        self,
+        runs: Callable[[], Awaitable[Sequence[BackupRun]]],
+        clock: Callable[[], float],
+        say: Callable[[str], object],
+    ) -> None:
+        self._runs = runs
+        self._say = say
+        self._clock = clock
+        self._read_at = float("-inf")
+        self._node: MountedNode | None = None
+
+    async def node(self) -> MountedNode:
+        """Return it; raises as the reading of the list does, if it was never read."""
+        if self._node is None or self._clock() - self._read_at > RUNS_FRESH_S:
+            self._read_at = self._clock()  # others use the present list meanwhile
+            try:
+                content = backups_content(await self._runs())
+            except PipegridError as error:
+                if self._node is None:
+                    raise
+                self._say(f"the list of backups cannot be read again: {error}")
+                return self._node
+            changed_ns = max((each.mtime_ns for each in content.children.values()), default=0)
+            self._node = MountedNode("directory", 0o555, changed_ns, inside=content)
+        return self._node
+
+
+# Paths.
+
+
+@attrs.frozen
+class MountedPlace:
+    """
+    What a path leads to.
+
+    Attributes:
+        path: to it.
+        parent: the directory that contains it; None for the mount point.
+    """
+
+    node: MountedNode
+    path: MountedPath
+    parent: MountedDirectory | None = None
+
+    @property
+    def inode(self) -> int:
+        """
+        The number of the file, the same in each mount of this tree.
+
+        In directories that cannot change, the numbers are in the order of the names: ``cp`` reads files in
+        the order of their numbers, which lets neighbours be fetched in advance.
+        """
+        if self.parent is None:
+            return 1
+        if not self.parent.is_fixed:
+            return _digest(self.path, 63)
+        home = _digest(self.path[:-1], 63 - _POSITION_BITS)
+        return home << _POSITION_BITS | (self.parent.position(self.path[-1]) + 1)
+
+
+def _digest(path: MountedPath, bits: int) -> int:
+    data = os.fsencode("/".join(path))
+    found = int.from_bytes(blake2b(data, digest_size=8).digest(), "big") >> (64 - bits)
+    return found | 2  # neither 0 nor that of the mount point
+
+
+class MountedTree:
+    """
+    Everything below a mount point; call it in the reactor's thread.
+
+    Directories are read when they are used, and mutable ones again some seconds later. Subdirectories
+    are read in advance while a program lists them in order.
+
+    Args:
+        root: returns the node of the mount point.
+    """
+
+    def __init__(self, grid: Grid, root: Callable[[], Awaitable[MountedNode]]) -> None:
+        self.views = DirectoryViews(grid)
+        self._root = root
+        self._content: WeakKeyDictionary[DirectoryView, MountedDirectory] = WeakKeyDictionary()
+        self._order = AccessOrder()
+        self._reading: set[Deferred[Any]] = set()
+        self._closed = False
+
+    async def locate(self, path: MountedPath) -> MountedPlace:
+        """
+        Return what a path leads to.
+
+        Raises:
+            OSError: it does not exist, or leads through what is no directory, or in a circle.
+            PipegridError: a directory could not be read.
+        """
+        if len(path) > MOST_DEPTH:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        place = MountedPlace(await self._root(), ())
+        above: set[DirectoryCap] = set()
+        for depth, name in enumerate(path, 1):
+            parent = await self.content(place.node)
+            node = parent.children.get(name)
+            if node is None:
+                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+            cap = node.directory
+            if cap is not None and isinstance(cap.file, MutableCap):
+                if cap in above:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                above.add(cap)
+            place = MountedPlace(node, path[:depth], parent)
+        return place
+
+    async def content(self, node: MountedNode) -> MountedDirectory:
+        """
+        Return the content of a directory; raises as ``locate`` does.
+        """
+        if node.inside is not None:
+            return node.inside
+        cap = node.directory
+        if cap is None:
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        view = await self.views.view(cap)
+        found = self._content.get(view)
+        if found is None:
+            is_fixed = not isinstance(cap.file, MutableCap)
+            found = self._content[view] = content_of(view.entries.values(), is_fixed)
+        return found
+
+    async def list_directory(self, path: MountedPath) -> list[tuple[str, MountedPlace]]:
+        """Return the children of a directory, by name; raises as ``locate`` does."""
+        place = await self.locate(path)
+        content = await self.content(place.node)
+        if path and place.parent is not None:
+            self._read_ahead(place.parent, path[-1])
+        return [
+            (name, MountedPlace(node, (*path, name), content))
+            for name, node in content.children.items()
+        ]
+
+    def _read_ahead(self, parent: MountedDirectory, name: str) -> None:
+        names, positions = parent.names_of("directory")
+        if name not in positions or not parent.is_fixed or self._closed:
+            return
+        for position in self._order.opened(id(parent), positions[name]):
+            cap = parent.children[names[position]].directory if position < len(names) else None
+            if cap is not None and not isinstance(cap.file, MutableCap):
+                reading = Deferred.fromCoroutine(self.views.view(cap))
+                self._reading.add(reading)
+                reading.addBoth(self._has_read, reading)
+
+    def _has_read(self, _result: object, reading: Deferred[Any]) -> None:
+        """A failure is reported when the directory is used."""
+        self._reading.discard(reading)
+
+    async def attributes(self, path: MountedPath) -> dict[str, int]:
+        """Return what ``stat`` shows, times in nanoseconds; raises as ``locate`` does."""
+        place = await self.locate(path)
+        node = place.node
+        size = len(node.target)
+        if node.kind == "file":
+            size = await self.views.size(node.cap) or 0
+        return {
+            "st_mode": node.full_mode,
+            "st_ino": place.inode,
+            "st_nlink": 1,  # of directories it says that their subdirectories are not counted
+            "st_uid": os.getuid(),
+            "st_gid": os.getgid(),
+            "st_size": size,
+            "st_blocks": -(-size // 512),
+            "st_blksize": 128 << 10,
+            "st_atime": node.mtime_ns,
+            "st_mtime": node.mtime_ns,
+            "st_ctime": node.mtime_ns,
+        }
+
+    def close(self) -> None:
+        """Stop reading in advance."""
+        self._closed = True
+        for each in list(self._reading):
+            each.cancel()
