@@ -65,6 +65,7 @@ class PluginTests(SynchronousTestCase):
             reserved_bytes=3 << 29,
             quota_bytes=2 << 30,
             introducers={"introducer-1": FURL},
+            introduces=True,
             certificate_files=(Path("/some.cert"),),
         )
         self.assertEqual(options.settings(), expected)

@@ -16,7 +16,15 @@ from pipegrid.grid.client_creation import ClientPreferences, create_client
 from pipegrid.grid.servers_yaml import IntroducerAddress, Introducers, load_introducers
 from pipegrid.grid.strict_config import read_config
 from tests.grid.introducer_support import FURL
-from tests.interop.processes import TAHOE, Process, make_node, run_pipegrid, until
+from tests.interop.processes import (
+    TAHOE,
+    Process,
+    make_node,
+    run_pipegrid,
+    start_gateway,
+    start_pipegrid_server,
+    until,
+)
 
 CODE = re.compile(r"\b[0-9]+-[a-z]+-[a-z]+\b")
 PATIENCE_S = 90
@@ -107,6 +115,17 @@ class InviteTests(SynchronousTestCase):
         _, parser = read_config(node)
         names = ("shares.needed", "shares.happy", "shares.total")
         self.assertEqual([parser.get("client", name) for name in names], ["3", "7", "10"])
+
+    def test_tahoe_finds_the_first_server(self) -> None:
+        """Where a grid begins with ``serve``: by the introducer for members, on the server's own port."""
+        server, _ = start_pipegrid_server(self.root / "alice")
+        self.addCleanup(server.stop)
+        furl = (self.root / "alice/private/members.furl").read_text().strip()
+        gateway = start_gateway(
+            self.root / "gateway", {}, (1, 1, 1), introducer=furl, servers=1, force_foolscap=True
+        )
+        self.addCleanup(gateway.stop)
+        self.assertEqual(gateway.get(gateway.put(b"x" * 1000)), b"x" * 1000)
 
     def test_tahoe_joins_without_an_introducer(self) -> None:
         """It could not find the servers; who invites it is told what is left to do."""

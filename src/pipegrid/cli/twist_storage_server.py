@@ -131,7 +131,7 @@ class Options(usage.Options):
         settings, self._options = settings_of(
             Path(self["directory"]),
             options,
-            lambda warning: log.warn("{warning}", warning=warning),
+            lambda warning: log.warn("{sentence}", sentence=warning),
         )
         return settings
 
