@@ -63,7 +63,7 @@ NOT = (
         "cli.cmd_serve",
         "cli.cmd_speedtest",
         "cli.completion",
-        "cli.remembered_options",
+        "cli.serve_record",
     ),
     *(
         "cli.mirror",

@@ -20,7 +20,7 @@ from zope.interface import implementer
 from pipegrid.disk.atomic_write import replace_file
 from pipegrid.errors import RemoteCallError, ServerRefused, UsageError
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
-from pipegrid.server import introducer_listing, introducer_registry, introducer_service
+from pipegrid.server import introducer_file, introducer_registry, introducer_service
 from pipegrid.server.introducer_node import IntroducerNode, IntroducerSettings
 from pipegrid.server.introducer_pages import IntroducerPages
 from pipegrid.server.introducer_registry import MAX_PER_CONNECTION, MAX_UNITS, UNIT_BYTES
@@ -393,7 +393,7 @@ class NodeTests(TestCase):
         await server.callRemote("publish_v2", announced(1), Referenceable())
         await subscriber.have(1)
         await self.stop()
-        self.assertEqual((self.directory / introducer_listing.LISTED_NAME).stat().st_mode & 0o77, 0)
+        self.assertEqual((self.directory / introducer_file.LISTED_NAME).stat().st_mode & 0o77, 0)
         self.assertEqual((await self.start()).furl, furl)
         client = await self.connect()
         again = Subscribed()
@@ -407,10 +407,8 @@ class NodeTests(TestCase):
 
     async def _damaged(self) -> None:
         said: list[str] = []
-        self.patch(
-            introducer_listing.log, "observer", lambda event: said.append(formatEvent(event))
-        )
-        path = self.directory / introducer_listing.LISTED_NAME
+        self.patch(introducer_file.log, "observer", lambda event: said.append(formatEvent(event)))
+        path = self.directory / introducer_file.LISTED_NAME
         path.parent.mkdir(parents=True)
         path.write_text('{"format": 1, "announcements": [')
         node = await self.start()
@@ -444,16 +442,14 @@ class NodeTests(TestCase):
 
     async def _full(self) -> None:
         said: list[str] = []
-        self.patch(
-            introducer_listing.log, "observer", lambda event: said.append(formatEvent(event))
-        )
+        self.patch(introducer_file.log, "observer", lambda event: said.append(formatEvent(event)))
 
         def full(*_: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         node = await self.start()
-        self.patch(introducer_listing, "replace_file", full)
-        path = self.directory / introducer_listing.LISTED_NAME
+        self.patch(introducer_file, "replace_file", full)
+        path = self.directory / introducer_file.LISTED_NAME
         for _ in range(2):
             node._listing._save()
             await node._listing._saved()
@@ -463,7 +459,7 @@ class NodeTests(TestCase):
             [each for each in said if "cannot" in each],
             [f"cannot write {path}: No space left on device; it is tried again"],
         )
-        self.patch(introducer_listing, "replace_file", replace_file)
+        self.patch(introducer_file, "replace_file", replace_file)
         await self.stop()
         self.assertEqual(len(json.loads(path.read_bytes())["announcements"]), 1)
 

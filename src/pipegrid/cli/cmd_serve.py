@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from pipegrid.cli import log_file, remembered_options
+from pipegrid.cli import log_file, serve_record
 from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, failure, status_of_job
 from pipegrid.cli.console import Console, columns
 from pipegrid.cli.error_report import ExitStatus, Interrupted
@@ -149,7 +149,7 @@ class ServeJob(GridJob):
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         """Serve; cancelling stops the server in order, and gives 0."""
-        lazy_modules.bring_in(log_file, remembered_options, serve, systemd)
+        lazy_modules.bring_in(log_file, serve_record, serve, systemd)
         console = invocation.console
         forget = systemd.end_without_memory()  # first, so that it logs failures of the code below
         try:
@@ -212,7 +212,7 @@ class ServeJob(GridJob):
             raise Interrupted
 
     def _started(self, invocation: Invocation, options: ServeOptions, node: StorageNode) -> None:
-        failed = remembered_options.keep(_directory(invocation), options, node)
+        failed = serve_record.keep(_directory(invocation), options._asdict(), node)
         if failed is not None:
             invocation.console.say(f"pipegrid: {failed}")
         announce(invocation.console, node)
@@ -240,7 +240,7 @@ class UsageJob(GridJob):
         from twisted.internet.task import deferLater
 
         directory = _directory(invocation)
-        options, known = self._options, remembered_options.read(directory)
+        options, known = self._options, serve_record.read(directory)
         found = {**known, **storage_server_settings.load(directory).settings}
         storage = Path(options.storage or found.get("storage") or directory / "storage")
         if not storage.is_dir():
@@ -315,10 +315,11 @@ def settings_of(
     for warning in found.warnings:
         warn(warning)
     is_moved = options.port is not None and options.location is None
-    options, notes = remembered_options.restored(directory, options, found)
-    for note in notes:
+    restored = serve_record.restored(directory, options._asdict(), found)
+    options = options._replace(**restored.values)
+    for note in restored.notes:
         warn(note)
-    if is_moved and not found.is_tahoe and remembered_options.is_known(directory):
+    if is_moved and not found.is_tahoe and serve_record.is_known(directory):
         found = found.without_detected()
     introducers = introducers_of(directory, found, options.introducers)
     settings = options.settings(directory, introducers, found)

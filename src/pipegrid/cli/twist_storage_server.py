@@ -24,7 +24,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python import usage
 
-from pipegrid.cli import remembered_options, tell_time
+from pipegrid.cli import serve_record, tell_time
 from pipegrid.cli.cmd_serve import ServeOptions, settings_of
 from pipegrid.cli.error_report import ExitStatus, sentence, status_of
 from pipegrid.cli.options import byte_space
@@ -137,7 +137,7 @@ class Options(usage.Options):
 
     def keep(self, node: StorageNode) -> None:
         """Record with which options the server has started."""
-        failed = remembered_options.keep(Path(self["directory"]), self._options, node)
+        failed = serve_record.keep(Path(self["directory"]), self._options._asdict(), node)
         if failed is not None:
             log.warn("{failed}", failed=failed)
 

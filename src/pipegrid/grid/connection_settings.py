@@ -26,7 +26,7 @@ from pipegrid.reactor.connection_policy import (
 )
 
 if TYPE_CHECKING:
-    from pipegrid.reactor.tor_process import LaunchedTor
+    from pipegrid.grid.tor_process import LaunchedTor
 
 TRUE = ("1", "yes", "true", "on")
 FALSE = ("0", "no", "false", "off")
@@ -160,8 +160,8 @@ def launched_tor(parser: SettingsFile) -> LaunchedTor:
         RefusedSetting: the library is not installed.
     """
     # Most clients start no Tor.
+    from pipegrid.grid.tor_process import LaunchedTor
     from pipegrid.reactor.tor_control import MISSING_LIBRARY
-    from pipegrid.reactor.tor_process import LaunchedTor
 
     if find_spec("txtorcon") is None:
         raise RefusedSetting(f"{MISSING_LIBRARY}; or set [tor] socks.port; {_SENT}")

@@ -245,15 +245,25 @@ class FileGrid:
             limits=limits,
             download_settings=DownloadSettings(max_segment_bytes=max_segment_bytes),
         )
-        if starting is not None:
-            try:
-                await starting
-            except BaseException as error:
-                await grid.close()
-                if isinstance(error, ConnectionError):
-                    raise UsageError(str(error)) from None
-                raise
+        await grid._proxy_started(starting)
         return grid
+
+    async def _proxy_started(self, starting: Deferred[None] | None) -> None:
+        """
+        Return when a proxy that the settings start can be used, or close the grid.
+
+        Raises:
+            UsageError: the proxy does not start.
+        """
+        if starting is None:
+            return
+        try:
+            await starting
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, ConnectionError):
+                raise UsageError(str(error)) from None
+            raise
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -32,7 +32,6 @@ from pipegrid.grid.client_paths import (
 )
 from pipegrid.grid.server_registry import ServerRegistry, Warnings
 from pipegrid.grid.servers_yaml import ConnectionOptions, Windows, open_server
-from pipegrid.reactor.connection_policy import Find
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers, Workers
 from pipegrid.transfer.peers import Peer
@@ -130,13 +129,7 @@ def open_grid(
             + "".join(f" ({warning})" for warning in warnings()[:1]).strip()
         )
     discovery, tub = _discover(reactor, config, members, warnings) if introducers else (None, None)
-    start = config.connections.starting
-    starting = None if start is None else Deferred.fromCoroutine(_call(start, reactor))
-    if discovery is not None:
-        if starting is None:
-            discovery.start()
-        else:  # an introducer would count as unreachable before
-            starting.addBoth(_after(discovery.start))
+    starting = _start(reactor, config, discovery)
 
     async def close() -> None:
         if ahead is not None:
@@ -358,16 +351,24 @@ def _discover(
     return discovery, tub
 
 
-async def _call(start: Find, reactor: Any) -> None:
-    await start(reactor)
+def _start(
+    reactor: IReactorTime, config: GridConfig, discovery: Discovery | None
+) -> Deferred[None] | None:
+    """Start a proxy, if the settings say so, and then the discovery; see ``Opened.starting``."""
+    find = config.connections.starting
+    if find is None:
+        if discovery is not None:
+            discovery.start()
+        return None
 
+    async def start() -> None:
+        try:
+            await find(reactor)
+        finally:
+            if discovery is not None:  # an introducer would count as unreachable before
+                discovery.start()
 
-def _after(then: Callable[[], None]) -> Callable[[Any], Any]:
-    def called(result: Any) -> Any:
-        then()
-        return result
-
-    return called
+    return Deferred.fromCoroutine(start())
 
 
 def _workers(reactor: Any, tracer: Tracing | None) -> CpuWorkers:

@@ -20,7 +20,7 @@ from pipegrid.server.fair_scheduler import FairTurns
 from pipegrid.server.foolscap.broker import HeldMemory
 from pipegrid.server.foolscap.port import FoolscapPort
 from pipegrid.server.identity import INTRODUCER_FURL_NAME
-from pipegrid.server.introducer_listing import ListingFile
+from pipegrid.server.introducer_file import ListingFile
 from pipegrid.server.introducer_pages import IntroducerPages
 from pipegrid.server.introducer_service import IntroducerService, LimitedLog
 from pipegrid.server.listener import (

@@ -35,6 +35,7 @@ from pipegrid.server.foolscap.port import FoolscapPort, ServedObject
 from pipegrid.server.foolscap.remote_objects import FoolscapStorage
 from pipegrid.server.gbs.http_connection import GbsSite
 from pipegrid.server.gbs.storage_operations import GbsService
+from pipegrid.server.introducer_file import MembersIntroducer
 from pipegrid.server.listener import (
     MAX_CLOSING,
     MAX_CONNECTIONS,
@@ -42,7 +43,6 @@ from pipegrid.server.listener import (
     PortListener,
     ProtocolDetector,
 )
-from pipegrid.server.members_introducer import MembersIntroducer
 from pipegrid.server.onion_service import OnionService, OnionSettings, check_onion_port
 from pipegrid.server.server_certificates import LOOK_S, CertificateWatch
 from pipegrid.storage.lease_clock import NonDecreasingDate, look, why_wrong
@@ -472,22 +472,9 @@ class StorageNode:
             who = identity.load_or_create(self.settings.directory)
             self._node_lock = lock_node(self.settings.directory, self.settings.read_only)
             self._store.slots.node_id = who.tub_id
-            service = GbsService(self._store, self._durability, who.swissnum)
-            connections = min(self.settings.max_connections, raise_file_limit())
-            self._server = GbsSite(service, self._reactor)
-            more = {}
-            if self._hosts_introducer():
-                self._members = MembersIntroducer(
-                    self._reactor, self.settings.directory, self._workers
-                )
-                more[self._members.secret] = self._members.service
-            self._foolscap = _foolscap_port(who, service, self._server.note_hostile, more)
-            crowd: ConnectionLimits[ProtocolDetector] = ConnectionLimits(
-                connections, self.settings.max_per_address, MAX_CLOSING
-            )
-            self._front = PortListener(
-                self._server, who.contexts(), self._reactor, self._foolscap, crowd
-            )
+            service = self._make_port(who)
+            assert self._foolscap is not None
+            assert self._server is not None
             for text in self.settings.port.split(","):
                 await self._listen(endpoint_text(text.strip()), self._front)
             self.listening_port = getattr(self._ports[0].getHost(), "port", 0)
@@ -508,13 +495,7 @@ class StorageNode:
             await self._stop()
             raise
         if alone:
-            self._every(HOUSEKEEPING_S, "unfinished uploads given up", self._store.expire_uploads)
-            if self._store.usage is not None:
-                self._every(HOUSEKEEPING_S, "shares counted", self._store.count_usage)
-        expiry = self.settings.expiry
-        if expiry is not None and alone:
-            collect = LeaseCollector(self._store, self.storage, expiry, self._date)
-            self._every(COLLECTION_S, "expired shares removed", collect)
+            self._keep_house()
         self._alive = systemd.stay_alive(self._reactor)
         self._serves = True
         systemd.notify(systemd.READY)
@@ -525,6 +506,34 @@ class StorageNode:
         )
         self._warn_of_surroundings()
         return self
+
+    def _make_port(self, who: identity.Identity) -> GbsService:
+        """Make all that serves connections; returns what serves the requests of GBS."""
+        service = GbsService(self._store, self._durability, who.swissnum)
+        connections = min(self.settings.max_connections, raise_file_limit())
+        self._server = GbsSite(service, self._reactor)
+        more = {}
+        if self._hosts_introducer():
+            self._members = MembersIntroducer(self._reactor, self.settings.directory, self._workers)
+            more[self._members.secret] = self._members.service
+        self._foolscap = _foolscap_port(who, service, self._server.note_hostile, more)
+        crowd: ConnectionLimits[ProtocolDetector] = ConnectionLimits(
+            connections, self.settings.max_per_address, MAX_CLOSING
+        )
+        self._front = PortListener(
+            self._server, who.contexts(), self._reactor, self._foolscap, crowd
+        )
+        return service
+
+    def _keep_house(self) -> None:
+        """Do regularly what only one server of a storage directory may do."""
+        self._every(HOUSEKEEPING_S, "unfinished uploads given up", self._store.expire_uploads)
+        if self._store.usage is not None:
+            self._every(HOUSEKEEPING_S, "shares counted", self._store.count_usage)
+        expiry = self.settings.expiry
+        if expiry is not None:
+            collect = LeaseCollector(self._store, self.storage, expiry, self._date)
+            self._every(COLLECTION_S, "expired shares removed", collect)
 
     async def _start_proxy(self) -> None:
         """Start what connections to introducers go through, if the settings say that it is started."""

@@ -81,7 +81,7 @@ class LaunchedTor:
         return () if self._control is None else (self._control,)
 
     def stop(self) -> None:
-        """End it."""
+        """End it at once; the next connection starts another."""
         self._socks, self._control = (), None
         protocol, self._protocol = self._protocol, None
         if protocol is not None:

@@ -22,7 +22,6 @@ from pipegrid.grid.servers_yaml import read_bounded
 from pipegrid.server.onion_service import KEY_NAME
 
 if TYPE_CHECKING:
-    from pipegrid.cli.cmd_serve import ServeOptions
     from pipegrid.grid.storage_server_settings import ServerDirectory
     from pipegrid.server.serve import StorageNode
 
@@ -52,22 +51,25 @@ _ANY_PORT = re.compile(r"\A(?:tcp:)?(?:port=)?0(?=[:,]|\Z)")
 
 class RestoredOptions(NamedTuple):
     """
-    The options of a start.
+    What a start takes from the last one.
 
     Attributes:
-        options: those given, and for the others those of the last start.
-        notes: sentences about what differs from the command line, from the last start and the settings.
+        values: of options that are not given now, by their names.
+        notes: sentences about these, and about given options that the settings contradict.
     """
 
-    options: ServeOptions
+    values: dict[str, Any]
     notes: list[str]
 
 
-def restored(directory: Path, options: ServeOptions, found: ServerDirectory) -> RestoredOptions:
+def restored(
+    directory: Path, options: Mapping[str, Any], found: ServerDirectory
+) -> RestoredOptions:
     """
-    Return the options of a start, with those of the last one where neither it nor the settings say otherwise.
+    Return the options of the last start where neither this one nor the settings say otherwise.
 
     Args:
+        options: those of the command line, by their names.
         found: the settings of the directory.
 
     Raises:
@@ -94,7 +96,7 @@ def restored(directory: Path, options: ServeOptions, found: ServerDirectory) -> 
             f"for this start alone, since the settings in {directory} say otherwise: {_shown(once)}"
         )
     used = {name: tuple(value) if name == "introducers" else value for name, value in used.items()}
-    return RestoredOptions(options._replace(**used), notes)
+    return RestoredOptions(used, notes)
 
 
 def fixed_by(found: ServerDirectory) -> dict[str, Any]:
@@ -113,9 +115,12 @@ def fixed_by(found: ServerDirectory) -> dict[str, Any]:
     return said
 
 
-def keep(directory: Path, options: ServeOptions, node: StorageNode) -> str | None:
+def keep(directory: Path, options: Mapping[str, Any], node: StorageNode) -> str | None:
     """
     Record the options with which a server has started, for later starts.
+
+    Args:
+        options: those given and restored, by their names.
 
     Returns:
         a sentence if that failed, or if others were recorded.
@@ -169,13 +174,13 @@ def read(directory: Path) -> dict[str, Any]:
             f"cannot understand {path}; restore it, or remove it and give the options of the server again"
         )
     if not all(isinstance(each, str) for each in values.get("introducers", [])):
-        raise UsageError(f"cannot understand {path}: its introducers are no texts; restore it")
+        raise UsageError(f"cannot understand {path}: its introducers must be texts; restore it")
     return values
 
 
-def _given(options: ServeOptions) -> dict[str, Any]:
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are remembered, and were given."""
-    values = {name: getattr(options, name) for name in _KINDS}
+    values = {name: options[name] for name in _KINDS}
     values = {name: value for name, value in values.items() if value not in (None, ())}
     if "introducers" in values:
         values["introducers"] = list(values["introducers"])

@@ -1,7 +1,14 @@
-"""What an introducer has listed, in a file for its next process."""
+"""
+What an introducer has listed, in a file for its next process; and the introducer at a storage server.
+
+A storage server is an introducer for the members of a grid that has no other. It has the server's port and
+key, and a secret of its own, so invitations name it as any introducer: servers that join later announce
+themselves there, and so reach those who joined before.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +22,10 @@ from pipegrid.disk.safe_open import read_file
 from pipegrid.reactor.deferreds import Timer
 from pipegrid.reactor.workers import Workers
 from pipegrid.server import identity
-from pipegrid.server.introducer_service import IntroducerService
+from pipegrid.server.identity import MEMBERS_FURL_NAME, Identity
+from pipegrid.server.introducer_registry import RefusedAnnouncement
+from pipegrid.server.introducer_service import IntroducerService, LimitedLog
+from pipegrid.wire.announcements import Signed
 
 LISTED_NAME = "private/introducer-announcements.json"
 """What is listed, for the next process. Tahoe-LAFS does not read it: its introducer keeps nothing."""
@@ -29,6 +39,8 @@ SAVE_AFTER_S = 1.0
 SAVES_APART_S = 30.0
 SAVE_TIMES_S = 600.0
 """How often the file is written although nothing has changed but the times in it."""
+
+_HERE = "127.0.0.1"
 
 log = Logger()
 
@@ -164,3 +176,60 @@ class ListingFile:
             done: Deferred[None] = Deferred()
             self._saving.addBoth(lambda _: done.callback(None))
             await done
+
+
+class MembersIntroducer:
+    """
+    The introducer of a storage server.
+
+    Args:
+        directory: the server's.
+        workers: write what is listed.
+
+    Attributes:
+        service: the object that its fURL leads to.
+        secret: the last part of that fURL.
+
+    Raises:
+        UsageError: a file in the directory is damaged, or cannot be read.
+    """
+
+    def __init__(self, reactor: Any, directory: Path, workers: Workers) -> None:
+        self._directory = directory
+        self._log_limit = LimitedLog(reactor)
+        self.service = IntroducerService(reactor, self._log_limit)
+        known = identity.load_furl(directory, MEMBERS_FURL_NAME)
+        self.secret = identity.new_swissnum() if known is None else known.swissnum
+        self._listing = ListingFile(reactor, self.service, directory, workers)
+        self._listing.restore()
+
+    def start(self, who: Identity, hints: Sequence[str]) -> None:
+        """
+        Write the fURL, which invitations name, and keep what is listed.
+
+        Args:
+            who: the server's key.
+            hints: the addresses of the server.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        furl = who.furl(hints, self.secret)
+        identity.keep_furl(self._directory, furl, MEMBERS_FURL_NAME)
+        self._listing.start()
+
+    def list_own(self, signed: Signed) -> None:
+        """List the server that it runs at, as others are by their announcements."""
+        try:
+            self.service.registry.publish(signed, self, _HERE)
+        except RefusedAnnouncement as error:
+            log.warn("the server is not listed by its own introducer: {error}", error=str(error))
+
+    def refuse(self, reason: str) -> None:
+        """Log that the server itself has been displaced by others."""
+        log.warn("its own introducer does not list the server: {reason}", reason=reason)
+
+    async def stop(self) -> None:
+        """Stop its timers, and write what is listed for the next process."""
+        self._log_limit.stop()
+        await self._listing.stop()
