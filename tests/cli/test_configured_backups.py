@@ -78,6 +78,7 @@ class ConfiguredTests(ProcessTestCase):
             ("metrics-file = m.txt", "does not end in .prom"),
             ("grid = other", "has no setting grid"),
             ("all = yes", "has no setting all"),
+            ("as =\n a\n b", "[backup x]: give one NAME and one ALIAS:PATH with --as"),
             ("as = docs", "[backup docs] and [backup x] have the same name 'docs'"),
             ("[backup]", "there is no section [backup] (did you mean backup NAME?)"),
             ("[bakup y]", "there is no section [bakup y]"),

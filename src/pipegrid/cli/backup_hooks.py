@@ -92,15 +92,16 @@ async def run_hook(
     assert process.stdout is not None
     with process.stdout:
         output = _Output(process.stdout.fileno())
+        ended = False
         try:
             ended = await _wait(reactor, process, output, time_limit_s)
             if not ended:
                 _send(process, signal.SIGTERM)
                 await _wait(reactor, process, output, _ENDING_S)
         finally:
-            if process.poll() is None:
+            if not ended:  # also what the shell has left behind
                 _send(process, signal.SIGKILL)
-                process.wait()
+            process.wait()
         output.read()
     problem = None if ended else f"it did not end within {time_limit_s:g} s, and was ended"
     if ended and process.returncode:
@@ -116,7 +117,7 @@ async def _wait(
     """Wait for the end of a process, and read its output meanwhile; returns whether it has ended."""
     until_s = reactor.seconds() + time_limit_s
     pause_s = _SHORTEST_PAUSE_S
-    while process.poll() is None:
+    while not _has_ended(process):
         if reactor.seconds() >= until_s:
             return False
         pause_s = _SHORTEST_PAUSE_S if output.read() else min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -126,6 +127,11 @@ async def _wait(
             _send(process, signal.SIGTERM)
             raise
     return True
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a process has ended; until it is waited for, its number is that of its group alone."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _send(process: subprocess.Popen[bytes], number: int) -> None:

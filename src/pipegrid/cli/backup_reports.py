@@ -192,7 +192,7 @@ class ReportedJob(GridJob):
         if starting is not None:
             starting.cancel()
         outcome.status = ExitStatus(status)
-        if status == ExitStatus.INTERRUPTED or invocation.console.results.reader_left:
+        if status == ExitStatus.INTERRUPTED:
             return status
         outcome.elapsed_s = reactor.seconds() - began_s
         return await status_of_job(invocation.console, self._report(invocation, reactor))

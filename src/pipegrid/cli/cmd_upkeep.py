@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import date, timedelta
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -147,7 +147,7 @@ class SampledPart:
         """Record the part as verified, and report until when the round lasts."""
         state = self._rounds.finish(self.part.width)
         left = state.runs_left(self.part.width)
-        until = datetime.date.today() + datetime.timedelta(days=left)
+        until = date.today() + timedelta(days=left)
         count, percent = self.part.verified, float(self._percent)
         fields = {"percent": percent, "verified": count, "runs_left": left, "until": f"{until}"}
         ends = f"{counted(left, 'run')}: if they are nightly, until {until}"

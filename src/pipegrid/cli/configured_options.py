@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,8 +162,8 @@ class ConfiguredCommand(click.Command):
         made = [(each.name, *self._context(ctx, invocation, args, each)) for each in sections]
         self._check_names(made)
         jobs = []
-        for name, context, own in made:
-            with context:
+        for section, (name, context, own) in zip(sections, made, strict=True):
+            with context, _of_section(section):
                 job = super().invoke(context)
             jobs.append((name, job, own))
         ctx.meta[_JOB] = SectionsJob(jobs)
@@ -174,20 +175,15 @@ class ConfiguredCommand(click.Command):
         """Return the parsed options of one section, with its own limits."""
         own = copy.copy(invocation)
         own.places = section.where
-        try:
+        stored = ["--", *section.directories] if section.directories else []
+        with _of_section(section):
             context = self.make_context(
                 ctx.info_name,
-                [*args, *(("--",) if section.directories else ()), *section.directories],
+                [*args, *stored],
                 parent=ctx.parent,
                 obj=own,
                 default_map=section.values,
             )
-        except click.MissingParameter as error:
-            if isinstance(error.param, click.Argument):
-                raise UsageError(
-                    f"{section.where['']} has no setting 'directory'; add what is stored"
-                ) from None
-            raise
         return context, own
 
     def _check_names(self, made: Sequence[tuple[str, click.Context, Invocation]]) -> None:
@@ -257,6 +253,23 @@ class ConfiguredCommand(click.Command):
 
 
 _JOB = "pipegrid.configured.job"
+
+
+@contextmanager
+def _of_section(section: BackupSection) -> Iterator[None]:
+    """Name the section in errors of the command, except where they name a setting."""
+    try:
+        yield
+    except click.MissingParameter as error:
+        if isinstance(error.param, click.Argument):
+            text = f"{section.where['']} has no setting 'directory'; add what is stored"
+            raise click.UsageError(text) from None
+        raise
+    except click.UsageError as error:
+        text = error.format_message().rstrip(".")
+        if any(text.startswith(place) for place in section.where.values()) or text.startswith("$"):
+            raise
+        raise click.UsageError(f"{section.where['']}: {text}") from None
 
 
 def _params_of(add: Callable[[Any], Any]) -> list[click.Parameter]:
