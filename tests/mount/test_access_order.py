@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mount.access_order import MOST_AHEAD, AccessOrder
+from pipegrid.mount.mounted_tree import MOST_AHEAD, AccessOrder
 
 
 class AccessOrderTests(SynchronousTestCase):

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from pipegrid.mount import mount_point
+from pipegrid.speedtest.child_processes import Servers
 from tests.cli.processes import TIMEOUT_S, ProcessTestCase
 from tests.transfer.world import content
 
@@ -209,13 +210,38 @@ class EndingTests(MountTestCase):
         """Programs that are in it, or have files open, do not keep it; their next read fails."""
         self.run_command("backup", "src")
         process = self.mount("point")
-        with (self.point / "src/latest/large").open("rb", 0) as file:
-            self.assertEqual(file.read(10), (self.source / "large").read_bytes()[:10])
+        fd = os.open(self.point / "src/latest/large", os.O_RDONLY)
+        self.assertEqual(os.read(fd, 10), (self.source / "large").read_bytes()[:10])
+        process.terminate()
+        self.assertIn("programs still had files open there", self.ended(process))
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        self.assertRaises(OSError, os.pread, fd, 10, 2_000_000)
+        self.assertRaises(OSError, os.close, fd)
+
+    def test_reads_that_wait(self) -> None:
+        """They fail when the tree is unmounted, which does not wait for servers that never answer."""
+        servers = Servers(1)
+        servers.__enter__()
+        self.addCleanup(servers.__exit__, None, None, None)
+        client = ("-d", str(servers.client))
+        self.run_command(*client, "backup", "src")
+        process = self.mount(*client, "point")
+        path = self.point / "src/latest/large"
+        self.assertEqual(path.stat().st_size, 3_000_000)
+        for server in servers.processes:
+            server.send_signal(signal.SIGSTOP)
+            self.addCleanup(server.send_signal, signal.SIGCONT)
+        with subprocess.Popen(
+            ["cat", path], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        ) as cat:
+            self.addCleanup(cat.kill)
+            time.sleep(0.5)
+            self.assertIsNone(cat.poll())
+            began_s = time.monotonic()
             process.terminate()
-            err = self.ended(process)
-            self.assertIn("programs still had files open there", err)
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            self.assertRaises(OSError, os.pread, file.fileno(), 10, 2_000_000)
+            self.ended(process)
+            self.assertLess(time.monotonic() - began_s, 30)
+            self.assertEqual(cat.wait(TIMEOUT_S), 1)
 
     def test_killed(self) -> None:
         """The next mount frees the mount point, says so, and works."""

@@ -13,9 +13,9 @@ from pipegrid.cli.command_job import GridJob, ReactorGridJob
 from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.options import (
     EMPTY_NAME,
+    any_path,
     byte_space,
     gathered,
-    grid_path,
     reading_options,
     usage_error,
 )
@@ -44,7 +44,7 @@ class MountOptions(NamedTuple):
 
 
 @click.command(name="mount")
-@click.argument("arguments", nargs=-1, metavar="[CAP[/PATH]] DIR", shell_complete=grid_path)
+@click.argument("arguments", nargs=-1, metavar="[CAP[/PATH]] DIR", shell_complete=any_path)
 @click.option(
     "--cache-size",
     "cache_bytes",

@@ -18,9 +18,8 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, ChkCap, LitCap, MutableCap
 from pipegrid.errors import PipegridError
-from pipegrid.mount.access_order import AccessOrder
 from pipegrid.mount.block_cache import BLOCK_BYTES, BlockCache
-from pipegrid.mount.mounted_tree import MountedPlace
+from pipegrid.mount.mounted_tree import AccessOrder, MountedPlace
 from pipegrid.reactor.deferreds import Waiters
 from pipegrid.tree.directory_views import DirectoryViews
 from pipegrid.tree.file_reader import WHOLE_BYTES, FileReader, ReadSpace

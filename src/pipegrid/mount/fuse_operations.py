@@ -213,6 +213,7 @@ class FuseOperations:
         with self._lock:
             self._calls.discard(call)
         if not ended:  # the reactor is too busy to end it
+            call.ended.set()
             raise _system_error(errno.EIO)
         if call.error:
             raise _system_error(call.error)
