@@ -9,6 +9,19 @@ from pathlib import Path
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 
+def mount_ramfs(case: SynchronousTestCase, place: Path) -> None:
+    """Mount a file system in memory, which has no extended attributes, until the test's end."""
+    if os.geteuid():
+        raise SkipTest("only root can mount a file system")
+    place.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        ["mount", "-t", "ramfs", "ramfs", str(place)], capture_output=True, check=False, text=True
+    )
+    if done.returncode:
+        raise SkipTest(f"mount: {done.stderr.strip()}")
+    case.addCleanup(subprocess.run, ["umount", "-l", str(place)], check=False)
+
+
 def mounted_ext4(
     case: SynchronousTestCase, kib: int, *, block: int = 4096, without: str = ""
 ) -> Path:

@@ -39,6 +39,7 @@ from pipegrid.tree.file_metadata import entry_metadata
 from pipegrid.tree.metadata_restore import ExtendedRestore, LinkedFiles, holes_in
 from pipegrid.tree.tree_download import TreeGetResult
 from pipegrid.tree.tree_upload import TreeReports
+from tests.images import mount_ramfs
 from tests.scratch import scratch_directory
 from tests.tree.test_download import TreeTestCase, kept
 
@@ -472,6 +473,20 @@ class BackupAndRestoreTests(TreeTestCase):
                 self.assertEqual(self.restore(done).not_restored.counts(), counts)
         self.assertEqual(self.restore(done).not_restored.counts(), {})
         self.assertEqual(attributes_of(self.target / "a")[ACCESS], access_list())
+
+    def test_a_real_file_system_without(self) -> None:
+        """It has owners and hard links: those come back, and the rest is reported."""
+        os.setxattr(self.write("a"), "user.a", b"1")
+        os.setxattr(self.source / "a", ACCESS, access_list())
+        os.chown(self.source / "a", 1234, 4321)
+        os.link(self.source / "a", self.source / "b")
+        done = self.backup()
+        mount_ramfs(self, self.target)
+        result = self.restore(done)
+        counts = {"extended attribute": 1, "access control list": 1}
+        self.assertEqual(result.not_restored.counts(), counts)
+        self.assertIn("the file system has none", str(result.not_restored.sentences("restored")))
+        self.assertEqual((self.inodes("a", "b"), (self.target / "a").stat().st_uid), (1, 1234))
 
     def test_inherited_lists(self) -> None:
         """A directory in place gives new files its list: they get what was stored, so none."""
