@@ -130,6 +130,8 @@ SECTIONS = {
         "unpin": "cmd_forget_prune",
         "pins": "cmd_forget_prune",
         "mount": "cmd_mount",
+        "find": "cmd_find_diff",
+        "diff": "cmd_find_diff",
     },
     "Maintenance": {
         "check": "cmd_upkeep",

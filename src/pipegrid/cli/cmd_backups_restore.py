@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from pipegrid.cli import cap_file, cap_lookup, tree_transfers
+from pipegrid.cli import cap_file, cap_lookup, restore_run, tree_transfers
 from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
@@ -141,6 +141,18 @@ class RestoreOptions(NamedTuple):
     numeric_owner: bool
     no_owner: bool
     max_paths: int | None
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+    dry_run: bool
+    delete: bool
+    yes: bool
+
+    @property
+    def choice(self) -> restore_run.RestoreChoice:
+        """What is restored, and whether other files are removed."""
+        return restore_run.RestoreChoice(
+            self.include, self.exclude, self.dry_run, self.delete, self.yes
+        )
 
 
 @click.command(name="restore")
@@ -151,7 +163,7 @@ class RestoreOptions(NamedTuple):
     required=True,
     type=click.Path(readable=False),
     metavar="DIR",
-    help="Directory to write to.",
+    help="Directory to write to; '-' writes the file at PATH to standard output.",
 )
 @click.option("--as", "name", metavar="NAME", help="The backup to restore, if there are several.")
 @click.option(
@@ -167,6 +179,30 @@ class RestoreOptions(NamedTuple):
 @exact_modes_option("[default: permissions, and the set-group-ID and sticky bits of directories]")
 @owner_options
 @max_paths_option("20000000")
+@click.option(
+    "--include",
+    multiple=True,
+    metavar="PATTERN",
+    help="Restore only what matches, as '*.jpg' or 'docs/', directories with all their content. Repeatable.",
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="PATTERN",
+    help="Do not restore what matches, as of 'backup --exclude'. Repeatable.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print what would be written, replaced and removed; read no file and change nothing.",
+)
+@click.option(
+    "--delete",
+    is_flag=True,
+    help="When all is restored, remove from DIR what the run does not have; it is shown first, and a "
+    "terminal asks.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask before --delete removes something.")
 @limit_options
 @grid_options
 @gathered("options", RestoreOptions)
@@ -177,11 +213,12 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
     A file or link at PATH is written to DIR under its own name, a directory's entries under theirs. CAP is
     what 'backup' printed, and works on any machine that reaches the servers; ALIAS:some/path as given to
     'backup --as' works, too. Without CAP, a run of this client's backups is restored. PATH may begin with a
-    run, NAME@TIME:some/path, as 'backups' prints it. Existing files that
-    have not changed are not fetched again, and nothing is removed. Permissions are restored whatever the
-    umask is; for a tree that another person has stored use 'get -r'. Owners, access control lists,
-    extended attributes, hard links and holes are restored as well. What cannot be restored is reported.
+    run, NAME@TIME:some/path, as 'backups' prints it. Existing files that have not changed are not fetched
+    again, and nothing is removed without --delete. Permissions are restored whatever the umask is; for a
+    tree that another person has stored use 'get -r'. Owners, access control lists, extended attributes, hard
+    links and holes are restored as well. What cannot be restored is reported.
     """
+    _check_options(options)
     if options.output == "":
         raise usage_error(f"-o: {EMPTY_NAME}")
     if options.numeric_owner and options.no_owner:
@@ -199,6 +236,8 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
     name, at = options.name, options.at
     if path is not None:
         names, name, at = path.names, path.name, path.at
+    if options.output == "-" and not names:
+        raise usage_error("'-o -' writes one file; give its PATH")
 
     async def work(grid: Grid, console: Console) -> int:
         if missing:
@@ -209,7 +248,13 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
         if found.warning:
             console.say(f"pipegrid: {found.warning}")
         console.say(f"pipegrid: {_described(run, runs)}")
-        root, metadata_json = await _root_of(grid, run, names, runs, cap is None)
+        if options.output == "-":
+            called = {each.name for each in runs}
+            place = await _found(grid, run.cap, names, called, cap is None)
+            return await restore_run.restore_to_stdout(grid, console, place)
+        root, metadata_json, is_file = await _root_of(grid, run, names, runs, cap is None)
+        if is_file and options.delete:
+            raise UsageError("--delete is for a directory, and PATH is a file; leave out --delete")
         how = tree_transfers.TreeOptions(
             options.force,
             options.paranoid,
@@ -217,8 +262,8 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
             max_paths=options.max_paths or MAX_PATHS,
             extended=_extended(options, run),
         )
-        return await tree_transfers.fetch_tree(
-            grid, console, root, options.output, how, metadata_json
+        return await restore_run.restore_tree(
+            grid, console, root, metadata_json, options.output, how, options.choice
         )
 
     return GridJob(work, *arguments[:1], makes=cap is not None)
@@ -233,16 +278,34 @@ def _extended(options: RestoreOptions, run: BackupRun) -> ExtendedRestore:
 
 async def _root_of(
     grid: Grid, run: BackupRun, names: tuple[str, ...], runs: Sequence[BackupRun], alone: bool
-) -> tuple[Cap | None, bytes]:
-    """Return the cap of the restored directory, and its metadata; arguments as of ``_found``."""
+) -> tuple[Cap | None, bytes, bool]:
+    """
+    Return the cap of the restored directory, its metadata, and whether it is that of a single file.
+
+    Arguments as of ``_found``.
+    """
     import json
 
     if not names:
-        return run.cap, json.dumps(run.metadata).encode()
+        return run.cap, json.dumps(run.metadata).encode(), False
     place = await _found(grid, run.cap, names, {each.name for each in runs}, alone)
     if isinstance(place.cap, caps.DirectoryCap):
-        return place.cap, place.metadata_json
-    return _directory_of_one(place), b"{}"  # as the only entry of its directory
+        return place.cap, place.metadata_json, False
+    return _directory_of_one(place), b"{}", True  # as the only entry of its directory
+
+
+def _check_options(options: RestoreOptions) -> None:
+    """Raise an error for options that do not go together, or a malformed pattern."""
+    choice = options.choice
+    if "" in (*choice.include, *choice.exclude):
+        raise usage_error(f"--include or --exclude: {EMPTY_NAME}")
+    choice.selection()
+    if options.output == "-" and choice != restore_run.RestoreChoice():
+        raise usage_error(
+            "'-o -' writes one file; leave out the options that select or remove files"
+        )
+    if choice.yes and not choice.delete:
+        raise usage_error("--yes is for --delete; leave it out, or add --delete")
 
 
 def _run_path(text: str, options: RestoreOptions) -> RunPath | None:
@@ -252,6 +315,8 @@ def _run_path(text: str, options: RestoreOptions) -> RunPath | None:
     Raises:
         click.UsageError: an option says as well which run.
     """
+    if not grid_paths.names_alias(text):
+        return None  # a name in the run may be like NAME@TIME
     path = run_paths.run_path_here(text, cap_lookup.client_directory())
     if path is not None and (options.name, options.at) != (None, None):
         raise usage_error(f"'{printable(text)}' says which run it is; leave out --as and --at")

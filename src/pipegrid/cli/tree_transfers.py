@@ -44,6 +44,7 @@ class TreeOptions(NamedTuple):
     modes: Modes = "umask"
     max_paths: int | None = None
     extended: ExtendedRestore | None = None
+    wants: Callable[[tuple[str, ...], bool], bool] | None = None
 
 
 def tree_job(

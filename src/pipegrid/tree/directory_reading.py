@@ -152,6 +152,18 @@ async def read_listing(
     """
     check_listing_limits(limits)
     limits = limits or ListingLimits()
+    return unpack(cap, await read_packed(grid, cap, limits), limits, known)
+
+
+async def read_packed(grid: ReadsFiles, cap: DirectoryCap, limits: ListingLimits) -> bytes:
+    """
+    Fetch a directory, and return its bytes; see ``unpack``.
+
+    Raises:
+        CapError: the cap does not read a directory.
+        DirectoryError: it is beyond the limits.
+        PipegridError: the grid could not fetch it.
+    """
     file = cap.file
     if kind_of(cap) != "directory":
         raise CapError(
@@ -159,13 +171,11 @@ async def read_listing(
             "use the cap that lists it"
         )
     if isinstance(file, LitCap):
-        data = file.data
-    else:
-        if isinstance(file, ChkCap) and file.size > limits.directory_bytes:
-            raise _too_large(limits)
-        # The size of a mutable directory is not known in advance.
-        data = await grid.read(file, 0, limits.directory_bytes + 1)
-    return unpack(cap, data, limits, known)
+        return file.data
+    if isinstance(file, ChkCap) and file.size > limits.directory_bytes:
+        raise _too_large(limits)
+    # The size of a mutable directory is not known in advance.
+    return await grid.read(file, 0, limits.directory_bytes + 1)
 
 
 def unpack(

@@ -127,6 +127,7 @@ class Trees:
         not_kept: Callable[[tuple[str, ...], str], None] | None = None,
         extended: ExtendedRestore | None = None,
         not_restored: Callable[[tuple[str, ...], str, str], None] | None = None,
+        wants: Callable[[tuple[str, ...], bool], bool] | None = None,
     ) -> TreeGetResult:
         """
         Fetch a directory with all its content; files that exist already are not fetched again.
@@ -150,6 +151,7 @@ class Trees:
             max_paths: of files, directories and links, a million by default; a small tree can have many more.
             not_kept: called with the path of what did not get its mode or time, and why.
             extended, not_restored: see ``TreeGetOptions`` and ``TreeGetReports``.
+            wants: called with a path and whether it is a directory; what it does not want is skipped.
 
         Raises (through the Deferred):
             CapError: not the cap of a directory.
@@ -165,7 +167,10 @@ class Trees:
         reports = TreeGetReports(progress, problem, done, waiting, not_kept, not_restored)
         _check_get(reports, modes, extended)
         bounds = self._get_bounds(limits, max_paths)
-        options = TreeGetOptions(metadata_json, force, paranoid, bounds, into, modes, extended)
+        check_callable(wants, "wants")
+        options = TreeGetOptions(
+            metadata_json, force, paranoid, bounds, into, modes, extended, wants
+        )
         path = os.fspath(directory)
         return await TreeGet(self._grid, self._workers, as_cap(cap), path, options, reports).run()
 

@@ -485,6 +485,8 @@ class TreeGetOptions:
         into: see ``begin_tree``.
         modes: the mode bits to set.
         extended: how owners, attributes, hard links and holes are restored; None: they are not.
+        wants: called with a path and whether it is a directory; what it does not want is skipped, directories
+            with all their content. None: everything is wanted.
     """
 
     metadata_json: bytes = b"{}"
@@ -494,6 +496,7 @@ class TreeGetOptions:
     into: DirectoryFd | None = None
     modes: Modes = "umask"
     extended: ExtendedRestore | None = None
+    wants: Callable[[TreePath, bool], bool] | None = None
 
 
 @attrs.frozen(eq=False)
@@ -552,6 +555,7 @@ class TreeGet:
         self._limits = options.limits
         self._into = options.into
         self._modes = options.modes
+        self._wants = options.wants
         self._not_kept = reports.not_kept
         self._extended = options.extended
         self._not_restored = reports.not_restored
@@ -671,6 +675,10 @@ class TreeGet:
             )
             raise naming(SinkError(text), "give max_paths")
         parent = self._stack[-1] if self._stack else None
+        if parent is not None and parent.path is not None and not self._is_wanted(met):
+            if isinstance(met, Found) and met.kind == "directory":
+                self._enter(None, parent, met, RestoredMetadata(), None)
+            return
         if isinstance(met, Unreadable):
             if parent is None:
                 raise met.error
@@ -704,6 +712,10 @@ class TreeGet:
             self._fail(met.path, error)
             if met.kind == "directory":
                 self._enter(None, parent, met, RestoredMetadata(), None)
+
+    def _is_wanted(self, met: Found | Unreadable) -> bool:
+        is_directory = isinstance(met, Unreadable) or met.kind == "directory"
+        return self._wants is None or self._wants(met.path, is_directory)
 
     def _place(self, met: Found, parent: IncomingDirectory, kept: RestoredMetadata) -> str:
         name = local_name(met.path[-1], kept.name)

@@ -1,0 +1,152 @@
+"""Finding files by their names in all runs of a backup; see ``tree_history`` for what that reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap
+from pipegrid.errors import UsageError
+from pipegrid.tree.backup.catalogue import BackupRun
+from pipegrid.tree.backup.tree_history import CachedDirectories, EntrySpan, walk_history
+from pipegrid.tree.directory_reading import Entry, Kind, ReadsFiles
+from pipegrid.tree.file_metadata import restored
+from pipegrid.tree.file_selection import TreeSelection
+from pipegrid.tree.walk_order import TreePath, WalkLimits
+
+
+@attrs.frozen
+class SearchedNames:
+    """
+    What is searched for.
+
+    Attributes:
+        patterns: as of ``TreeSelection``: a name, or a path from the root with a slash.
+        newer_ns, older_ns: the file was changed at or after, or before; since 1970. None: at any time.
+    """
+
+    patterns: tuple[str, ...]
+    newer_ns: int | None = None
+    older_ns: int | None = None
+
+    def matcher(self) -> Callable[[str, bool], bool]:
+        """
+        Return a function of a path and whether it is a directory.
+
+        Raises:
+            UsageError: a pattern is malformed, or there is none.
+        """
+        if not self.patterns:
+            raise UsageError("there is no pattern to search for; give one such as '*.jpg'")
+        selection = TreeSelection(self.patterns)
+        return lambda path, is_directory: not selection.takes(path, is_directory)
+
+    def fits(self, mtime_ns: int | None) -> bool:
+        """Return whether a time of change fits; an unknown one fits only if any does."""
+        if self.newer_ns is None and self.older_ns is None:
+            return True
+        if mtime_ns is None:
+            return False
+        return (self.newer_ns is None or mtime_ns >= self.newer_ns) and (
+            self.older_ns is None or mtime_ns < self.older_ns
+        )
+
+
+@attrs.frozen
+class FoundVersion:
+    """
+    One version of a file, or a directory, under one path.
+
+    Attributes:
+        path: from the root of the backup.
+        kind: what it is; a directory counts as one version, whatever its content.
+        cap: of the file, or of the newest version of the directory.
+        mtime_ns: when it was changed, since 1970; None: unknown.
+        first, last: the oldest and the newest run that has it.
+        count: how many runs have it.
+    """
+
+    path: TreePath
+    kind: Kind
+    cap: Cap | None
+    mtime_ns: int | None
+    first: BackupRun
+    last: BackupRun
+    count: int
+
+    @property
+    def size(self) -> int | None:
+        """The bytes of the file; None: a directory, or unknown."""
+        return None if self.kind == "directory" else size_of(self.cap)
+
+
+def size_of(cap: Cap | None) -> int | None:
+    """Return the size that a file's cap contains, or None."""
+    return cap.size if isinstance(cap, (ChkCap, LitCap)) else None
+
+
+async def search_runs(
+    grid: ReadsFiles,
+    runs: Sequence[BackupRun],
+    wanted: SearchedNames,
+    found: Callable[[FoundVersion], None],
+    unreadable: Callable[[TreePath, Exception], None],
+    *,
+    directories: CachedDirectories | None = None,
+    limits: WalkLimits | None = None,
+) -> None:
+    """
+    Find all versions of files and directories that match; a directory of several runs is read once.
+
+    Args:
+        grid: an open grid.
+        runs: of one backup, oldest first.
+        found: called for each version; those of one path one after the other, the oldest first.
+        unreadable: called with the path of what could not be read, and why.
+        directories: shared by several searches; None: this one has its own.
+
+    Raises:
+        UsageError: a pattern is malformed.
+        DirectoryError: there are more objects than the limits allow.
+    """
+    matches = wanted.matcher()
+
+    def visit(path: TreePath, spans: Sequence[EntrySpan]) -> bool:
+        shown = "/".join(path)
+        fitting = [span for span in spans if matches(shown, span.entry.kind == "directory")]
+        for version in _versions(path, fitting, runs) if fitting else ():
+            if wanted.fits(version.mtime_ns):
+                found(version)
+        return True
+
+    roots = [run.cap for run in runs]
+    await walk_history(grid, roots, visit, unreadable, limits=limits, directories=directories)
+
+
+def _versions(
+    path: TreePath, spans: Sequence[EntrySpan], runs: Sequence[BackupRun]
+) -> list[FoundVersion]:
+    """Return the versions among the entries of a path; a version may vanish and come back."""
+    grouped: dict[Any, list[EntrySpan]] = {}
+    for span in spans:
+        grouped.setdefault(_identity(span.entry), []).append(span)
+    return [
+        FoundVersion(
+            path,
+            same[-1].entry.kind,
+            same[-1].entry.cap,
+            restored(same[-1].entry.metadata).mtime_ns,
+            runs[same[0].start],
+            runs[same[-1].end - 1],
+            sum(span.end - span.start for span in same),
+        )
+        for same in grouped.values()
+    ]
+
+
+def _identity(entry: Entry) -> Any:
+    if isinstance(entry.cap, DirectoryCap):
+        return "directory"
+    return entry.cap, restored(entry.metadata).mtime_ns

@@ -1,0 +1,505 @@
+"""
+What restoring a run into a directory writes, replaces and removes, found out before anything changes.
+
+Only what is in the target is ever removed: symbolic links are not followed, other file systems and the
+directories of this client are left, and what was replaced since it was shown stays.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Literal
+
+import attrs
+
+from pipegrid.core.caps import Cap
+from pipegrid.core.text import printable
+from pipegrid.errors import SinkError, UsageError
+from pipegrid.grid.client_config import GridConfig
+from pipegrid.tree.backup.backup_search import size_of
+from pipegrid.tree.directory_descriptor import DirectoryFd
+from pipegrid.tree.directory_reading import Entry, ReadsFiles
+from pipegrid.tree.file_metadata import RestoredMetadata, restored
+from pipegrid.tree.file_selection import TreeSelection
+from pipegrid.tree.local_files import local_name
+from pipegrid.tree.local_walk import own_directories
+from pipegrid.tree.walk import Found, Unreadable, WalkLimits, walk
+from pipegrid.tree.walk_order import TreePath
+
+MAX_EXTRAS = 1_000_000
+"""Entries of the target that a plan may remove."""
+
+Verdict = Literal["take", "enter", "leave"]
+Step = Literal["write", "replace", "compare", "blocked"]
+"""
+``compare``: a file of this size exists, and is replaced only if its content differs. ``blocked``: something
+exists and is not replaced.
+"""
+
+Identity = tuple[int, int]
+
+
+class RestoreSelection:
+    """
+    Which part of a tree is restored.
+
+    Args:
+        include: patterns as of ``TreeSelection``; directories are restored with all their content. Empty:
+            everything.
+        exclude: patterns of what is left out of that.
+
+    Raises:
+        UsageError: a pattern is malformed.
+    """
+
+    def __init__(self, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
+        self._include = TreeSelection(include) if include else None
+        self._exclude = TreeSelection(exclude) if exclude else None
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether patterns say what is included."""
+        return self._include is not None
+
+    @property
+    def unmatched(self) -> list[str]:
+        """The patterns that matched nothing."""
+        return [
+            pattern for each in (self._include, self._exclude) if each for pattern in each.unmatched
+        ]
+
+    def excludes(self, path: TreePath, is_directory: bool) -> bool:
+        """Return whether a pattern leaves this out."""
+        return self._exclude is not None and not self._exclude.takes("/".join(path), is_directory)
+
+    def verdict(self, path: TreePath, is_directory: bool, is_within: bool) -> Verdict:
+        """
+        Return whether this is restored, or a directory in which something may be.
+
+        Args:
+            is_within: whether the directory that has it is restored.
+        """
+        if self.excludes(path, is_directory):
+            return "leave"
+        if is_within or self._include is None:
+            return "take"
+        if not self._include.takes("/".join(path), is_directory):
+            return "take"
+        return "enter" if is_directory else "leave"
+
+
+@attrs.frozen
+class ExtraEntry:
+    """
+    An entry of the target that the run does not have.
+
+    Attributes:
+        home: its directory, as it was when this was found.
+        name: in it.
+        identity: its device and inode.
+        is_directory: it is a real one, and is removed with all its content.
+        count: files and links that are removed with it.
+    """
+
+    home: DirectoryFd
+    name: str
+    identity: Identity
+    is_directory: bool
+    count: int = 1
+
+    @property
+    def path(self) -> str:
+        """Its local path."""
+        return os.path.join(self.home.path, self.name)
+
+
+@attrs.define
+class RestorePlan:
+    """
+    What a restore does.
+
+    Attributes:
+        extras: what is removed.
+        left: local paths that the run does not have but that are not removed, and why.
+        unreadable: directories of the run that cannot be read, and why; then nothing may be removed.
+        counts: how many paths each step concerns; what is present already is not counted.
+    """
+
+    selection: RestoreSelection
+    extras: list[ExtraEntry] = attrs.field(factory=list)
+    left: list[tuple[str, str]] = attrs.field(factory=list)
+    unreadable: list[tuple[TreePath, Exception]] = attrs.field(factory=list)
+    counts: dict[Step, int] = attrs.field(factory=dict)
+    taken: set[TreePath] = attrs.field(factory=set, repr=False)
+    wanted: set[TreePath] = attrs.field(factory=set, repr=False)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the patterns include nothing of the run."""
+        return self.selection.is_partial and not self.wanted
+
+    def wants(self, path: TreePath, is_directory: bool) -> bool:
+        """Return whether something is restored, as ``TreeGetOptions`` asks it."""
+        if not self.selection.is_partial:
+            return not self.selection.excludes(path, is_directory)
+        if is_directory:
+            return path in self.wanted
+        return self.selection.verdict(path, False, path[:-1] in self.taken) == "take"
+
+
+def check_removable(target: str, config: GridConfig) -> None:
+    """
+    Check that what is extra in a directory may be removed at all.
+
+    Raises:
+        UsageError: it is ``/``, the home directory, a mount point, above the current directory, or the
+            client's own.
+    """
+    real = os.path.realpath(target)
+    shown = printable(target)
+    if not os.path.isdir(real):
+        return
+    reason = ""
+    if real == "/" or os.path.ismount(real):
+        reason = "is the root of a file system"
+    elif _identity(real) in _above(os.path.expanduser("~")):
+        reason = "is your home directory, or above it"
+    elif _identity(real) in _above(os.path.dirname(os.getcwd())):
+        reason = "is above the current directory"
+    elif _above(real) & own_directories(*_of_client(config)):
+        reason = "belongs to this client or its grid"
+    if reason:
+        raise UsageError(
+            f"--delete removes nothing from '{shown}', which {reason}; restore into another directory"
+        )
+
+
+def protected_directories(config: GridConfig) -> frozenset[Identity]:
+    """Return the directories that are never removed, whatever holds them."""
+    return own_directories(*_of_client(config), os.getcwd(), os.path.expanduser("~"))
+
+
+def _of_client(config: GridConfig) -> list[str | os.PathLike[str]]:
+    found: list[str | os.PathLike[str]] = [config.directory, *config.caches]
+    found += [] if config.state is None else [config.state]
+    return found + ([] if config.local is None else [config.local.directory])
+
+
+async def plan_restore(
+    grid: ReadsFiles,
+    cap: Cap,
+    target: str,
+    selection: RestoreSelection,
+    *,
+    force: bool = False,
+    protected: frozenset[Identity] | None = None,
+    step: Callable[[Step, TreePath, int | None], None] = lambda how, path, size: None,
+    limits: WalkLimits | None = None,
+) -> RestorePlan:
+    """
+    Find out what restoring a directory does; every directory of it is read, no file, and nothing is changed.
+
+    Args:
+        cap: of the directory.
+        target: the local directory, which need not exist.
+        force: existing files are replaced.
+        protected: what is never removed; None: nothing is removed at all.
+        step: called with what would be written or replaced, and the size of a file.
+
+    Raises:
+        CapError: this is not the cap of a directory.
+        SinkError: the target has too many entries that the run does not have.
+    """
+    planner = _Planner(RestorePlan(selection), target, force, protected, step)
+    with walk(grid, cap, all_paths=True, limits=limits) as tree:
+        async for met in tree:
+            planner.meet(met)
+    return planner.plan
+
+
+@attrs.define
+class _Level:
+    """A directory of the run that the walk is in; ``local`` is where it exists already."""
+
+    path: TreePath
+    verdict: Verdict
+    local: DirectoryFd | None
+
+
+@attrs.define
+class _Planner:
+    plan: RestorePlan
+    target: str
+    force: bool
+    protected: frozenset[Identity] | None
+    step: Callable[[Step, TreePath, int | None], None]
+    stack: list[_Level] = attrs.field(factory=list)
+
+    def meet(self, met: Found | Unreadable) -> None:
+        """Note what happens to something that the walk has met."""
+        del self.stack[len(met.path) :]
+        parent = self.stack[-1] if self.stack else None
+        is_directory = isinstance(met, Unreadable) or met.kind == "directory"
+        verdict = self._verdict(met.path, is_directory, parent)
+        if isinstance(met, Unreadable):
+            if verdict != "leave":
+                self.plan.unreadable.append((met.path, met.error))
+            return
+        if verdict == "take":
+            self._take(met.path, is_directory)
+        kept = restored(met.metadata)
+        place = self._place(met, kept, parent)
+        if verdict == "take" and parent is not None:
+            self._note_step(met, kept, parent, place)
+        if not is_directory:
+            return
+        local = None if verdict == "leave" else _local_directory(place, follow=parent is None)
+        self.stack.append(_Level(met.path, verdict, local))
+        if local is not None and self.protected is not None and met.listing is not None:
+            self._find_extras(local, met, verdict)
+
+    def _verdict(self, path: TreePath, is_directory: bool, parent: _Level | None) -> Verdict:
+        if parent is None:
+            return "enter" if self.plan.selection.is_partial else "take"
+        if parent.verdict == "leave":
+            return "leave"
+        return self.plan.selection.verdict(path, is_directory, parent.verdict == "take")
+
+    def _take(self, path: TreePath, is_directory: bool) -> None:
+        if not self.plan.selection.is_partial:
+            return
+        if is_directory:
+            self.plan.taken.add(path)
+            self.plan.wanted.add(path)
+        for depth in range(len(path) - 1, -1, -1):
+            if path[:depth] in self.plan.wanted:
+                break
+            self.plan.wanted.add(path[:depth])
+
+    def _place(self, met: Found, kept: RestoredMetadata, parent: _Level | None) -> str | None:
+        """Return the local path; None: nothing is there, or no file can have the name."""
+        if parent is None:
+            return self.target
+        if parent.local is None:
+            return None
+        with suppress(SinkError):  # restoring it reports that
+            return os.path.join(parent.local.path, local_name(met.path[-1], kept.name))
+        return None
+
+    def _note_step(
+        self, met: Found, kept: RestoredMetadata, parent: _Level, place: str | None
+    ) -> None:
+        size = None if met.kind == "directory" else size_of(met.cap)
+        how = _step(place, met.kind == "directory", kept, size, self.force)
+        if how is not None:
+            self.plan.counts[how] = self.plan.counts.get(how, 0) + 1
+            self.step(how, met.path, size)
+
+    def _find_extras(self, home: DirectoryFd, met: Found, verdict: Verdict) -> None:
+        """Note the entries of a local directory that the run does not have."""
+        assert met.listing is not None
+        assert self.protected is not None
+        names = _local_names(met.listing.entries)
+        try:
+            with os.scandir(home.path) as found:
+                there = sorted(found, key=lambda entry: entry.name)
+        except OSError as error:
+            self.plan.left.append((home.path, f"it cannot be listed: {error.strerror}"))
+            return
+        for entry in there:
+            if entry.name in names or self._is_same(home, entry, names):
+                continue
+            status = entry.stat(follow_symlinks=False)
+            is_directory = stat.S_ISDIR(status.st_mode)
+            path = (*met.path, entry.name)
+            if self.plan.selection.verdict(path, is_directory, verdict == "take") != "take":
+                continue
+            identity = (status.st_dev, status.st_ino)
+            count, obstacle = 1, ""
+            if is_directory:
+                count, obstacle = _inspected(entry.path, identity[0], self.protected)
+            if obstacle:
+                self.plan.left.append((entry.path, obstacle))
+                continue
+            if len(self.plan.extras) >= MAX_EXTRAS:
+                raise SinkError(
+                    f"{printable(self.target)} has more than {MAX_EXTRAS} entries that the run does not "
+                    "have; restore into another directory"
+                )
+            self.plan.extras.append(ExtraEntry(home, entry.name, identity, is_directory, count))
+
+    def _is_same(self, home: DirectoryFd, entry: os.DirEntry[str], names: dict[str, str]) -> bool:
+        """Return whether a file system that folds names shows an entry of the run under another name."""
+        folded = names.get(_folded(entry.name))
+        if folded is None:
+            return False
+        with suppress(OSError):
+            return os.path.samestat(
+                os.lstat(os.path.join(home.path, folded)), entry.stat(follow_symlinks=False)
+            )
+        return False
+
+
+def _local_names(entries: Iterable[Entry]) -> dict[str, str]:
+    """Return the local names of entries by themselves, and by their folded forms."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        with suppress(SinkError):
+            name = local_name(entry.name, restored(entry.metadata).name)
+            found.setdefault(_folded(name), name)
+            found[name] = name
+    return found
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
+
+
+def _local_directory(place: str | None, follow: bool) -> DirectoryFd | None:
+    """Return a local directory; None: there is none, or only a link to one that is not followed."""
+    if place is None:
+        return None
+    with suppress(OSError, ValueError, SinkError):
+        if stat.S_ISDIR(os.stat(place, follow_symlinks=follow).st_mode):
+            return DirectoryFd(place)
+    return None
+
+
+def _step(
+    place: str | None, is_directory: bool, kept: RestoredMetadata, size: int | None, force: bool
+) -> Step | None:
+    """Return what restoring does at a local path; None: nothing, since it is there already."""
+    try:
+        found = None if place is None else os.lstat(place)
+    except (OSError, ValueError):
+        found = None
+    if found is None or place is None:
+        return "write"
+    blocked: Step = "replace" if force and not stat.S_ISDIR(found.st_mode) else "blocked"
+    if is_directory:
+        return None if stat.S_ISDIR(found.st_mode) else blocked
+    if kept.link is not None:
+        with suppress(OSError):
+            if os.readlink(os.fsencode(place)) == kept.link:
+                return None
+        return blocked
+    if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+        return blocked
+    return None if found.st_mtime_ns == kept.mtime_ns else "compare"
+
+
+def _inspected(path: str, device: int, protected: frozenset[Identity]) -> tuple[int, str]:
+    """Return how many files and links a directory holds, and why it must stay; "" if it may be removed."""
+    count = 0
+    pending = [path]
+    while pending:
+        directory = pending.pop()
+        try:
+            status = os.lstat(directory)
+            if (status.st_dev, status.st_ino) in protected:
+                return (
+                    0,
+                    "it holds a directory that is in use by this client or shell, or your home",
+                )
+            if status.st_dev != device:
+                return 0, "another file system is mounted in it"
+            with os.scandir(directory) as found:
+                for entry in found:
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+                    else:
+                        count += 1
+        except OSError as error:
+            return 0, f"{printable(directory)} cannot be read: {error.strerror}"
+    return count, ""
+
+
+# Removing.
+
+
+def remove_extra(extra: ExtraEntry, protected: frozenset[Identity]) -> None:
+    """
+    Remove an entry of a plan; the times and the mode of its directory stay.
+
+    Raises:
+        SinkError: it cannot be removed, or is not what it was when the plan was made.
+    """
+    try:
+        with extra.home.entered() as inside, _writable(inside):
+            try:
+                status = os.stat(extra.name, dir_fd=inside, follow_symlinks=False)
+            except FileNotFoundError:
+                return
+            is_directory = stat.S_ISDIR(status.st_mode)
+            if ((status.st_dev, status.st_ino), is_directory) != (
+                extra.identity,
+                extra.is_directory,
+            ):
+                raise SinkError("something else has this name now, so it stays")
+            if is_directory:
+                _remove_tree(inside, extra.name, status.st_dev, protected)
+            else:
+                os.unlink(extra.name, dir_fd=inside)
+    except (OSError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or "it is nested too deeply"
+        raise SinkError(f"cannot remove {printable(extra.path)}: {reason}") from error
+
+
+def _remove_tree(inside: int, name: str, device: int, protected: frozenset[Identity]) -> None:
+    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
+    try:
+        status = os.fstat(fd)
+        if status.st_dev != device or (status.st_dev, status.st_ino) in protected:
+            raise SinkError("it is in use, or another file system is mounted in it, so it stays")
+        with _writable(fd):
+            with os.scandir(fd) as found:
+                entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+            for each, is_directory in entries:
+                if is_directory:
+                    _remove_tree(fd, each, device, protected)
+                else:
+                    os.unlink(each, dir_fd=fd)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=inside)
+
+
+@contextmanager
+def _writable(fd: int) -> Iterator[None]:
+    """Make a directory writable for its owner; set its mode and times back after that."""
+    before = os.fstat(fd)
+    mode = stat.S_IMODE(before.st_mode)
+    needed = mode | stat.S_IRWXU
+    if needed != mode:
+        with suppress(OSError):
+            os.fchmod(fd, needed)
+    try:
+        yield
+    finally:
+        if needed != mode:
+            with suppress(OSError):
+                os.fchmod(fd, mode)
+        with suppress(OSError):
+            os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _identity(path: str) -> Identity:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
+def _above(path: str) -> set[Identity]:
+    """Return a directory and all those above it."""
+    found: set[Identity] = set()
+    real = os.path.realpath(path)
+    while True:
+        with suppress(OSError):
+            found.add(_identity(real))
+        above = os.path.dirname(real)
+        if above == real:
+            return found
+        real = above

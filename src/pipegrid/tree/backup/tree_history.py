@@ -1,0 +1,296 @@
+"""
+Several states of one tree, such as the runs of a backup, walked together.
+
+A directory is visited once for all states, with every version of it that they have. So what did not change is
+read once, whatever the number of states, and of a changed directory only the entries that differ are parsed.
+Directories are read in advance, many at once: a level of all states takes one round trip.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from pipegrid.core.caps import ChkCap, DirectoryCap
+from pipegrid.errors import DirectoryError, PipegridError
+from pipegrid.reactor.deferreds import Waiters
+from pipegrid.tree.directory_reading import (
+    Entry,
+    ListingLimits,
+    ReadsFiles,
+    read_packed,
+    unpack,
+)
+from pipegrid.tree.walk_order import TreePath, WalkLimits
+
+KEPT_BYTES = 64 << 20
+"""Packed directories that are kept, in case they are also at another path, or in a state once more."""
+
+AHEAD_BYTES = 16 << 20
+"""Packed directories that were read in advance and not visited yet."""
+
+
+@attrs.frozen
+class EntrySpan:
+    """
+    An entry that is the same in several states.
+
+    Attributes:
+        start, end: the first state that has it, and the first after those; states are numbered from 0.
+        entry: as in all of them.
+    """
+
+    start: int
+    end: int
+    entry: Entry
+
+
+Visit = Callable[[TreePath, Sequence[EntrySpan]], bool]
+"""Called with a path and all its entries in ascending order; returns whether its directories are entered."""
+
+Spans = tuple[tuple[int, int, DirectoryCap], ...]
+
+
+async def walk_history(
+    grid: ReadsFiles,
+    roots: Sequence[DirectoryCap],
+    visit: Visit,
+    unreadable: Callable[[TreePath, Exception], None],
+    *,
+    only_whole: bool = False,
+    limits: WalkLimits | None = None,
+    directories: CachedDirectories | None = None,
+) -> None:
+    """
+    Walk several states of a tree together.
+
+    The entries of a directory are visited in ascending order of their names, before those below it.
+
+    Args:
+        roots: the tree of each state.
+        visit: called for each path that any state has, the root excepted.
+        unreadable: called for each version of a directory that could not be read, or is not entered; then
+            the states that have it lack its entries.
+        only_whole: skip a directory of which a version could not be read.
+        directories: shared with other walks; None: only this one's.
+
+    Raises:
+        DirectoryError: there are more entries than the limits allow.
+    """
+    limits = limits or WalkLimits()
+    cached = directories or CachedDirectories(grid, limits.reads)
+    met = 0
+    pending: list[tuple[TreePath, Spans]] = [((), _joined(list(enumerate(roots))))]
+    try:
+        while pending:
+            path, spans = pending.pop()
+            if len(path) > limits.depth:
+                unreadable(
+                    path, DirectoryError(f"this directory lies {len(path)} levels deep, too deep")
+                )
+                continue
+            cached.expect(cap for _, _, cap in spans)
+            history, is_whole = DirectoryHistory(), True
+            for start, end, cap in spans:
+                try:
+                    history.add(start, end, await cached.entries(cap, history.known))
+                except PipegridError as error:  # noqa: PERF203
+                    unreadable(path, error)
+                    is_whole = False
+            entries = history.closed() if is_whole or not only_whole else {}
+            met += len(entries)
+            if met > limits.objects:
+                raise DirectoryError(
+                    f"these trees have more than {limits.objects} objects, counted on all paths; give a "
+                    "directory in them"
+                )
+            entered = [name for name in sorted(entries) if visit((*path, name), entries[name])]
+            all_below = [((*path, name), _directories(entries[name])) for name in entered]
+            below = [each for each in all_below if each[1]]
+            pending += reversed(below)
+            cached.expect(cap for _, caps in below for _, _, cap in caps)
+    finally:
+        if directories is None:
+            cached.close()
+
+
+class DirectoryHistory:
+    """
+    The versions of one directory, added in the order of states.
+
+    Attributes:
+        known: the entries of the last version by their bytes; see ``unpack``.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, Entry] = {}
+        self._open: dict[str, tuple[int, Entry]] = {}
+        self._closed: dict[str, list[EntrySpan]] = {}
+        self._end = 0
+
+    def add(self, start: int, end: int, entries: Sequence[Entry]) -> None:
+        """Add the version of some states."""
+        if start != self._end:
+            self._close_all()
+        opened = self._open
+        for entry in entries:
+            was = opened.get(entry.name)
+            if was is None:
+                opened[entry.name] = start, entry
+            elif was[1] is not entry and was[1] != entry:
+                self._close(entry.name, start)
+                opened[entry.name] = start, entry
+        if len(opened) > len(entries):
+            for name in opened.keys() - {entry.name for entry in entries}:
+                self._close(name, start)
+                del opened[name]
+        self._end = end
+
+    def closed(self) -> dict[str, list[EntrySpan]]:
+        """Return the entries of all versions by name; nothing can be added then."""
+        self._close_all()
+        return self._closed
+
+    def _close_all(self) -> None:
+        for name in self._open:
+            self._close(name, self._end)
+        self._open.clear()
+
+    def _close(self, name: str, end: int) -> None:
+        start, entry = self._open[name]
+        self._closed.setdefault(name, []).append(EntrySpan(start, end, entry))
+
+
+def _directories(spans: Sequence[EntrySpan]) -> Spans:
+    """Return the directories among the entries of a name; neighbours that are equal become one."""
+    found: list[tuple[int, int, DirectoryCap]] = []
+    for span in spans:
+        cap = span.entry.cap
+        if not isinstance(cap, DirectoryCap) or span.entry.kind != "directory":
+            continue
+        if found and found[-1][1] == span.start and found[-1][2] == cap:
+            found[-1] = (found[-1][0], span.end, cap)
+        else:
+            found.append((span.start, span.end, cap))
+    return tuple(found)
+
+
+def _joined(numbered: Iterable[tuple[int, DirectoryCap]]) -> Spans:
+    found: list[tuple[int, int, DirectoryCap]] = []
+    for number, cap in numbered:
+        if found and found[-1][2] == cap:
+            found[-1] = (found[-1][0], number + 1, cap)
+        else:
+            found.append((number, number + 1, cap))
+    return tuple(found)
+
+
+class CachedDirectories:
+    """
+    Reads directories in advance, and keeps their bytes for a while.
+
+    Args:
+        grid: an open grid.
+        reads: directories that are read at a time.
+
+    Attributes:
+        count: how many were read from the grid.
+    """
+
+    def __init__(self, grid: ReadsFiles, reads: int = WalkLimits().reads) -> None:
+        self.count = 0
+        self._grid = grid
+        self._reads = reads
+        self._limits = ListingLimits()
+        self._queue: deque[DirectoryCap] = deque()
+        self._kept: OrderedDict[DirectoryCap, bytes] = OrderedDict()
+        self._kept_bytes = 0
+        self._asked: set[DirectoryCap] = set()
+        self._ahead: dict[DirectoryCap, int] = {}
+        self._ahead_bytes = 0
+        self._waiting: dict[DirectoryCap, Waiters[bytes]] = {}
+        self._running: dict[DirectoryCap, Deferred[Any]] = {}
+
+    def expect(self, caps: Iterable[DirectoryCap]) -> None:
+        """Read these directories before all that were expected earlier; each is asked for later."""
+        new = [cap for cap in dict.fromkeys(caps) if isinstance(cap.file, ChkCap)]
+        self._queue.extendleft(reversed(new))
+        self._begin()
+
+    async def entries(self, cap: DirectoryCap, known: dict[bytes, Entry]) -> tuple[Entry, ...]:
+        """
+        Return the entries of a directory.
+
+        Args:
+            known: see ``unpack``.
+
+        Raises:
+            PipegridError: it cannot be read, or is damaged, or beyond the limits.
+        """
+        self._asked.add(cap)
+        data = self._kept.get(cap)
+        if data is not None:
+            self._kept.move_to_end(cap)
+        else:
+            if cap not in self._running:
+                self._start(cap)
+            waiting = self._waiting.get(cap)
+            if waiting is not None:
+                data = await waiting.wait()
+            else:  # it was available at once
+                data = self._kept[cap] if cap in self._kept else await self._read(cap)
+        self._ahead_bytes -= self._ahead.pop(cap, 0)
+        self._begin()
+        return unpack(cap, data, self._limits, known).entries
+
+    def close(self) -> None:
+        """Cancel all reads."""
+        self._queue.clear()
+        for running in list(self._running.values()):
+            running.cancel()
+
+    def _begin(self) -> None:
+        """Start the reads that are due."""
+        while self._queue and len(self._running) < self._reads and self._ahead_bytes < AHEAD_BYTES:
+            cap = self._queue.popleft()
+            if cap in self._asked or cap in self._kept or cap in self._running:
+                continue
+            assert isinstance(cap.file, ChkCap)
+            self._ahead[cap] = cap.file.size
+            self._ahead_bytes += cap.file.size
+            self._start(cap)
+
+    def _start(self, cap: DirectoryCap) -> None:
+        self._waiting[cap] = Waiters()
+        running = self._running[cap] = Deferred.fromCoroutine(self._read(cap))
+        running.addBoth(self._ended, cap)
+
+    async def _read(self, cap: DirectoryCap) -> bytes:
+        if isinstance(cap.file, ChkCap):
+            self.count += 1
+        return await read_packed(self._grid, cap, self._limits)
+
+    def _ended(self, outcome: bytes | Failure, cap: DirectoryCap) -> None:
+        self._running.pop(cap, None)
+        waiting = self._waiting.pop(cap)
+        if isinstance(outcome, Failure):
+            # Without a caller that waits, the directory is read again when it is asked for.
+            self._ahead_bytes -= self._ahead.pop(cap, 0)
+            error = outcome.value
+            waiting.fail(
+                error if isinstance(error, Exception) else DirectoryError("it was interrupted")
+            )
+        else:
+            self._kept[cap] = outcome
+            self._kept_bytes += len(outcome)
+            while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+                old, data = self._kept.popitem(last=False)
+                self._kept_bytes -= len(data)
+                self._ahead_bytes -= self._ahead.pop(old, 0)
+            waiting.fire(outcome)
+        self._begin()
