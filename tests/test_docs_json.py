@@ -109,5 +109,17 @@ class JsonTests(ProcessTestCase):
         *each, last = self.objects("restore", "-o", "restored")
         self.check("`get -r`, for each", each)
         self.check("`get -r`, at the end", [last])
+        (tree / "file").write_bytes(b"y" * 300)
+        (self.home / "restored/extra").write_bytes(b"")
+        self.objects("backup", "tree")
+        options = ("restore", "-o", "restored", "--delete", "-f")
+        self.check("`restore --dry-run`", self.objects(*options, "--dry-run"))
+        removed = [each for each in self.objects(*options, "--yes") if "local" in each]
+        self.check("`restore --delete`", removed)
+        self.check("`find`", self.objects("find", "file"))
+        first = self.objects("backups")[0]["path"]
+        *each, last = self.objects("diff", first, "latest", status=1)
+        self.check("`diff`, for each", each)
+        self.check("`diff`, at the end", [last])
         failed = self.objects("put", "nothing", "tree/file", status=1)[:1]
         self.check("any command on several files", failed)

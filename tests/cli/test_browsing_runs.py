@@ -9,7 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cli.processes import ProcessTestCase
+from tests.cli.processes import ProcessTestCase, in_fresh_processes
+from tests.cli.pty import TerminalTestCase
 
 
 class RunsAsPathsTests(ProcessTestCase):
@@ -50,6 +51,41 @@ class RunsAsPathsTests(ProcessTestCase):
         self.assertEqual(self.run_command("cat", "home:copied/d/a")[0], "a" * 300)
         (self.home / "caps").write_text(f"{start}d/a\n")
         self.assertEqual(self.run_command("get", "--from", "caps")[0], "a" * 300)
+
+    @in_fresh_processes
+    def test_local_times(self) -> None:
+        """Runs are printed in local time; what is printed, and its part without the zone, lead to the run."""
+        self.environment["TZ"] = "EST5EDT,M3.2.0,M11.1.0"
+        line = self.run_command("backups")[0]
+        (pasted,) = shlex.split(line.partition("  ")[0])
+        self.assertRegex(pasted, r"-0[45]:00:$")
+        self.assertEqual(self.run_command("ls", pasted)[0], "d/")
+        self.assertEqual(self.run_command("ls", f"{pasted[:-7]}:")[0], "d/")
+        at = pasted[len("my files@") : -7]
+        self.assertIn(at, self.run_command("restore", "-o", "x", "--at", at)[1])
+        self.environment["TZ"] = "UTC0"
+        self.assertEqual(self.run_command("ls", pasted)[0], "d/")
+        _, err = self.run_command("ls", f"{pasted[:-7]}:", status=2)  # four or five hours earlier
+        self.assertIn("no run of 'my files' is as old as", err)
+
+    def test_completion(self) -> None:
+        """Offers what is in a run."""
+        self.run_command("-q", "backup", "my files", "--as", "src")
+        for typed, expected in (
+            ("src@latest:", "src@latest:d/"),
+            ("src@2100-01-01_10:00:", "src@2100-01-01_10:00:d/"),
+            ("src@latest:d/", "src@latest:d/a"),
+        ):
+            more = {"_PIPEGRID_COMPLETE": "fish_complete", "_PIPEGRID_LINE": f"pipegrid ls {typed}"}
+            done = subprocess.run(
+                [sys.executable, "-m", "pipegrid.cli"],
+                cwd=self.home,
+                env={**self.environment, **more},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            self.assertIn(expected, done.stdout)
 
     def test_mistakes(self) -> None:
         """Get one sentence that lists what there is; a run cannot be changed."""
@@ -327,3 +363,34 @@ class RestoreChoiceTests(ProcessTestCase):
             (("nothing", "-o", "-"), "there is no 'nothing'"),
         ):
             self.assertIn(said, self.run_command("restore", *arguments, status=2)[1])
+
+
+class AgreementTests(TerminalTestCase):
+    """On a terminal ``restore --delete`` asks."""
+
+    def run_quietly(self, *arguments: str) -> None:
+        """Run a command without a terminal."""
+        subprocess.run(
+            [str(self.home / "bin/pipegrid"), *arguments],
+            cwd=self.home,
+            env=self.environment,
+            capture_output=True,
+            check=True,
+        )
+
+    def test_answers(self) -> None:
+        """No changes nothing, yes restores and removes."""
+        (self.home / "src").mkdir()
+        (self.home / "src/a").write_bytes(b"a")
+        self.run_quietly("backup", "src")
+        (self.home / "back").mkdir()
+        (self.home / "back/extra").write_bytes(b"")
+        for answer, status, found in (("n", 2, ["extra"]), ("y", 0, ["a"])):
+            terminal = self.on_terminal(
+                "pipegrid", "restore", "-o", "back", "--delete", columns=120
+            )
+            terminal.wait_for("will remove back/extra")
+            terminal.wait_for("Restore, and remove 1 file that the run does not have? [y/N]")
+            terminal.send(f"{answer}\r")
+            self.assertEqual(terminal.finish(), status, terminal.text)
+            self.assertEqual(os.listdir(self.home / "back"), found)

@@ -199,6 +199,11 @@ class SearchTests(HistoryTestCase):
         self.assertEqual(len(self.search(runs, "f1")), 3)
         self.assertEqual(self.grid.reads, 4 + 2 + 1)
 
+    def test_many_that_are_read_at_once(self) -> None:
+        """As from a grid on the same machine: that many directories take no deep stack."""
+        tree = {f"d{n}": {"f": b"x" * 200, "n": f"{n}".encode()} for n in range(3000)}
+        self.assertEqual(len(self.search(self.runs(tree), "f")), 3000)
+
     def test_little_memory(self) -> None:
         """What is read in advance is bounded, and what does not fit is read again."""
         tree = {f"d{n}": {"f": b"x" * 200, "n": f"{n}".encode()} for n in range(300)}

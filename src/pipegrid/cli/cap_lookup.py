@@ -431,6 +431,8 @@ async def root_of(grid: Grid, text: str) -> tuple[str, tuple[str, ...]]:
         PipegridError: the catalogue that lists the run cannot be read.
     """
     try:
+        if "@" not in text:  # spares what reads catalogues
+            return grid_paths.parse_here(text, grid.config.directory)
         return await run_paths.RunFinder(grid).root_of(text)
     except UsageError:
         cap_file.check_no_file(text)

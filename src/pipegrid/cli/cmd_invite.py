@@ -170,7 +170,7 @@ class InviteJob(GridJob):
         grid = None
         try:
             for text in self._options.paths:
-                run = run_paths.run_path_here(text, directory)
+                run = run_paths.run_path_here(text, directory) if "@" in text else None
                 root, names = ("", run.names) if run else grid_paths.parse_here(text, directory)
                 if grid is None and (run or names):
                     grid = await open_grid(reactor, str(directory))

@@ -25,6 +25,7 @@ from pipegrid.errors import UsageError
 from pipegrid.grid.client_paths import default_directory, is_configured
 from pipegrid.tree import aliases as tree_aliases
 from pipegrid.tree import directory_reading, grid_paths
+from pipegrid.tree.backup import run_paths
 
 if TYPE_CHECKING:
     from pipegrid.tree.grid_api import Grid
@@ -374,7 +375,7 @@ def on_grid(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
     """
     if ":" not in text:
         return [] if "/" in text else aliases(invocation, text)
-    cut = text.rfind("/") + 1 or text.index(":") + 1
+    cut = text.rfind("/") + 1 or _run_end(text) or text.index(":") + 1
     head, begun = text[:cut], unicodedata.normalize("NFC", text[cut:])
     if head.startswith(CAP_STARTS) and "/" not in head:
         return []
@@ -382,8 +383,14 @@ def on_grid(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
     if not is_configured(home):
         return []
 
-    root, names = grid_paths.parse_here(head, home)
-    return _items(head, _read(invocation, root, names), begun)
+    if "@" not in head or run_paths.run_path_here(head, home) is None:
+        grid_paths.parse_here(head, home)  # nothing is opened for a mistake
+    return _items(head, _read(invocation, head), begun)
+
+
+def _run_end(text: str) -> int:
+    """Return where ``NAME@TIME:`` ends in text; 0: it does not begin so."""
+    return run_paths.names_start(text) if "@" in text else 0
 
 
 def anywhere(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
@@ -435,11 +442,15 @@ def _can_be_typed(name: str) -> bool:
     return not any("\ud800" <= char <= "\udfff" or char == "\0" for char in name)
 
 
-def _read(invocation: Invocation, root: str, names: tuple[str, ...]) -> list[str]:
+def _read(invocation: Invocation, path: str) -> list[str]:
     """Return the names in a directory, those of directories with a slash; none after an error."""
     found: list[str] = []
 
     async def work(grid: Grid, _: Console) -> int:
+        if "@" in path:
+            root, names = await run_paths.RunFinder(grid).root_of(path)
+        else:
+            root, names = grid_paths.parse_here(path, grid.config.directory)
         limits = directory_reading.ListingLimits(directory_bytes=MAX_DIRECTORY_BYTES)
         place = await grid_paths.resolve(grid, root, names, limits)
         cap = place.best or place.cap

@@ -62,11 +62,15 @@ class Trees:
             UsageError, CapError: this is not a path, or there is no such alias, backup or run.
             DirectoryError: a directory of the path is damaged.
         """
-        from pipegrid.tree.backup.run_paths import RunFinder
-        from pipegrid.tree.grid_paths import resolve
+        from pipegrid.tree.grid_paths import parse_here, resolve
 
         check_kind(path, str, "a path on a grid", "text")
-        root, names = await RunFinder(self._grid).root_of(path)
+        if "@" in path:
+            from pipegrid.tree.backup.run_paths import RunFinder
+
+            root, names = await RunFinder(self._grid).root_of(path)
+        else:
+            root, names = parse_here(path, self._grid.config.directory)
         return await resolve(self._grid, root, names, limits)
 
     @started

@@ -125,6 +125,18 @@ def parse_run_path(text: str, aliases: Mapping[str, str]) -> RunPath | None:
     return None
 
 
+def names_start(text: str) -> int:
+    """Return where the names begin in text that has the form of a path into a run; 0: it has not."""
+    head = text.partition("/")[0]
+    at = head.find("@", 1)
+    while at > 0:
+        end = time_at(text, at + 1)
+        if end > at + 1 and text[end : end + 1] == ":":
+            return end + 1
+        at = head.find("@", at + 1)
+    return 0
+
+
 def run_path_here(text: str, directory: Path) -> RunPath | None:
     """
     Parse a path into a run, unless it begins with an alias of a client's directory; see ``parse_run_path``.

@@ -210,6 +210,7 @@ class CachedDirectories:
         self._queue: deque[DirectoryCap] = deque()
         self._kept: OrderedDict[DirectoryCap, bytes] = OrderedDict()
         self._kept_bytes = 0
+        self._is_beginning = False
         self._asked: set[DirectoryCap] = set()
         self._ahead: dict[DirectoryCap, int] = {}
         self._ahead_bytes = 0
@@ -255,7 +256,16 @@ class CachedDirectories:
             running.cancel()
 
     def _begin(self) -> None:
-        """Start the reads that are due."""
+        """Start the reads that are due; one that ends at once comes here again, and adds no depth."""
+        if self._is_beginning:
+            return
+        self._is_beginning = True
+        try:
+            self._begin_some()
+        finally:
+            self._is_beginning = False
+
+    def _begin_some(self) -> None:
         while self._queue and len(self._running) < self._reads and self._ahead_bytes < AHEAD_BYTES:
             cap = self._queue.popleft()
             if cap in self._asked or cap in self._kept or cap in self._running:
