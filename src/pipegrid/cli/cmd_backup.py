@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from pipegrid.cli import cap_lookup, progress_bar
 from pipegrid.cli.backup_reports import BackupOutcome, BackupReports, report_options
 from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.configured_options import ConfiguredCommand, configured_options
-from pipegrid.cli.console import Console
+from pipegrid.cli.console import Console, source_of
 from pipegrid.cli.error_report import ExitStatus, sentence, worst_status
 from pipegrid.cli.options import EMPTY_NAME, grid_options, limit_options, usage_error
 from pipegrid.cli.retention_options import retention_options, rules_of
@@ -27,24 +26,37 @@ from pipegrid.cli.tree_transfers import (
 from pipegrid.core.text import amount, counted
 from pipegrid.errors import NotEnoughSharesError
 from pipegrid.tree import extended_metadata, grid_paths
-from pipegrid.tree.backup import backup_run, run_paths
+from pipegrid.tree.backup import backup_run, backup_sources, run_paths
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
 
-    from pipegrid.tree.backup.backup_run import BackupOptions, Backups
+    from pipegrid.tree.backup.backup_run import BackupOptions, Backups, BackupSource
+    from pipegrid.tree.backup.backup_sources import BackupDirectories
     from pipegrid.tree.grid_api import Grid
 
 
 @click.command(name="backup", cls=ConfiguredCommand)
-@click.argument("source", metavar="DIR", type=click.Path(readable=False))
+@click.argument(
+    "sources", nargs=-1, metavar="DIR... | -- COMMAND...", type=click.Path(readable=False)
+)
 @click.option(
     "--as",
     "names",
     multiple=True,
     metavar="NAME|ALIAS:PATH",
     help="The name of the backup; or a mutable directory, in which its runs are kept, too. Give the option "
-    "twice for both.  [default: the name of DIR]",
+    "twice for both.  [default: the names of all DIR, or of the stored file]",
+)
+@click.option(
+    "--stdin",
+    metavar="NAME",
+    help="Store standard input, as the only file NAME of this run.",
+)
+@click.option(
+    "--from-command",
+    metavar="NAME",
+    help="Store what COMMAND prints, as the only file NAME of this run. If COMMAND fails nothing is stored.",
 )
 @click.option(
     "--dry-run", is_flag=True, help="Print what would be sent; read no file and store nothing."
@@ -63,8 +75,10 @@ if TYPE_CHECKING:
 @limit_options
 @grid_options
 def backup_command(
-    source: str,
+    sources: tuple[str, ...],
     names: tuple[str, ...],
+    stdin: str | None,
+    from_command: str | None,
     dry_run: bool,
     tags: tuple[str, ...],
     rules: dict[str, Any],
@@ -72,7 +86,9 @@ def backup_command(
     reports: BackupReports,
 ) -> GridJob:
     """
-    Store a directory as it is now, and add this run to the list of all runs.
+    Store directories as they are now, and add this run to the list of all runs.
+
+    One DIR is the whole tree of the run; of several, each appears there at its absolute path.
 
     Files that have not changed since an earlier run are neither read nor sent. Objects that were not
     checked for some weeks are checked, and their leases are renewed. The printed cap restores every run in
@@ -89,13 +105,17 @@ def backup_command(
     Each option can also be set by a variable, such as PIPEGRID_BACKUP_LIMIT_RATE, and under its name in
     [backup NAME] of pipegrid.cfg; the command line counts most, then the variable.
     """
-    if source == "" or "" in (*names, *tags):
+    if "" in (*sources, *names, *tags):
         raise usage_error(EMPTY_NAME)
     chosen = SelectionOptions(**selection)
-    made_anew = chosen.of(source)
     path, named = _place_of(names)
-    called = named or os.path.basename(os.path.abspath(source)) or "root"
-    outcome = BackupOutcome(called, reports.json_progress)
+    file_name = _file_name(sources, stdin, from_command)
+    if file_name is not None and (dry_run or chosen.is_any):
+        raise usage_error("options that select files, and --dry-run, are for directories")
+    directories = None if file_name else backup_sources.BackupDirectories(sources)
+    made_anew = chosen.of(*([] if directories is None else directories.selected))
+    default_name = (file_name or "") if directories is None else directories.name
+    outcome = BackupOutcome(named or default_name, reports.json_progress)
 
     async def work(grid: Grid, console: Console) -> int:
         archives = None
@@ -112,12 +132,39 @@ def backup_command(
         backups = backup_run.Backups(
             grid, say=lambda sentence: console.say(f"pipegrid: {sentence}")
         )
-        do = _would_send if dry_run else partial(_run, grid.clock, outcome)
-        status = await do(console, backups, source, called, options, chosen)
+        run = partial(_run, grid.clock, outcome, console, backups)
+        if directories is None:
+            given = source_of("-", console.stdin) if stdin else sources
+            stream = backup_sources.BackupStream(file_name or "", given)
+            status = await run(stream, options, chosen)
+        elif dry_run:
+            status = await _would_send(console, backups, directories, outcome.name, options, chosen)
+        else:
+            status = await run(directories, options, chosen)
         chosen.report_unmatched(console)
         return status
 
     return GridJob(work, path or "") if dry_run else reports.job(work, outcome, path or "")
+
+
+def _file_name(sources: tuple[str, ...], stdin: str | None, from_command: str | None) -> str | None:
+    """Return the name of the file if a stream is stored; None: directories are."""
+    if stdin is not None and from_command is not None:
+        raise usage_error("give --stdin or --from-command, not both")
+    if stdin is None and from_command is None:
+        if not sources:
+            context = click.get_current_context()
+            argument = next(each for each in context.command.params if each.name == "sources")
+            raise click.MissingParameter(ctx=context, param=argument)
+        return None
+    if stdin is not None and sources:
+        raise usage_error("--stdin stores standard input alone; leave out DIR")
+    if from_command is not None and not sources:
+        raise usage_error("--from-command needs a command; add it at the end: -- COMMAND ARGUMENTS")
+    name = stdin if stdin is not None else from_command
+    if not name:
+        raise usage_error(EMPTY_NAME)
+    return name
 
 
 def _place_of(given: tuple[str, ...]) -> tuple[str | None, str | None]:
@@ -138,15 +185,14 @@ async def _run(
     outcome: BackupOutcome,
     console: Console,
     backups: Backups,
-    directory: str,
-    name: str,
+    source: BackupSource,
     options: BackupOptions,
     chosen: SelectionOptions,
 ) -> ExitStatus:
     losses = extended_metadata.MetadataLosses()
     with progress_bar.ProgressBar(console, "backup") as progress:
         reports = outcome.watched(console, clock, reports_of(console, progress, losses))
-        result = await backups.run(directory, name, options, reports)
+        result = await backups.run(source, outcome.name, options, reports)
     run, counts = result.run, result.counts
     report_losses(console, losses, "stored")
     console.say(
@@ -185,13 +231,13 @@ async def _run(
 async def _would_send(
     console: Console,
     backups: Backups,
-    directory: str,
+    directories: BackupDirectories,
     name: str,
     options: BackupOptions,
     chosen: SelectionOptions,
 ) -> ExitStatus:
     with progress_bar.ProgressBar(console, "backup") as progress:
-        would = await backups.would_send(directory, options, reports_of(console, progress), name)
+        would = await backups.would_send(directories, options, reports_of(console, progress), name)
     console.result(
         f"would send {counted(would.objects, 'object')}, {would.bytes} bytes ({amount(would.bytes)}; about "
         f"{amount(would.share_bytes)} on servers), and check {would.checks}",

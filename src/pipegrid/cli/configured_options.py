@@ -33,6 +33,9 @@ DIRECTORIES = ("directory", "directories")
 _SELECTING = ("every", "configured", "list_configured")
 """Parameters that choose sections, and so are no settings of one."""
 
+_STREAMS = ("stdin", "from_command")
+"""Parameters that are on the command line alone: a section stores directories."""
+
 configured_options = all_of(
     click.option(
         "--list-configured",
@@ -116,7 +119,11 @@ class ConfiguredCommand(click.Command):
         common = {param.name for param in _params_of(common_options)}
         found = {}
         for param in self.params:
-            if isinstance(param, click.Option) and param.name not in (*common, *_SELECTING):
+            if isinstance(param, click.Option) and param.name not in (
+                *common,
+                *_SELECTING,
+                *_STREAMS,
+            ):
                 long = [each for each in param.opts if each.startswith("--")]
                 found[long[0].removeprefix("--")] = param
         return found

@@ -290,19 +290,23 @@ class SelectionOptions:
         self._lines = _listed(given["files_from"], given["files_from0"])
         file_selection.TreeSelection(self._patterns)  # reports invalid patterns now
 
+    @property
+    def is_any(self) -> bool:
+        """Whether any option selects what is stored of a directory."""
+        more = self._more["tags"] or self._more["max_file_bytes"] is not None
+        return bool(self._patterns or more or self._lines is not None or self.one_file_system)
+
     def of(self, *directories: str) -> Callable[[str], file_selection.TreeSelection]:
         """
         Return a function that makes the selection for one walk through one of these directories.
 
         Raises:
-            UsageError: a listed path is not below them, or is relative to several.
+            UsageError: a listed path is not below one of them, or is relative to several.
         """
         only: dict[str, list[str]] = {}
-        if self._lines is not None:
-            roots = [
-                os.path.realpath(each) if len(directories) > 1 else each for each in directories
-            ]
-            only = file_selection.paths_below_each(list(map(os.path.abspath, roots)), self._lines)
+        if self._lines is not None and directories:
+            roots = [os.path.abspath(each) for each in directories]
+            only = file_selection.paths_below_each(roots, self._lines)
             for listed in only.values():
                 file_selection.TreeSelection(self._patterns, listed)
 

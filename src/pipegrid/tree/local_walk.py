@@ -9,13 +9,13 @@ import stat
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
 from pipegrid.disk.atomic_write import is_part_name
 from pipegrid.tree.directory_packing import MAX_ENTRIES
-from pipegrid.tree.extended_metadata import HardLinks, read_extended
+from pipegrid.tree.extended_metadata import read_extended
 from pipegrid.tree.file_selection import DirectoryTag, TreeSelection
 
 SMALL_BYTES = 128 << 10
@@ -140,7 +140,28 @@ class Skipped:
 Thing = DirectoryBegun | DirectoryEnded | FileMet | LeftOut | Skipped
 
 
-class LocalWalk:
+LinkId = Callable[[os.stat_result, str], str | None]
+"""Identifies a file that has several names; see ``extended_metadata.HardLinks``."""
+
+
+class EntryWalk(Protocol):
+    """A walk through one directory, or through several as one tree; see ``LocalWalk``."""
+
+    def batch(self) -> list[Thing]:
+        """Return the next entries; an empty list at the end."""
+
+    def close(self) -> None:
+        """Close all directories, once the current batch has ended."""
+
+    def open(self, path: str) -> io.FileIO:
+        """Open a file of the walk again."""
+
+    @property
+    def excluded(self) -> int:
+        """Number of entries that the selection has left out so far."""
+
+
+class LocalWalk(EntryWalk):
     """
     One walk through a directory, in batches. All methods block: call them in a worker thread.
 
@@ -156,13 +177,17 @@ class LocalWalk:
     Args:
         root: its path; if that is a link, it is followed, since the user named it.
         selection: what to store.
-        one_file_system: what is mounted inside appears as an empty directory.
+        one_file_system: what is mounted inside appears as an empty directory, unless ``mounted`` has its
+            path.
+        mounted: paths of directories that must be met; those that are not are reported.
+        levels_above: of the tree that the root is in.
         without: directories to skip, each by device and inode; see ``own_directories``.
         know: called with every regular file before it is opened; if it returns something, the file is not
             read.
         read: whether files are read at all.
-        extended: read extended metadata, too. Then ``know`` returns an object with the attribute
-            ``extended``; if that is None, it is read again.
+        link_id: called with a file that has several names, and its path; returns an identifier that all of
+            them share. If it is given, extended metadata is read, too, and ``know`` returns an object with
+            the attribute ``extended``; if that is None, it is read again.
         now_ns: nanoseconds since 1970.
     """
 
@@ -172,24 +197,28 @@ class LocalWalk:
         *,
         selection: TreeSelection = _NOTHING,
         one_file_system: bool = False,
+        mounted: Collection[str] = (),
+        levels_above: int = 0,
         without: Collection[tuple[int, int]] = (),
         know: Callable[[str, os.stat_result], Any] = lambda path, found: None,
         read: bool = True,
-        extended: bool = False,
+        link_id: LinkId | None = None,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._root = root
         self._selection = selection
         self._one_file_system = one_file_system
+        self._mounted = set(mounted)
+        self._not_met = set(mounted)
+        self._most_levels = MAX_DEPTH - levels_above
         self._without = without
         self._know = know
         self._read = read
-        self.hard_links = HardLinks() if extended else None
+        self._identify = link_id
         self._now_ns = now_ns
         self._levels: list[_Level] = []
         self._numbers = 0
         self._bytes = 0
-        self._device = 0
         self._kernels: dict[int, str] | None = None
         self._things = self._walk()
         self._busy = Lock()  # so that ``close`` need not wait for the thread that reads
@@ -247,7 +276,6 @@ class LocalWalk:
     def _walk(self) -> Generator[Thing, None, None]:
         fd = os.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
         found = os.fstat(fd)
-        self._device = found.st_dev
         yield self._enter(fd, "", b"", found)
         yield from self._list()
         while self._levels:
@@ -264,9 +292,11 @@ class LocalWalk:
                 else:
                     yield from self._look(level, name, path)
             except OSError as error:
-                yield LeftOut(path, _reason(error))
+                yield LeftOut(path, reason_of(error))
         for path in self._selection.unmet:
             yield LeftOut(path, "it is in the list, but does not exist")
+        for path in sorted(self._not_met):
+            yield LeftOut(path, "it was given, but is no directory, is excluded, or cannot be read")
 
     def _enter(self, fd: int, path: str, name: bytes, found: os.stat_result) -> DirectoryBegun:
         parent = self._levels[-1].number if self._levels else -1
@@ -275,7 +305,7 @@ class LocalWalk:
         self._levels.append(level)
         if len(self._levels) > _OPEN_LEVELS:
             self._levels[-_OPEN_LEVELS - 1].close()
-        extended = None if self.hard_links is None else read_extended(fd, found)
+        extended = None if self._identify is None else read_extended(fd, found)
         return DirectoryBegun(level.number, parent, name, path, found, extended)
 
     def _list(self) -> Iterator[LeftOut]:
@@ -296,7 +326,7 @@ class LocalWalk:
                         is_directory = entry.is_dir(follow_symlinks=False)
                     except OSError as error:
                         if selection.takes(path, True):
-                            yield LeftOut(path, _reason(error))
+                            yield LeftOut(path, reason_of(error))
                         continue
                     if selection.takes(path, is_directory):
                         level.names.append((entry.name, is_directory))
@@ -312,7 +342,7 @@ class LocalWalk:
             if len(self._levels) == 1:
                 raise
             level.names.clear()
-            yield LeftOut(level.path, _reason(error))
+            yield LeftOut(level.path, reason_of(error))
         # Files first, so that they are open only briefly; taken from the end.
         level.names.sort(key=lambda each: (each[1], each[0]), reverse=True)
 
@@ -322,7 +352,7 @@ class LocalWalk:
 
     def _descend(self, name: str, path: str) -> Iterator[Thing]:
         level = self._levels[-1]
-        if len(self._levels) > MAX_DEPTH:
+        if len(self._levels) > self._most_levels:
             yield LeftOut(path, f"it is more than {MAX_DEPTH} levels deep; readers take no more")
             return
         fd = os.open(name, _DIRECTORY, dir_fd=level.fd)
@@ -343,7 +373,9 @@ class LocalWalk:
                     path, f"the file system {kind} of the kernel, which has no files on a disk"
                 )
                 return
-        if self._one_file_system and found.st_dev != self._device:
+        self._not_met.discard(path)
+        is_mounted = found.st_dev != level.identity[0]
+        if self._one_file_system and is_mounted and path not in self._mounted:
             return
         yield from self._list()
 
@@ -376,7 +408,7 @@ class LocalWalk:
         if kind == stat.S_IFLNK:
             link = os.fsencode(os.readlink(name, dir_fd=level.fd))
             extended = None
-            if self.hard_links is not None:
+            if self._identify is not None:
                 extended = read_extended(f"/proc/self/fd/{level.fd}/{name}", found)
             yield FileMet(level.number, raw, path, found, began_ns, link, link, extended=extended)
         elif kind == stat.S_IFDIR:  # it was not a directory when the names were read
@@ -415,7 +447,7 @@ class LocalWalk:
         self, known: Any, level: _Level, path: str, found: os.stat_result
     ) -> dict[str, Any] | None:
         """Return the extended metadata of a known file; it is read if it is not known."""
-        if self.hard_links is None:
+        if self._identify is None:
             return None
         if known.extended is not None or not self._read:
             extended: dict[str, Any] | None = known.extended
@@ -428,9 +460,9 @@ class LocalWalk:
             return None
 
     def _link_id(self, found: os.stat_result, path: str) -> str | None:
-        if self.hard_links is None or found.st_nlink < 2:
+        if self._identify is None or found.st_nlink < 2:
             return None
-        return self.hard_links.identifier(found, path)
+        return self._identify(found, path)
 
     def _take(self, file: io.FileIO, level: _Level, name: bytes, path: str) -> FileMet | None:
         """Read a small file; None: it changed during each attempt."""
@@ -438,7 +470,7 @@ class LocalWalk:
         for _ in range(_TRIES):
             began_ns = self._now_ns()
             found = os.fstat(fd)
-            extended = None if self.hard_links is None else read_extended(fd, found)
+            extended = None if self._identify is None else read_extended(fd, found)
             if found.st_size > SMALL_BYTES:
                 return self._met(level, name, path, found, began_ns, file, extended)
             content = os.pread(fd, found.st_size + 1, 0)
@@ -576,7 +608,8 @@ def _read_to_end(fd: int) -> bytes:
     return bytes(content)
 
 
-def _reason(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
+    """Return why something that was met could not be read, as a sentence."""
     if error.errno == errno.ENOENT:
         return "it vanished while the directory was read"
     if error.errno in (errno.ENOTDIR, errno.ELOOP):

@@ -25,6 +25,7 @@ from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.local_walk import (
     DirectoryBegun,
     DirectoryEnded,
+    EntryWalk,
     FileMet,
     LeftOut,
     LocalWalk,
@@ -260,7 +261,7 @@ class FailedObject:
             self.met = attrs.evolve(met, content=None)
 
 
-def reopened(walk: LocalWalk, path: str, why: str) -> io.FileIO:
+def reopened(walk: EntryWalk, path: str, why: str) -> io.FileIO:
     """
     Open a file of the walk again.
 
@@ -376,7 +377,7 @@ class TreeUpload:
     def __init__(
         self,
         grid: Grid,
-        walk: LocalWalk,
+        walk: EntryWalk,
         store: StoresFiles,
         root: str,
         reports: TreeReports | None = None,

@@ -227,6 +227,13 @@ class UncopiedSource:
                 self.file.close()
 
 
+def as_repeatable(source: Source) -> SourceLike:
+    """Return an open source in a form that can be stored several times, until the source is closed."""
+    if isinstance(source, FileSource):
+        return FileRange(source._file, source._start, source.size)
+    return bytes(source.read_at(0, source.size))
+
+
 def open_at_once(source: SourceLike, name: str | None = None) -> Source | UncopiedSource:
     """
     Return the source for what the caller gave, or an ``UncopiedSource``; does not wait for other

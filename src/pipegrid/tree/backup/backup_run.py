@@ -17,6 +17,7 @@ from pipegrid.errors import NotEnoughSharesError, PipegridError, RollbackError, 
 from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.deferreds import gather
 from pipegrid.tree.backup.backup_database import Database
+from pipegrid.tree.backup.backup_sources import BackupDirectories, BackupStream, still_exists
 from pipegrid.tree.backup.backup_state_directory import BackupPlace, CatalogueState
 from pipegrid.tree.backup.catalogue import (
     Archives,
@@ -34,9 +35,10 @@ from pipegrid.tree.backup.catalogue_store import (
     GridCatalogues,
 )
 from pipegrid.tree.backup.retention import Retention
+from pipegrid.tree.extended_metadata import HardLinks
 from pipegrid.tree.file_metadata import KEY
 from pipegrid.tree.file_selection import TreeSelection
-from pipegrid.tree.local_walk import LocalWalk, own_directories
+from pipegrid.tree.local_walk import own_directories
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports, TreeResult, TreeUpload
 from pipegrid.tree.upload_target import DryRunStore, GridFiles, StoresFiles
 
@@ -45,6 +47,7 @@ from pipegrid.tree.upload_target import DryRunStore, GridFiles, StoresFiles
 # The run is recorded locally first, so that the next run lists it if this fails.
 
 T = TypeVar("T")
+BackupSource = BackupDirectories | BackupStream
 
 
 @attrs.frozen
@@ -144,7 +147,7 @@ class SelectsFiles(Protocol):
 
 class Storing:
     """
-    Stores one directory of one client.
+    Stores what one run of one client has.
 
     Args:
         say: called with sentences for the user.
@@ -153,7 +156,7 @@ class Storing:
         read_only: nothing is recorded, and no file is read.
 
     Attributes:
-        root: its absolute path.
+        source: what is stored.
 
     Raises:
         UsageError, SinkError: the database cannot be used.
@@ -163,7 +166,7 @@ class Storing:
         self,
         grid: Grid,
         place: BackupPlace,
-        directory: str,
+        source: BackupSource,
         *,
         say: Callable[[str], None],
         now: Callable[[], float],
@@ -172,10 +175,9 @@ class Storing:
     ) -> None:
         params = grid.config.params
         numbers = (params.required_shares, params.total_shares, params.max_segment_bytes)
-        self.root = os.path.realpath(directory)
+        self.source = source
         self._grid = grid
         self._place = place
-        self._directory = directory
         self._now = now
         self._reports = reports
         self._say = say
@@ -183,7 +185,7 @@ class Storing:
         self.database = Database(
             place.database,
             repr(numbers).encode() + grid.config.convergence,
-            self.root,
+            source.base if isinstance(source, BackupDirectories) else "/",
             now=now,
             say=say,
             read_only=read_only,
@@ -194,32 +196,35 @@ class Storing:
         Store what is not recorded as stored.
 
         Raises:
-            SourceError: the directory cannot be read.
+            SourceError: it cannot be read.
             GridError: the store accepts nothing.
         """
+        if isinstance(self.source, BackupStream):
+            return await self.source.store(self._grid, self._reports or TreeReports(), self._now)
         local = self._grid.config.local
         own = [*self._place.own, *([] if local is None else [local.directory])]
-        walk = LocalWalk(
-            self._directory,
+        links = HardLinks()
+        walk = self.source.walk(
+            files.selection,
+            self.database.file,
+            links.identifier,
             without=own_directories(*own),
-            selection=files.selection(self._directory),
             one_file_system=files.one_file_system,
-            know=self.database.file,
             read=not self._read_only,
-            extended=True,
             now_ns=lambda: int(self._now() * 1e9),
         )
-        upload = TreeUpload(self._grid, walk, store, self._directory, self._reports, self.database)
+        title = self.source.title
+        upload = TreeUpload(self._grid, walk, store, title, self._reports, self.database)
         result = await upload.run()
-        return result if self._read_only else await self._with_owners(result, walk)
+        return result if self._read_only else await self._with_owners(result, links)
 
-    async def _with_owners(self, result: TreeResult, walk: LocalWalk) -> TreeResult:
+    async def _with_owners(self, result: TreeResult, links: HardLinks) -> TreeResult:
         """Return a stored tree whose metadata has the names of owners; report what is not stored."""
         names, more = await self._grid.workers.run(result.owners.stored)
         if more:
             self._say(f"the names of {counted(more, 'owner')} are not stored, only their numbers")
-        if walk.hard_links is not None and walk.hard_links.left_out:
-            several = counted(walk.hard_links.left_out, "name")
+        if links.left_out:
+            several = counted(links.left_out, "name")
             self._say(f"{several} of files with several names are stored as files of their own")
         ours = {**result.metadata.get(KEY, {}), **names}
         return attrs.evolve(result, metadata={**result.metadata, KEY: ours})
@@ -263,15 +268,15 @@ def _is_sensible(name: str) -> bool:
 
 def check_owner(runs: Iterable[BackupRun], name: str, root: str, machine: Machine) -> None:
     """
-    Check that a directory of this machine may add runs to the series of this name.
+    Check that what this machine stores may add runs to the series of this name.
 
     A machine that has a run in the series may continue it: it was the first, or the user asked for it.
 
     Args:
-        root: the absolute path of the directory.
+        root: what is stored: absolute paths of directories, or a stream.
 
     Raises:
-        UsageError: the runs are another machine's, or those of another directory that still exists.
+        UsageError: the runs are another machine's, or those of something else that still exists.
     """
     same = [run for run in runs if run.name == name]
     ours = [run for run in same if run.machine.id in ("", machine.id)]
@@ -286,11 +291,13 @@ def check_owner(runs: Iterable[BackupRun], name: str, root: str, machine: Machin
         raise _taken(name, f"{newest.directory or 'a directory'} on {where}", root)
     noted = [run for run in ours if run.directory]
     other = max(noted, key=lambda run: run.time).directory if noted else root
-    try:
-        if other == printable(root) or os.path.samefile(other, root):
-            return
-    except (OSError, ValueError):  # it was moved, perhaps to here; or is not a path at all
+    if other == printable(root) or not still_exists(other):  # it was moved, perhaps to here
         return
+    try:
+        if os.path.samefile(other, root):
+            return
+    except (OSError, ValueError):  # several directories, or not a path at all
+        pass
     raise _taken(name, other, root)
 
 
@@ -407,13 +414,13 @@ class Backups:
 
     async def run(
         self,
-        directory: str,
+        source: str | BackupSource,
         name: str,
         options: BackupOptions | None = None,
         reports: TreeReports | None = None,
     ) -> BackupResult:
         """
-        Store a directory as it is now, and list the run.
+        Store a directory as it is now, or several, or a stream, and list the run.
 
         If it is stored but cannot be listed, no error is raised: ``problems`` of the result says why, and the
         next run lists it.
@@ -421,17 +428,18 @@ class Backups:
         Raises:
             UsageError: another run is running, the name is impossible or belongs to another directory or
                 machine, or the directory that keeps the run cannot be changed.
-            SourceError: the directory cannot be read.
+            SourceError: it cannot be read.
             GridError: the grid accepts nothing, or the list of runs cannot be created.
         """
         options = options or BackupOptions()
+        source = _as_source(source)
         began_s = self._grid.clock.seconds()
         self.place.lock()
         try:
             noted = self.place.noted(self._say)
-            root, machine = os.path.realpath(directory), self._machine or self.place.machine()
-            name = await self._checked_name(name, noted, root, machine, options)
-            storing = self._storing(directory, reports)
+            machine = self._machine or self.place.machine()
+            name = await self._checked_name(name, noted, source.root, machine, options)
+            storing = self._storing(source, reports)
             try:
                 noted, counts, listed = await self._store(noted, name, machine, storing, options)
                 storing.database.finish()
@@ -481,12 +489,12 @@ class Backups:
         )
         when = own_time(name, self._now(), noted.runs)
         run = BackupRun(name, when, result.cap, machine=machine, tags=options.tags)
-        run = _filled(run, storing.root, result)
+        run = _filled(run, storing.source.root, result)
         later = warning_of_later_runs(run, noted.runs)
         if later:
             self._say(later)
         listed = await self._lister.list(noted, archives, run, options.retention)
-        if listed.is_nowhere and believed:
+        if listed.is_nowhere and believed and isinstance(storing.source, BackupDirectories):
             run, result = await self._store_again(noted, listed.run, storing, options)
             listed = attrs.evolve(listed, run=run)
         if listed.is_nowhere:
@@ -509,7 +517,7 @@ class Backups:
         self.place.note(noted)  # without a run that may not be stored
         storing.database.require_check()
         result = await storing.store(options, GridFiles(self._grid))
-        run = _filled(run, storing.root, result)
+        run = _filled(run, storing.source.root, result)
         others = [each for each in noted.unlisted if entry_name(each) != entry_name(run)]
         self.place.note(attrs.evolve(noted, unlisted=(*others, run)))
         return run, result
@@ -559,7 +567,7 @@ class Backups:
 
     async def would_send(
         self,
-        directory: str,
+        source: str | BackupDirectories,
         options: BackupOptions | None = None,
         reports: TreeReports | None = None,
         name: str | None = None,
@@ -573,13 +581,14 @@ class Backups:
         Raises: as ``run`` does.
         """
         options = options or BackupOptions()
+        chosen = _as_source(source)
         self.place.lock()
         try:
             if name is not None:
-                root, noted = os.path.realpath(directory), self.place.noted(self._say)
+                noted = self.place.noted(self._say)
                 machine = self._machine or self.place.machine(keep=False)
-                await self._checked_name(name, noted, root, machine, options)
-            storing = self._storing(directory, reports, read_only=True)
+                await self._checked_name(name, noted, chosen.root, machine, options)
+            storing = self._storing(chosen, reports, read_only=True)
             try:
                 store = DryRunStore(self._grid.config.params)
                 result = await storing.store(options, store)
@@ -613,17 +622,21 @@ class Backups:
         return attrs.evolve(noted, content=content).runs
 
     def _storing(
-        self, directory: str, reports: TreeReports | None, read_only: bool = False
+        self, source: BackupSource, reports: TreeReports | None, read_only: bool = False
     ) -> Storing:
         return Storing(
             self._grid,
             self.place,
-            directory,
+            source,
             say=self._say,
             now=self._now,
             reports=reports,
             read_only=read_only,
         )
+
+
+def _as_source(source: str | BackupSource) -> BackupSource:
+    return BackupDirectories([source]) if isinstance(source, str) else source
 
 
 def _filled(run: BackupRun, root: str, result: TreeResult) -> BackupRun:
