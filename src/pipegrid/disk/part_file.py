@@ -298,9 +298,12 @@ class PartFile:
     def flush(self) -> None:
         """Do nothing, for callers that flush any file: ``write`` does not buffer."""
 
-    def publish(self) -> None:
+    def publish(self, syncs_name: bool = True) -> None:
         """
         Make the file durable and give it its name; takes as long as the disk does; in any thread.
+
+        Args:
+            syncs_name: make the name durable, too; otherwise the caller syncs the directory.
 
         Raises:
             SinkError: it cannot be written, or a file of that name has appeared meanwhile; the part still
@@ -314,7 +317,8 @@ class PartFile:
                 self._set_mode()
                 self.sync()
                 self._give_name(self.part)
-                self._sync_directory()
+                if syncs_name:
+                    self._sync_directory()
         except BaseException as error:
             self._publishing = False
             if isinstance(error, OSError):

@@ -98,21 +98,29 @@ class DirectoryPartFile(PartFile):
         path: of the file; its last component is used, the rest is for messages.
         replace: replace an existing file or link.
         keeps_mode: the new file gets the permissions of the file that it replaces.
+        inside: what ``home.open`` has returned, if the caller keeps it open as long as the part is.
     """
 
     def __init__(
-        self, home: DirectoryFd, path: str, replace: bool, *, keeps_mode: bool = False
+        self,
+        home: DirectoryFd,
+        path: str,
+        replace: bool,
+        *,
+        keeps_mode: bool = False,
+        inside: int | None = None,
     ) -> None:
         self._home = home
-        self._inside: int | None = home.open()
+        self._inside: int | None = home.open() if inside is None else None
         try:
-            super().__init__(path, replace, follow=False, inside=self._inside)
+            there = self._inside if inside is None else inside
+            super().__init__(path, replace, follow=False, inside=there)
         except BaseException:
             self._release()
             raise
         if keeps_mode:
             with suppress(OSError):
-                found = os.stat(os.path.basename(path), dir_fd=self._inside, follow_symlinks=False)
+                found = os.stat(os.path.basename(path), dir_fd=there, follow_symlinks=False)
                 self._mode = found.st_mode & 0o777 if stat.S_ISREG(found.st_mode) else None
                 self._set_mode(0o600)
 
@@ -121,10 +129,10 @@ class DirectoryPartFile(PartFile):
         super().close()
         self._release()
 
-    def publish(self) -> None:
+    def publish(self, syncs_name: bool = True) -> None:
         """Give it its name, if its directory was not replaced."""
         self._home.check()
-        super().publish()
+        super().publish(syncs_name)
 
     def _release(self) -> None:
         fd, self._inside = self._inside, None

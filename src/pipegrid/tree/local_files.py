@@ -55,20 +55,28 @@ class TreePart(DirectoryPartFile):
 
     Args:
         kept: the metadata of its entry.
+        inside: see ``DirectoryPartFile``.
 
     Attributes:
         not_kept: a clause about the metadata that could not be set; empty if all was set.
     """
 
-    def __init__(self, home: DirectoryFd, path: str, replace: bool, kept: RestoredMetadata) -> None:
+    def __init__(
+        self,
+        home: DirectoryFd,
+        path: str,
+        replace: bool,
+        kept: RestoredMetadata,
+        inside: int | None = None,
+    ) -> None:
         self._kept = kept
         self.not_kept = ""
-        super().__init__(home, path, replace)
+        super().__init__(home, path, replace, inside=inside)
         self._mode = kept.mode
         with suppress(OSError):  # reported when it gets its name
             self._set_mode(0o600)
 
-    def publish(self) -> None:
+    def publish(self, syncs_name: bool = True) -> None:
         """Set its time and its mode, then give it its name."""
         if not self.closed and self.part is not None:
             if self._kept.extended is not None:
@@ -76,7 +84,7 @@ class TreePart(DirectoryPartFile):
                 self._mode = self._kept.extended.limited(self._mode)
             # A file system that keeps no times does not make the download fail.
             self.not_kept = _set_time(self.fileno(), self._kept)
-        super().publish()
+        super().publish(syncs_name)
 
     def _set_mode(self, more: int = 0) -> None:
         super()._set_mode(more)
@@ -99,11 +107,11 @@ class SparseTreePart(TreePart):
                 else:
                     super().write_pieces([data[begin:end]])
 
-    def publish(self) -> None:
+    def publish(self, syncs_name: bool = True) -> None:
         """Extend the file to its end, which may be a hole; then as ``TreePart`` does."""
         if not self.closed and os.fstat(self.fileno()).st_size < self.position:
             os.ftruncate(self.fileno(), self.position)
-        super().publish()
+        super().publish(syncs_name)
 
 
 def is_sparse(kept: RestoredMetadata) -> bool:
@@ -111,9 +119,15 @@ def is_sparse(kept: RestoredMetadata) -> bool:
     return kept.extended is not None and kept.extended.stored.sparse
 
 
-def tree_part(home: DirectoryFd, path: str, replace: bool, kept: RestoredMetadata) -> TreePart:
+def tree_part(
+    home: DirectoryFd,
+    path: str,
+    replace: bool,
+    kept: RestoredMetadata,
+    inside: int | None = None,
+) -> TreePart:
     """Return a new part file; see ``TreePart``."""
-    return (SparseTreePart if is_sparse(kept) else TreePart)(home, path, replace, kept)
+    return (SparseTreePart if is_sparse(kept) else TreePart)(home, path, replace, kept, inside)
 
 
 class ExistingFile(PartFile):
@@ -155,7 +169,7 @@ class ExistingFile(PartFile):
         """Raise ``Differs``: the rest of the file is not equal."""
         raise Differs
 
-    def publish(self) -> None:
+    def publish(self, syncs_name: bool = True) -> None:
         """Do nothing: the file has its name already."""
 
     def leave(self) -> str | None:
@@ -484,28 +498,6 @@ def make_link(home: DirectoryFd, path: str, kept: RestoredMetadata, force: bool)
     except (OSError, ValueError) as error:
         raise failed("make the link", path, error) from error
     return time
-
-
-def write_whole(
-    home: DirectoryFd, path: str, data: bytes, replace: bool, kept: RestoredMetadata
-) -> str:
-    """
-    Write a small file under a hidden name, sync it, and rename it.
-
-    Returns:
-        a clause about metadata that could not be set; empty if all was set.
-
-    Raises:
-        SinkError: it cannot be written.
-    """
-    try:
-        part = tree_part(home, path, replace, kept)
-        with part:
-            part.begin(len(data))
-            part.write_pieces([data])
-        return part.not_kept
-    except OSError as error:
-        raise failed("write", path, error) from error
 
 
 def space_for(path: str, size: int) -> None:

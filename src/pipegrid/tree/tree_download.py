@@ -32,6 +32,7 @@ from pipegrid.tree.file_metadata import Modes, RestoredMetadata, restored
 from pipegrid.tree.local_files import NameCollisions, local_name
 from pipegrid.tree.metadata_restore import ExtendedRestore, LinkedFiles, is_one_file, link_file
 from pipegrid.tree.retry_queue import MOST, RetryQueue, wants_servers
+from pipegrid.tree.small_file_writes import WholeFile, WriteGroups
 from pipegrid.tree.walk import Found, TreePath, Unreadable, WalkLimits, walk
 
 if TYPE_CHECKING:
@@ -274,6 +275,7 @@ class FileFetcher:
     def __init__(self, grid: Grid, workers: CpuWorkers, force: bool) -> None:
         self._grid = grid
         self._workers = workers
+        self._small = WriteGroups(workers)
         self._force = force
 
     async def fetch(self, file: WantedFile, progress: Progress | None) -> tuple[How, int, str]:
@@ -334,9 +336,8 @@ class FileFetcher:
         replace = file.standing != "missing"
         if file.is_small:
             data = cap.data if isinstance(cap, LitCap) else await self._grid.read(cap)
-            write = local_files.write_whole
-            not_kept = await self._workers.run(write, home, file.place, data, replace, file.kept)
-            return "fetched", size or 0, not_kept
+            whole = WholeFile(home, file.place, data, replace, file.kept)
+            return "fetched", size or 0, await self._small.write(whole)
         if not local_files.is_sparse(file.kept):
             local_files.space_for(os.path.dirname(file.place), size or 0)
         part = local_files.tree_part(home, file.place, replace, file.kept)
