@@ -38,6 +38,22 @@ class ReadBundleTests(UpkeepTestCase):
         self.assertLessEqual(asked["read bundle"] + asked["read"], 10 * 15)
         self.assertGreaterEqual(asked["read bundle"], 10)
 
+    def test_a_new_client(self) -> None:
+        """One that expects reads has asked each server once, and sends bundles from the first read on."""
+        self.store(FILES)
+        self.client = self.world.client()
+        before = self.requests()
+        for _ in range(2):
+            self.client.grid.expect_reads()
+        self.world.clock.advance(1)
+        self.assertEqual((self.requests() - before)["version"], 10)
+        self.get_all()
+        before = self.requests()
+        self.get_all()
+        asked = self.requests() - before
+        self.assertEqual((asked["version"], asked["read"] < FILES), (0, True))
+        self.assertGreaterEqual(asked["read bundle"], 10)
+
     def test_servers_that_take_none(self) -> None:
         """They get ordinary requests, and no second bundle."""
         self.store(FILES)

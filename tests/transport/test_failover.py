@@ -106,6 +106,19 @@ class FailoverTests(SynchronousTestCase):
         setattr(self.opened[0][0], "last_activity_s", 7.0)  # noqa: B010  only servers of a network have it
         self.assertEqual(getattr(self.server, "last_activity_s", None), 7.0)
 
+    def test_small_reads_that_are_expected(self) -> None:
+        """Before a route is chosen, only an answer counts; later, a route without it is asked nothing."""
+        expected = self.server.expect_small_reads()
+        self.assertEqual((self.route(0).names, self.chosen), (["version"], []))
+        self.route(0).fail(self.down())
+        self.route(1).asked[0][1].callback(None)
+        self.route(1).asked[1][1].callback(None)
+        self.assertIsNone(self.successResultOf(expected))
+        self.assertEqual(self.chosen, ["route 1"])
+        asked = len(self.route(1).names)
+        self.assertIsNone(self.successResultOf(self.server.expect_small_reads()))
+        self.assertEqual(len(self.route(1).names), asked)
+
     def test_refused(self) -> None:
         """Others are asked at once; calls follow in their order, and what comes later goes there."""
         calls: list[Deferred[Any]] = [self.server.list_shares(SI), self.server.read(SI, 1, 0, 9)]

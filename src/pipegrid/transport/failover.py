@@ -22,7 +22,7 @@ from pipegrid.errors import (
 )
 from pipegrid.flow.concurrency_limits import SmallFileCapacity
 from pipegrid.reactor.deferreds import Timer
-from pipegrid.transport.interface import StorageServer, disconnected
+from pipegrid.transport.interface import StorageServer, disconnected, expect_small_reads
 from pipegrid.wire.storage_messages import LeaseSecrets, ServerIdentity
 
 if TYPE_CHECKING:
@@ -234,6 +234,13 @@ class FailoverServer:
     def read_small(self, storage_index: bytes, share_number: int, length: int) -> Deferred[bytes]:
         """Read the beginning of a small share; see ``transport.interface.read_small``."""
         return self._call("read_small", (storage_index, share_number, length), {})
+
+    def expect_small_reads(self) -> Deferred[None]:
+        """Prepare for many small reads; see ``transport.interface.expect_small_reads``."""
+        if self._chosen is not None:
+            return expect_small_reads(self._current)
+        # The answer also shows whether the route works; a route that prepares nothing would show nothing.
+        return self.version().addCallback(lambda _: None)
 
     def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
         """Add or renew a lease where there are shares; see ``transport.surveys``."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredList
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, succeed
 from twisted.internet.interfaces import IConsumer, IProducer, IPushProducer
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -518,6 +518,17 @@ def read_small(
     if method is None:
         return server.read(storage_index, share_number, 0, length)
     return method(storage_index, share_number, length)
+
+
+def expect_small_reads(server: StorageServer) -> Deferred[None]:
+    """
+    Prepare for many calls of ``read_small``; fires when that is done, or fails with the contract's errors.
+
+    If the server has a method ``expect_small_reads``, that may ask whether it takes several reads in one
+    request. Reads need not wait for the answer.
+    """
+    method: Callable[[], Deferred[None]] | None = getattr(server, "expect_small_reads", None)
+    return succeed(None) if method is None else method()
 
 
 # Base class of consumers of a server's or a download's stream: keeps its producer.

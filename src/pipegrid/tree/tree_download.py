@@ -589,6 +589,7 @@ class TreeGet:
             SinkError: the target cannot be created.
             PipegridError: the root cannot be read.
         """
+        self._grid.expect_reads()
         try:
             if self._extended is not None:
                 await self._workers.run(self._extended.resolve)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred, DeferredList, fail
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, fail, succeed
 from twisted.internet.interfaces import IConsumer, IReactorTime, IStreamClientEndpoint
 from twisted.python.failure import Failure
 
@@ -453,10 +453,19 @@ class GbsServer:
             return self.read(storage_index, share_number, 0, length)
         return self._read_bundles.read(storage_index, share_number, length)
 
+    def expect_small_reads(self) -> Deferred[None]:
+        """
+        Ask for the version, once: the response says whether the server takes bundles. See
+        ``transport.interface.expect_small_reads``.
+        """
+        if self.takes_bundles or not self._surveys.may_offer():
+            return succeed(None)
+        return self.version().addCallback(lambda _: None)
+
     def _ask_what_it_takes(self) -> None:
-        """Ask for the version, once: the response says whether the server takes bundles."""
-        if self._surveys.may_offer():
-            self.version().addErrback(lambda failure: failure.trap(ServerError, CancelledError))
+        self.expect_small_reads().addErrback(
+            lambda failure: failure.trap(ServerError, CancelledError)
+        )
 
     def stream(
         self, storage_index: bytes, share_number: int, offset: int, length: int, consumer: IConsumer
