@@ -22,7 +22,9 @@ from pipegrid.core import base32
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap, parse_cap
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import PipegridError
+from pipegrid.grid.storing_lock import StoringLock
 from pipegrid.testing.grid import EPOCH_S
+from pipegrid.transfer.upkeep import UpkeepRequest
 from pipegrid.tree import kept_caps
 from pipegrid.tree.aliases import add_alias, read_aliases
 from pipegrid.tree.backup.backup_run import BackupOptions, Backups
@@ -32,6 +34,7 @@ from pipegrid.tree.backup.prune import Prune, PruneResult
 from pipegrid.tree.backup.retention import Retention
 from pipegrid.tree.directory import Directory, create_directory
 from pipegrid.tree.directory_reading import read_listing
+from pipegrid.tree.tree_check import check_tree
 from tests.scratch import scratch_directory
 from tests.simulation.grid_world import GridWorld
 
@@ -73,7 +76,7 @@ class PruneClient:
         client.grid.config = attrs.evolve(
             client.grid.config, directory=self.directory, caches=(self.state,)
         )
-        client.grid._storing.__init__((self.state,), client.grid.clock)
+        client.grid._storing = StoringLock((self.state,), client.grid.clock)
         return client.grid
 
     def now(self) -> float:
@@ -98,9 +101,12 @@ class PruneClient:
 
     def prune(self, grid: Any) -> Deferred[PruneResult]:
         """Release what nothing reaches."""
+        return Deferred.fromCoroutine(self.pruning(grid).run())
+
+    def pruning(self, grid: Any) -> Prune:
+        """What releases it."""
         place = self.backups(grid).place
-        prune = Prune(grid, place, say=lambda sentence: None, now=self.now)
-        return Deferred.fromCoroutine(prune.run())
+        return Prune(grid, place, say=lambda sentence: None, now=self.now)
 
     def put(self, grid: Any, number: int) -> Deferred[Any]:
         """Put a file under the alias."""
@@ -143,11 +149,11 @@ class PruneWorld:
     def run(self) -> None:
         """Let the history happen, and check everything; raises AssertionError with what had happened."""
         try:
-            self._begin()
+            self.begin()
             for _ in range(self._steps):
                 self._step()
             self.check_reachable()
-            self._finish()
+            self.finish()
         except BaseException as error:
             story = "\n  ".join(self.log)
             raise AssertionError(f"{error!r}\n  {story}") from error
@@ -157,19 +163,19 @@ class PruneWorld:
         self.grid.close()
         shutil.rmtree(self.root, ignore_errors=True)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         ann, bob = self.clients
         for client in self.clients:
             grid = client.start()
             made = self.grid.run(Deferred.fromCoroutine(_created(grid)))
-            self._end(grid)
+            self.end(grid)
             add_alias(client.directory, "home", str(made))
-        self._change(ann)
+        self.change(ann)
         self._do(ann, "backup", ann.backup)
         (bob.state / "backup").mkdir(mode=0o700)
         cap = (ann.state / "backup/catalogue.cap").read_text()
         (bob.state / "backup/catalogue.cap").write_text(cap)
-        self._change(bob)
+        self.change(bob)
         self._do(bob, "backup", bob.backup)
 
     def _step(self) -> None:
@@ -192,7 +198,7 @@ class PruneWorld:
             )
         )
         if what == "backup":
-            self._change(client)
+            self.change(client)
             rules = random.choice((Retention(), Retention(last=2), Retention(daily=2)))
             self._do(client, what, lambda grid: client.backup(grid, retention=rules))
         elif what == "forget":
@@ -207,7 +213,7 @@ class PruneWorld:
         else:
             self._keep(client, what)
 
-    def _change(self, client: PruneClient) -> None:
+    def change(self, client: PruneClient) -> None:
         """Change the files of a client."""
         for _ in range(self.random.randrange(4)):
             path = client.files / f"d{self.random.randrange(3)}" / f"f{self.random.randrange(3)}"
@@ -227,7 +233,8 @@ class PruneWorld:
         runs = self.runs()
         if self.random.random() < 0.5 and len(runs) > 1:
             run = self.random.choice(runs)
-            which, rules = (f"{run.name}@{run.time}",), Retention()
+            which: tuple[str, ...] = (f"{run.name}@{run.time}",)
+            rules = Retention()
         else:
             which, rules = (), Retention(last=self.random.randrange(1, 3))
         self._do(client, f"forget {which}", lambda grid: client.forget(grid, which, rules))
@@ -238,12 +245,13 @@ class PruneWorld:
         try:
             self._keep_by(client, grid, what)
         finally:
-            self._end(grid)
+            self.end(grid)
 
     def _keep_by(self, client: PruneClient, grid: Any, what: str) -> None:
         if what == "unlink":
             home = Directory(grid, client.home(), client.now)
-            names = list(self.grid.run(home.list()))
+            listed: Deferred[Any] = home.list()
+            names = list(self.grid.run(listed))
             if names:
                 name = self.random.choice(names)
                 self.log.append(f"{client.name}: unlink {name}")
@@ -255,20 +263,25 @@ class PruneWorld:
             self.log.append(f"{client.name}: unpin {name}")
             kept_caps.remove_pin(client.directory, name)
             return
-        cap = self._something(grid)
-        if cap is None:
+        runs = self.runs()
+        run = self.random.choice(runs) if runs else None
+        cap = None if run is None else self._something(grid, run.cap)
+        if cap is None or run is None:
             return
+        if run.name != client.name:
+            # What no backup of this client has stored is not freed; its leases end by themselves.
+            self._read(grid, cap, self.by_hand)
         name = f"{what}{self.random.randrange(1000)}"
         self.log.append(f"{client.name}: {what} {name} = {cap}")
+        # Another client may have stored it, so it needs a lease of this one.
         if what == "pin":
             kept_caps.add_pin(client.directory, name, cap)
         else:
             self.grid.run(client.link(grid, name, cap))
+        self.grid.run(check_tree(grid, cap, UpkeepRequest(renew=True)))
 
-    def _something(self, grid: Any) -> Cap | None:
-        """A listed run, or something in it that has shares."""
-        runs = self.runs()
-        cap: Cap | None = self.random.choice(runs).cap if runs else None
+    def _something(self, grid: Any, cap: Cap | None) -> Cap | None:
+        """A run, or something in it that has shares."""
         while isinstance(cap, DirectoryCap) and self.random.random() < 0.6:
             entries = self.grid.run(Deferred.fromCoroutine(read_listing(grid, cap))).entries
             if not entries:
@@ -279,7 +292,7 @@ class PruneWorld:
     def _both(self, client: PruneClient) -> None:
         """One prunes while another process, of the same or the other client, stores."""
         other = self.random.choice(self.clients)
-        self._change(other)
+        self.change(other)
         number = self.random.randrange(CONTENTS)
         same = other is client
         self.log.append(
@@ -296,8 +309,8 @@ class PruneWorld:
                 self.grid.run(running)
             except PipegridError as error:  # noqa: PERF203
                 self.log.append(f"  {error}")
-        self._end(grid)
-        self._end(pruning)
+        self.end(grid)
+        self.end(pruning)
 
     # Processes, and their deaths.
 
@@ -321,7 +334,7 @@ class PruneWorld:
                     break
             if not running.called:
                 self.log.append(f"{client.name}: {what}, killed")
-                self._kill(client, running)
+                self.kill(client, running)
                 return
         self.log.append(f"{client.name}: {what}")
         try:
@@ -330,9 +343,9 @@ class PruneWorld:
                 self.log[-1] += f" {result.objects} objects, {result.released}, {result.problems}"
         except PipegridError as error:
             self.log.append(f"  {error}")
-        self._end(grid)
+        self.end(grid)
 
-    def _kill(self, client: PruneClient, running: Deferred[Any]) -> None:
+    def kill(self, client: PruneClient, running: Deferred[Any]) -> None:
         """Kill a process: its files stay as they are now."""
         saved = client.directory.with_name("killed")
         shutil.copytree(client.directory, saved)
@@ -348,7 +361,7 @@ class PruneWorld:
         shutil.rmtree(client.directory)
         os.rename(saved, client.directory)
 
-    def _end(self, grid: Any) -> None:
+    def end(self, grid: Any) -> None:
         self.grid.run(grid.close())
 
     # What must hold.
@@ -358,7 +371,7 @@ class PruneWorld:
         client = self.clients[0]
         grid = client.start()
         runs = self.grid.run(Deferred.fromCoroutine(client.backups(grid).runs()))
-        self._end(grid)
+        self.end(grid)
         return runs
 
     def check_reachable(self) -> set[bytes]:
@@ -370,10 +383,10 @@ class PruneWorld:
                 self._read(grid, root.cap, found)
             text = (client.state / "backup/catalogue.cap").read_text()
             self._read(grid, parse_cap(text.strip()), found)
-            place = client.backups(_Config(client))  # type: ignore[arg-type]
+            place = client.backups(_Config(client))
             for run in place.place.noted().unlisted:
                 self._read(grid, run.cap, found)
-        self._end(grid)
+        self.end(grid)
         return found
 
     def _read(self, grid: Any, cap: Cap | None, found: set[bytes]) -> None:
@@ -392,17 +405,39 @@ class PruneWorld:
             health = self.grid.run(grid.check(cap))
             assert health.healthy, f"{cap}: {health}"
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """All prune; then servers have what is reachable, and nothing else."""
         self.grid.clock.advance(60)
         for client in (*self.clients, *self.clients):
             grid = client.start()
             result = self.grid.run(client.prune(grid))
             assert not result.problems, result.problems
-            self._end(grid)
+            self.end(grid)
         reachable = self.check_reachable()
         left = self.stored() - reachable - self.by_hand
-        assert not left, f"{len(left)} objects were not freed: {[each.hex() for each in left]}"
+        assert not left, f"{len(left)} objects were not freed: {self._owners(left)}"
+
+    def _owners(self, left: set[bytes]) -> list[str]:
+        """Return whose leases keep objects, and what those clients know of them."""
+        found = []
+        for client in self.clients:
+            grid = client.start()
+            known = (client.state / "backup/candidates").read_bytes()
+            for index in sorted(left):
+                secrets = grid._means.secrets.for_file(index)
+                server = self.grid.servers[0]
+                seed = next(p for p in grid._peers if p.name == server.name).identity.lease_seed
+                done = server.store.release_lease(
+                    index, secrets.for_server(seed).cancel, server.store.now + 10**8
+                )
+                noted = (
+                    "noted"
+                    if index in {known[i : i + 16] for i in range(0, len(known), 16)}
+                    else "unknown"
+                )
+                found.append(f"{index.hex()[:8]} {client.name} {done.leases} {noted}")
+            self.end(grid)
+        return found
 
     def stored(self) -> set[bytes]:
         """Return the storage indexes of all shares on all servers."""

@@ -132,6 +132,7 @@ SECTIONS = {
         "mount": "cmd_mount",
         "find": "cmd_find_diff",
         "diff": "cmd_find_diff",
+        "space": "cmd_forget_prune",
     },
     "Maintenance": {
         "check": "cmd_upkeep",

@@ -1,4 +1,4 @@
-"""``pipegrid forget``, ``prune``, ``pin``, ``unpin`` and ``pins``: which runs are kept, and freeing space."""
+"""``pipegrid forget``, ``prune``, ``pin``, ``unpin``, ``pins``, ``space``: kept runs, and their space."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.options import EMPTY_NAME, common_options, grid_options, grid_path, usage_error
 from pipegrid.cli.retention_options import retention_options, rules_of
+from pipegrid.core import caps
 from pipegrid.core.text import amount, counted, printable
-from pipegrid.errors import CapError, UsageError
-from pipegrid.tree import grid_paths, kept_caps
-from pipegrid.tree.backup import backup_run, catalogue, forget, prune
+from pipegrid.errors import CannotReach, CapError, GridError, UsageError
+from pipegrid.transfer import upkeep
+from pipegrid.tree import aliases, grid_paths, kept_caps, tree_check
+from pipegrid.tree.backup import backup_run, catalogue, forget, prune, space
 
 if TYPE_CHECKING:
     from pipegrid.core.caps import Cap
@@ -178,7 +180,8 @@ def pin_command(what: str, name: str | None) -> GridJob:
     Protect a file or tree from 'prune', whatever is forgotten.
 
     RUN is NAME@DATE, as in 'forget'. The read cap is kept under NAME (by default what was given) in
-    'private/pins' of the client's directory. A pin renews no leases: 'pipegrid renew -r CAP' does.
+    'private/pins' of the client's directory, and everything that it reaches gets a lease of this client.
+    Later 'pipegrid renew -r CAP' renews those.
     """
     if what == "" or name == "":
         raise usage_error(EMPTY_NAME)
@@ -190,7 +193,16 @@ def pin_command(what: str, name: str | None) -> GridJob:
         console.result(
             f"pinned {printable(called.strip())}", {"pin": called.strip(), "cap": str(cap)}
         )
-        return ExitStatus.DONE
+        # Another client may have stored it, and may release its own leases.
+        leased = await tree_check.check_tree(grid, cap, upkeep.UpkeepRequest(renew=True))
+        if leased.healthy == leased.objects and not leased.unreadable:
+            return ExitStatus.DONE
+        return console.complain(
+            GridError(
+                f"{counted(leased.objects - leased.healthy + leased.unreadable, 'object')} of what was "
+                "pinned got no lease everywhere; see 'pipegrid check -r', and pin it again"
+            )
+        )
 
     return GridJob(work, what, makes=False)
 
@@ -242,3 +254,52 @@ def pins_command() -> OfflineJob:
         return ExitStatus.DONE
 
     return OfflineJob(work)
+
+
+# Space.
+
+
+@click.command(name="space")
+@grid_options
+def space_command() -> GridJob:
+    """
+    Print what backups, runs and aliases occupy on servers, all together.
+
+    The numbers are computed from the sizes of files and their encoding. For a run it is what no other run
+    has; what several backups or aliases have counts for each of them. The last line is what 'prune' would
+    free now.
+    """
+
+    async def work(grid: Grid, console: Console) -> int:
+        backups = _backups(grid, console)
+        runs = await backups.runs()
+        named = aliases.read_aliases(grid.config.directory)
+        kept = [kept_caps.Root(name, caps.parse_cap(text)) for name, text in sorted(named.items())]
+        found = await space.occupied_space(grid, runs, kept)
+        for name, size in found.backups.items():
+            _show_space(console, "backup", name, size)
+        for run, size in zip(runs, found.runs, strict=True):
+            _show_space(console, "run", run.name, size, run.time)
+        for name, size in found.kept.items():
+            _show_space(console, "alias", name, size)
+        for name in found.unreadable:
+            console.say(
+                f"pipegrid: a part of {printable(name)} could not be read, and is not counted"
+            )
+        try:
+            pruning = prune.Prune(grid, backups.place, say=backups.say, now=time.time)
+            would = await pruning.run(dry_run=True)
+        except (CannotReach, UsageError) as error:
+            console.say(f"pipegrid: what can be freed is not known: {error}")
+            return ExitStatus.FAILED
+        _show_space(console, "reclaimable", "", would.share_bytes)
+        return ExitStatus.FAILED if found.unreadable else ExitStatus.DONE
+
+    return GridJob(work, makes=False)
+
+
+def _show_space(console: Console, kind: str, name: str, size: int, at: str = "") -> None:
+    label = " ".join(filter(None, (kind, printable(name), at)))
+    only = " in no other run" if kind == "run" else ""
+    fields = {"kind": kind, "name": name, "share_bytes": size, "computed": True}
+    console.result(f"{label}: {amount(size)}{only}", {**fields, **({"time": at} if at else {})})

@@ -135,11 +135,16 @@ def read_pins(directory: Path) -> dict[str, Cap]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        name, _, cap = line.rpartition(": ")
+        name, _, text_of_cap = line.rpartition(": ")
         try:
-            found[name] = parse_cap(cap.strip())
+            cap = parse_cap(text_of_cap.strip())
         except CapError as error:
             raise UsageError(f"line {number} of {path}: {error}; correct or remove it") from error
+        if not name or isinstance(cap, UnknownCap):
+            raise UsageError(
+                f"line {number} of {path} is no pin, 'NAME: CAP'; correct or remove it"
+            )
+        found[name] = cap
     return found
 
 

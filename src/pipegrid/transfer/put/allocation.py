@@ -187,10 +187,18 @@ class Refusals:
         for peer in [peer for peer in self._shares if peer not in self._asked]:
             self._asked.add(peer)
             self._question(peer.server.version(), self._received_version, peer)
-            self._question(
-                peer.server.list_shares(self._of_file.storage_index), self._received_shares, peer
-            )
+            self._question(self._leased_list(peer), self._received_shares, peer)
         return bool(self._questions)
+
+    def _leased_list(self, peer: Peer) -> Deferred[frozenset[int]]:
+        """
+        Return the list of a server's shares after adding a lease: another client that has stored one may
+        release its own.
+        """
+        server, index = peer.server, self._of_file.storage_index
+        leasing: Deferred[Any] = server.add_lease(index, self._of_file.secrets_for(peer).lease)
+        leasing.addErrback(lambda failure: failure.trap(ServerError))
+        return leasing.addCallback(lambda _: server.list_shares(index))
 
     def take_lists(self) -> list[tuple[Peer, frozenset[int]]]:
         """Return the lists of shares since the last call; raise any exception that is no server error."""

@@ -34,6 +34,7 @@ from pipegrid.tree.backup.catalogue_store import (
     Changed,
     GridCatalogues,
 )
+from pipegrid.tree.backup.prune_candidates import SentObjects
 from pipegrid.tree.backup.retention import Retention
 from pipegrid.tree.extended_metadata import HardLinks
 from pipegrid.tree.file_metadata import KEY
@@ -189,6 +190,7 @@ class Storing:
             now=now,
             say=say,
             read_only=read_only,
+            sent=None if read_only else SentObjects(place.candidates.objects_path),
         )
 
     async def store(self, files: SelectsFiles, store: StoresFiles) -> TreeResult:

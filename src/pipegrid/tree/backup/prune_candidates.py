@@ -151,9 +151,13 @@ class PruneCandidates:
 
     def note_catalogue(self, cap: DirectoryCap) -> None:
         """Note the cap of a catalogue that this client writes; raises OSError."""
-        if cap not in self.catalogues():
-            text = "".join(f"{each}\n" for each in (*self.catalogues(), cap))
-            replace_file(self.catalogues_path, text.encode("ascii"))
+        line = f"{cap}\n".encode("ascii")
+        try:
+            before = read_file(self.catalogues_path, _MAX_CATALOGUES_BYTES)
+        except FileNotFoundError:
+            before = b""
+        if line not in before:
+            replace_file(self.catalogues_path, before + line)
 
     def catalogues(self) -> list[DirectoryCap]:
         """

@@ -1,0 +1,179 @@
+"""
+What backups and aliases occupy on servers, computed from the sizes of files and how they are encoded.
+
+Each directory is read once, however many runs contain it. The graph of directories and files is in a
+temporary database.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, UnknownCap, parse_cap
+from pipegrid.errors import PipegridError
+from pipegrid.reactor.deferreds import gather
+from pipegrid.tree.backup.catalogue import BackupRun
+from pipegrid.tree.backup.reachability import READS_AT_ONCE, share_bytes_of
+from pipegrid.tree.directory_reading import Listing, kind_of, read_listing
+from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.kept_caps import Root
+
+_SCHEMA = """
+PRAGMA temp_store = FILE;
+CREATE TABLE objects (
+    number INTEGER PRIMARY KEY, cap TEXT UNIQUE, bytes INTEGER NOT NULL, is_read INTEGER NOT NULL,
+    run INTEGER, shared INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX unread ON objects (number) WHERE is_read = 0;
+CREATE TABLE children (parent INTEGER, child INTEGER, PRIMARY KEY (parent, child)) WITHOUT ROWID;
+"""
+
+
+@attrs.frozen
+class OccupiedSpace:
+    """
+    Bytes on all servers together.
+
+    Attributes:
+        backups: of each backup by name, what any of its runs reaches.
+        runs: of each run, in the given order, what no other run reaches.
+        kept: of each other root by name.
+        unreadable: names of roots below which something could not be read; their numbers are too low.
+    """
+
+    backups: dict[str, int]
+    runs: tuple[int, ...]
+    kept: dict[str, int]
+    unreadable: tuple[str, ...]
+
+
+async def occupied_space(
+    grid: Grid, runs: Sequence[BackupRun], kept: Sequence[Root]
+) -> OccupiedSpace:
+    """Compute what runs and other roots occupy."""
+    with closing(_Graph(grid)) as graph:
+        roots = [graph.node(run.cap) for run in runs]
+        others = [graph.node(root.cap) for root in kept]
+        await graph.read_all()
+        names: dict[str, list[int]] = {}
+        for run, root in zip(runs, roots, strict=True):
+            names.setdefault(run.name, []).append(root)
+        labels = [*(f"{run.name} {run.time}" for run in runs), *(root.name for root in kept)]
+        unreadable = [
+            label
+            for label, root in zip(labels, [*roots, *others], strict=True)
+            if graph.failed and graph.reaches_failed(root)
+        ]
+        by_name: dict[str, list[int]] = {}
+        for each, root in zip(kept, others, strict=True):
+            by_name.setdefault(each.name, []).append(root)
+        return OccupiedSpace(
+            {name: graph.total(some) for name, some in names.items()},
+            tuple(graph.unique(roots)),
+            {name: graph.total(some) for name, some in by_name.items()},
+            tuple(unreadable),
+        )
+
+
+class _Graph:
+    """Directories and files, by their read caps, and what is in which."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._params = grid.config.params
+        self.failed: set[int] = set()
+        self._base = sqlite3.connect("", isolation_level=None)
+        self._base.executescript(_SCHEMA)
+        self._base.execute("BEGIN")
+
+    def close(self) -> None:
+        """Remove it."""
+        self._base.close()
+
+    def node(self, cap: Cap) -> int:
+        """Return the number of an object, which is added if it is new."""
+        read = cap if isinstance(cap, UnknownCap) else cap.readonly()
+        is_read = not isinstance(read, DirectoryCap) or kind_of(read) != "directory"
+        self._base.execute(
+            "INSERT OR IGNORE INTO objects (cap, bytes, is_read) VALUES (?, ?, ?)",
+            (str(read), 0 if isinstance(read, UnknownCap) else share_bytes_of(read), is_read),
+        )
+        row = self._base.execute("SELECT number FROM objects WHERE cap = ?", (str(read),))
+        number: int = row.fetchone()[0]
+        return number
+
+    async def read_all(self) -> None:
+        """Read every directory once."""
+        ask = "SELECT number, cap FROM objects WHERE is_read = 0 LIMIT ?"
+        while rows := self._base.execute(ask, (READS_AT_ONCE,)).fetchall():
+            reads = [Deferred.fromCoroutine(self._listing(*row)) for row in rows]
+            for (number, _), listing in zip(rows, await gather(reads), strict=True):
+                self._base.execute("UPDATE objects SET is_read = 1 WHERE number = ?", (number,))
+                for entry in listing.entries:
+                    if entry.cap is not None:
+                        self._base.execute(
+                            "INSERT OR IGNORE INTO children VALUES (?, ?)",
+                            (number, self.node(entry.cap)),
+                        )
+
+    async def _listing(self, number: int, text: str) -> Listing:
+        cap = parse_cap(text)
+        assert isinstance(cap, DirectoryCap)
+        try:
+            listing = await read_listing(self._grid, cap)
+        except PipegridError:
+            self.failed.add(number)
+            return Listing((), 0)
+        if isinstance(cap.file, MutableCap):
+            k, n = self._params.required_shares, self._params.total_shares
+            size = listing.size * n // k
+            self._base.execute("UPDATE objects SET bytes = ? WHERE number = ?", (size, number))
+        return listing
+
+    def unique(self, roots: Sequence[int]) -> list[int]:
+        """Return for each run's root how many bytes no other run reaches."""
+        for run, root in enumerate(roots):  # each object's children are looked at twice at most
+            waiting = [root]
+            while waiting:
+                number = waiting.pop()
+                first, shared = self._base.execute(
+                    "SELECT run, shared FROM objects WHERE number = ?", (number,)
+                ).fetchone()
+                if first == run or shared:
+                    continue
+                change = "shared = 1" if first is not None else f"run = {run:d}"
+                self._base.execute(f"UPDATE objects SET {change} WHERE number = ?", (number,))
+                rows = self._base.execute("SELECT child FROM children WHERE parent = ?", (number,))
+                waiting += [child for (child,) in rows]
+        sums = dict(
+            self._base.execute(
+                "SELECT run, sum(bytes) FROM objects WHERE shared = 0 AND run IS NOT NULL GROUP BY run"
+            )
+        )
+        return [sums.get(run, 0) for run in range(len(roots))]
+
+    def total(self, roots: Iterable[int]) -> int:
+        """Return how many bytes some roots reach together."""
+        found: int = self._base.execute(
+            f"{_below(roots)} SELECT coalesce(sum(bytes), 0) FROM objects JOIN below USING (number)"
+        ).fetchone()[0]
+        return found
+
+    def reaches_failed(self, root: int) -> bool:
+        """Return whether something below a root could not be read."""
+        rows = self._base.execute(f"{_below([root])} SELECT number FROM below")
+        return any(number in self.failed for (number,) in rows)
+
+
+def _below(roots: Iterable[int]) -> str:
+    """Return the beginning of a query for all that numbers reach."""
+    values = ", ".join(f"({root:d})" for root in roots) or "(-1)"
+    return (
+        f"WITH RECURSIVE below (number) AS (VALUES {values} UNION "
+        "SELECT child FROM children JOIN below ON parent = number)"
+    )
