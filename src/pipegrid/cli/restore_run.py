@@ -215,6 +215,7 @@ async def restore_to_stdout(grid: Grid, console: Console, place: PathEnd) -> Exi
     cap = cap_lookup.check_known(place).cap
     if isinstance(cap, caps.DirectoryCap):
         raise CapError("'-o -' is for one file, and this is a directory; give a directory with -o")
+    assert cap is not None  # else its kind would not be known
     file = caps.fetchable(cap)
     size = None if isinstance(file, caps.MutableCap) else file.size
     await cmd_get_cat.fetch(grid, console, file, (0, size), None, None)
