@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
 
     from pipegrid.tree.backup.backup_run import BackupOptions, Backups, BackupSource
-    from pipegrid.tree.backup.backup_sources import BackupDirectories
     from pipegrid.tree.grid_api import Grid
 
 
@@ -105,49 +104,43 @@ def backup_command(
     Each option can also be set by a variable, such as PIPEGRID_BACKUP_LIMIT_RATE, and under its name in
     [backup NAME] of pipegrid.cfg; the command line counts most, then the variable.
     """
-    if "" in (*sources, *names, *tags):
+    if "" in (*sources, *names, *tags, stdin, from_command):
         raise usage_error(EMPTY_NAME)
     chosen = SelectionOptions(**selection)
     path, named = _place_of(names)
-    file_name = _file_name(sources, stdin, from_command)
-    if file_name is not None and (dry_run or chosen.is_any):
-        raise usage_error("options that select files, and --dry-run, are for directories")
+    file_name = _file_name(sources, stdin, from_command, chosen)
     directories = None if file_name else backup_sources.BackupDirectories(sources)
     made_anew = chosen.of(*([] if directories is None else directories.selected))
-    default_name = (file_name or "") if directories is None else directories.name
-    outcome = BackupOutcome(named or default_name, reports.json_progress)
+    default_name = file_name if directories is None else directories.name
+    outcome = BackupOutcome(named or default_name or "", reports.json_progress)
 
     async def work(grid: Grid, console: Console) -> int:
-        archives = None
-        if path is not None:
-            archives = await cap_lookup.root_of(grid, path)
+        archives = None if path is None else await cap_lookup.root_of(grid, path)
+        kept, with_tags = rules_of(rules), tuple(dict.fromkeys(tags))
         options = backup_run.BackupOptions(
-            made_anew,
-            chosen.one_file_system,
-            rules_of(rules),
-            archives,
-            named is not None,
-            tuple(dict.fromkeys(tags)),
+            made_anew, chosen.one_file_system, kept, archives, named is not None, with_tags
         )
-        backups = backup_run.Backups(
-            grid, say=lambda sentence: console.say(f"pipegrid: {sentence}")
-        )
-        run = partial(_run, grid.clock, outcome, console, backups)
-        if directories is None:
-            given = source_of("-", console.stdin) if stdin else sources
-            stream = backup_sources.BackupStream(file_name or "", given)
-            status = await run(stream, options, chosen)
-        elif dry_run:
-            status = await _would_send(console, backups, directories, outcome.name, options, chosen)
-        else:
-            status = await run(directories, options, chosen)
+        backups = backup_run.Backups(grid, say=partial(_say, console))
+        given = source_of("-", console.stdin) if stdin else sources
+        source = directories or backup_sources.BackupStream(file_name or "", given)
+        do = _would_send if dry_run else partial(_run, grid.clock)
+        status = await do(outcome, console, backups, source, options, chosen)
         chosen.report_unmatched(console)
         return status
 
     return GridJob(work, path or "") if dry_run else reports.job(work, outcome, path or "")
 
 
-def _file_name(sources: tuple[str, ...], stdin: str | None, from_command: str | None) -> str | None:
+def _say(console: Console, sentence: str) -> None:
+    console.say(f"pipegrid: {sentence}")
+
+
+def _file_name(
+    sources: tuple[str, ...],
+    stdin: str | None,
+    from_command: str | None,
+    chosen: SelectionOptions,
+) -> str | None:
     """Return the name of the file if a stream is stored; None: directories are."""
     if stdin is not None and from_command is not None:
         raise usage_error("give --stdin or --from-command, not both")
@@ -161,10 +154,9 @@ def _file_name(sources: tuple[str, ...], stdin: str | None, from_command: str | 
         raise usage_error("--stdin stores standard input alone; leave out DIR")
     if from_command is not None and not sources:
         raise usage_error("--from-command needs a command; add it at the end: -- COMMAND ARGUMENTS")
-    name = stdin if stdin is not None else from_command
-    if not name:
-        raise usage_error(EMPTY_NAME)
-    return name
+    if chosen.is_any:
+        raise usage_error("options that select files are for directories; leave them out")
+    return stdin or from_command
 
 
 def _place_of(given: tuple[str, ...]) -> tuple[str | None, str | None]:
@@ -229,15 +221,17 @@ async def _run(
 
 
 async def _would_send(
+    outcome: BackupOutcome,
     console: Console,
     backups: Backups,
-    directories: BackupDirectories,
-    name: str,
+    source: BackupSource,
     options: BackupOptions,
     chosen: SelectionOptions,
 ) -> ExitStatus:
     with progress_bar.ProgressBar(console, "backup") as progress:
-        would = await backups.would_send(directories, options, reports_of(console, progress), name)
+        would = await backups.would_send(
+            source, options, reports_of(console, progress), outcome.name
+        )
     console.result(
         f"would send {counted(would.objects, 'object')}, {would.bytes} bytes ({amount(would.bytes)}; about "
         f"{amount(would.share_bytes)} on servers), and check {would.checks}",

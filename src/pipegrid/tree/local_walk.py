@@ -296,7 +296,7 @@ class LocalWalk(EntryWalk):
         for path in self._selection.unmet:
             yield LeftOut(path, "it is in the list, but does not exist")
         for path in sorted(self._not_met):
-            yield LeftOut(path, "it was given, but is no directory, is excluded, or cannot be read")
+            yield LeftOut(path, "it was given, but is not a readable directory, or is excluded")
 
     def _enter(self, fd: int, path: str, name: bytes, found: os.stat_result) -> DirectoryBegun:
         parent = self._levels[-1].number if self._levels else -1

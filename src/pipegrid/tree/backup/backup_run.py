@@ -569,7 +569,7 @@ class Backups:
 
     async def would_send(
         self,
-        source: str | BackupDirectories,
+        source: str | BackupSource,
         options: BackupOptions | None = None,
         reports: TreeReports | None = None,
         name: str | None = None,
@@ -584,6 +584,10 @@ class Backups:
         """
         options = options or BackupOptions()
         chosen = _as_source(source)
+        if isinstance(chosen, BackupStream):
+            raise UsageError(
+                "what a stream would send is known only when it was read; leave out --dry-run"
+            )
         self.place.lock()
         try:
             if name is not None:

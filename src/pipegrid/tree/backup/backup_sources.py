@@ -70,7 +70,7 @@ class BackupDirectories:
 
     @property
     def title(self) -> str:
-        """What messages call them."""
+        """The directories as they were given, for messages."""
         return BETWEEN.join(self.selected)
 
     def walk(
