@@ -196,6 +196,7 @@ class WallTimeTests(SynchronousTestCase):
             "cli/backup_reports.py",  # when a backup ended, for its metrics
             "cli/cmd_grid_manager.py",  # until when a certificate is valid
             "cli/cmd_status.py",  # the same
+            "cli/cmd_forget_prune.py",  # which runs are of the future, and when leases end
             "server/server_certificates.py",  # the same
             "disk/directory_claim.py",  # when a process began, for other programs
             "gateway/recorded_grid.py",  # when a transfer began, for people

@@ -153,7 +153,7 @@ class RetentionTests(SynchronousTestCase):
         cap = DirectoryCap(LitCap(b""))
         return [BackupRun(name, f"2026-{time}:00:00Z", cap) for time in times]
 
-    def kept(self, runs: list[BackupRun], **rules: int) -> list[str]:
+    def kept(self, runs: list[BackupRun], **rules: Any) -> list[str]:
         """Times of what is kept."""
         return [run.time[5:13] for run in kept(runs, Retention(**rules))]
 
@@ -222,8 +222,8 @@ class RetentionTests(SynchronousTestCase):
     def test_what_claims_to_be_later(self) -> None:
         """Stays, and counts for no rule: the newest of what is not later stay beside it."""
         runs = self.runs("11-01_01", "11-02_01", "11-03_01", "12-01_01", "12-02_01")
-        for rules in ({"last": 2}, {"daily": 2}):
-            stay = [run.time[5:13] for run in kept(runs, Retention(**rules), runs[2].time)]
+        for rules in (Retention(last=2), Retention(daily=2)):
+            stay = [run.time[5:13] for run in kept(runs, rules, runs[2].time)]
             self.assertEqual(stay, ["11-02_01", "11-03_01", "12-01_01", "12-02_01"])
 
 

@@ -33,7 +33,7 @@ class DurationType(click.ParamType[str]):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check the text."""
+        """Return the text, if it is a duration."""
         try:
             retention.parse_duration(str(value))
         except UsageError as error:

@@ -141,9 +141,7 @@ def read_pins(directory: Path) -> dict[str, Cap]:
         except CapError as error:
             raise UsageError(f"line {number} of {path}: {error}; correct or remove it") from error
         if not name or isinstance(cap, UnknownCap):
-            raise UsageError(
-                f"line {number} of {path} is no pin, 'NAME: CAP'; correct or remove it"
-            )
+            raise UsageError(f"line {number} of {path} is not 'NAME: CAP'; correct or remove it")
         found[name] = cap
     return found
 
@@ -222,7 +220,7 @@ class _Pins:
         return self
 
     def write(self) -> None:
-        """Replace the file."""
+        """Replace the file, durably and atomically."""
         path = self._private / PINS_NAME
         text = "".join(f"{name}: {cap}\n" for name, cap in self.caps.items())
         try:

@@ -71,7 +71,7 @@ class UploadSecrets:
 @attrs.frozen
 class Released:
     """
-    What became of a client's leases on the shares of one storage index that it has released.
+    The result of releasing a client's leases on the shares of one storage index.
 
     Attributes:
         leases: those that do not exist any more.
@@ -84,7 +84,7 @@ class Released:
     freed_bytes: int = 0
 
     def plus(self, other: Released) -> Released:
-        """Return the sums."""
+        """Return the sums of both, field by field."""
         return Released(
             self.leases + other.leases,
             self.kept + other.kept,

@@ -36,11 +36,10 @@ from pipegrid.server.gbs.body_receivers import (
     Write,
 )
 from pipegrid.server.gbs.bundles import Bundle, ReadBundle
-from pipegrid.server.gbs.lease_releases import LeaseReleasesCall
 from pipegrid.server.gbs.request_check import Admitted, Operation, Request, admit, is_authorized
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.server.gbs.slot_requests import SlotChangeCall, SlotHandlers, SlotQueue
-from pipegrid.server.gbs.surveys import Survey
+from pipegrid.server.gbs.surveys import LeaseReleasesCall, Survey
 from pipegrid.storage.share_reader import ShareReader
 from pipegrid.storage.share_store import ShareStore
 from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER

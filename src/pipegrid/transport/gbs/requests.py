@@ -176,7 +176,7 @@ class GbsRequests:
         return request
 
     def release_leases(self, request: LeaseReleases) -> RawRequest:
-        """Release many leases."""
+        """Release many leases in one request."""
         from pipegrid.wire import gbs_lease_releases
 
         message = self._message(_RELEASE_LEASES, b"", gbs_lease_releases.pack_releases(request))

@@ -1,19 +1,4 @@
-"""
-Releasing the leases on what only forgotten or killed runs have stored.
-
-Nothing that a run of the catalogue, an alias, a pin or another cap in the client's ``private`` reaches is
-released. Before the first lease is released:
-
-* all servers have answered, and everything that is kept was read, mutable directories in their newest
-  version; otherwise nothing is released;
-* no backup of this client runs, and none of its processes stores anything (``grid.storing_lock``);
-* what is kept was looked at again under that lock;
-* the client does not count the objects as stored any more, durably, so that the next backup sends them again;
-* the objects are noted durably, so that after a crash the next prune releases the rest.
-
-Servers keep a lease that was renewed since the prune began: that of a put on another machine with the same
-secrets, for example.
-"""
+"""Release the leases on what only forgotten or killed runs have stored."""
 
 from __future__ import annotations
 
@@ -31,6 +16,20 @@ from pipegrid.tree.backup.reachability import ObjectSets, Purpose, Reachability,
 from pipegrid.tree.grid_api import Grid
 from pipegrid.tree.kept_caps import Root, kept_caps, tahoe_backup_objects
 from pipegrid.wire.storage_messages import Released
+
+# Nothing that a run of the catalogue, an alias, a pin or another cap in the client's ``private`` reaches is
+# released. Before the first lease is released:
+#
+# * all servers have answered, and everything that is kept was read, mutable directories in their newest
+#   version; otherwise nothing is released;
+# * no backup of this client runs, and none of its processes stores anything (``grid.storing_lock``);
+# * what is kept was looked at again under that lock;
+# * the client does not count the objects as stored any more, durably, so that the next backup sends them
+#   again;
+# * the objects are noted durably, so that after a crash the next prune releases the rest.
+#
+# Servers keep a lease that was renewed since the prune began: that of a put on another machine with the same
+# secrets, for example.
 
 LOOKS = 5
 """How often what is kept is looked at again, if it changes meanwhile."""

@@ -1,17 +1,4 @@
-"""
-What this client's backups may have stored that no run lists: noted until ``prune`` has released it.
-
-Three sources, all in the state directory of backups:
-
-* ``candidates``: storage indexes, 16 bytes each. A run appends each object before the last byte of a share is
-  sent, and removes its part when it has succeeded. So of a killed run at most the objects are missing that a
-  power cut has removed from the file; their leases end by themselves.
-* ``forgotten``: caps of forgotten runs, one a line, written before the run is removed from the catalogue.
-* the database of stored objects (``backup_database``).
-
-``catalogues`` has the caps of all catalogues that this client has written: what an earlier one lists is not
-released, since its cap may be kept anywhere.
-"""
+"""What this client's backups may have stored that no run lists, until ``prune`` has released it."""
 
 from __future__ import annotations
 
@@ -26,6 +13,17 @@ from pipegrid.disk.private_files import open_private
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import CapError, SinkError, UsageError
 from pipegrid.tree.backup.catalogue import BackupRun
+
+# Three sources, all in the state directory of backups:
+#
+# * ``candidates``: storage indexes, 16 bytes each. A run appends each object before the last byte of a share
+#   is sent, and removes its part when it has succeeded. So of a killed run at most the objects are missing that
+#   a power cut has removed from the file; their leases end by themselves.
+# * ``forgotten``: caps of forgotten runs, one a line, written before the run is removed from the catalogue.
+# * the database of stored objects (``backup_database``).
+#
+# ``catalogues`` has the caps of all catalogues that this client has written: what an earlier one lists is not
+# released, since its cap may be kept anywhere.
 
 INDEX_BYTES = 16
 MAX_OBJECTS_BYTES = INDEX_BYTES << 24

@@ -83,11 +83,11 @@ class ObjectSets:
         self._base.execute("BEGIN")
 
     def close(self) -> None:
-        """Remove them."""
+        """Remove the temporary database of the sets."""
         self._base.close()
 
     def reach(self, storage_index: bytes, purpose: Purpose) -> None:
-        """Add a reached object."""
+        """Record an object as reached; the first purpose stays."""
         self._base.execute("INSERT OR IGNORE INTO reached VALUES (?, ?)", (storage_index, purpose))
 
     def enter(self, identity: bytes, purpose: Purpose) -> bool:
@@ -174,7 +174,7 @@ class ObjectSets:
             yield index
 
     def released(self, indexes: Iterable[bytes]) -> None:
-        """Remove candidates."""
+        """Remove candidates that no server has a lease for."""
         self._base.executemany(
             "DELETE FROM candidates WHERE storage_index = ?", ((index,) for index in indexes)
         )

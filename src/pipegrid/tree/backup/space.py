@@ -92,7 +92,7 @@ class _Graph:
         self._base.execute("BEGIN")
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove the temporary database of the graph."""
         self._base.close()
 
     def node(self, cap: Cap) -> int:
@@ -108,7 +108,7 @@ class _Graph:
         return number
 
     async def read_all(self) -> None:
-        """Read every directory once."""
+        """Read every directory once, several at a time."""
         ask = "SELECT number, cap FROM objects WHERE is_read = 0 LIMIT ?"
         while rows := self._base.execute(ask, (READS_AT_ONCE,)).fetchall():
             reads = [Deferred.fromCoroutine(self._listing(*row)) for row in rows]
