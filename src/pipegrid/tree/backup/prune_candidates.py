@@ -16,9 +16,9 @@ from pipegrid.tree.backup.catalogue import BackupRun
 
 # Three sources, all in the state directory of backups:
 #
-# * ``candidates``: storage indexes, 16 bytes each. A run appends each object before the last byte of a share
-#   is sent, and removes its part when it has succeeded. So of a killed run at most the objects are missing that
-#   a power cut has removed from the file; their leases end by themselves.
+# * ``candidates``: storage indexes, 16 bytes each. A run appends each object before the last byte of a
+#   share is sent, and removes its part when it has succeeded. So of a killed run at most the objects are
+#   missing that a power cut has removed from the file; their leases end by themselves.
 # * ``forgotten``: caps of forgotten runs, one a line, written before the run is removed from the catalogue.
 # * the database of stored objects (``backup_database``).
 #
