@@ -20,7 +20,7 @@ from pipegrid.testing.grid import EPOCH_S
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.tree import kept_caps
 from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_of, runs_of, shown_time
-from pipegrid.tree.backup.forget import ForgetRequest, judge
+from pipegrid.tree.backup.forget import ForgetRequest, judge, names_run
 from pipegrid.tree.backup.prune import PruneResult
 from pipegrid.tree.backup.retention import Retention, parse_duration, reasons
 from pipegrid.tree.backup.space import occupied_space
@@ -131,6 +131,13 @@ class JudgeTests(SynchronousTestCase):
         self.assertEqual(len(self.forgotten(last=1)), 4)
         self.assertEqual(self.forgotten("home@2026-01-02"), ["home@02_01"])
         self.assertEqual(self.forgotten("etc@2026-01-01T02", last=1), ["etc@01_02"])
+
+    def test_what_names_a_run(self) -> None:
+        """A name, and the beginning of a date; a path with either does not."""
+        for text in ("home@2026-01-02_03:04:05Z", "a b@2026-01", "a@b@2026-01"):
+            self.assertTrue(names_run(text), text)
+        for text in ("home:x@2026-01-02", "a/b@2026-01", "@2026-01", "home@x", "URI:CHK:a@2026-01"):
+            self.assertFalse(names_run(text), text)
 
     def test_what_is_refused(self) -> None:
         """Nothing given; all runs of a backup; what is not there, or not unique."""

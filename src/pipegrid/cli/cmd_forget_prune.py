@@ -17,7 +17,7 @@ from pipegrid.core import caps
 from pipegrid.core.text import amount, counted, printable
 from pipegrid.errors import CannotReach, CapError, GridError, UsageError
 from pipegrid.transfer import upkeep
-from pipegrid.tree import aliases, grid_paths, kept_caps, tree_check
+from pipegrid.tree import aliases, kept_caps, tree_check
 from pipegrid.tree.backup import backup_run, catalogue, forget, prune, space
 
 if TYPE_CHECKING:
@@ -209,12 +209,10 @@ def pin_command(what: str, name: str | None) -> GridJob:
 
 async def _pinned(grid: Grid, console: Console, what: str) -> Cap:
     """Return the cap that reads what the user has named."""
-    if "@" in what and not what.startswith("URI:") and not grid_paths.has_path(what):
+    if forget.names_run(what):
         runs = await _backups(grid, console).runs()
         _, named = forget.selected(runs, [what])
-        for run in runs:
-            if catalogue.entry_name(run) in named:
-                return run.cap
+        return next(run.cap for run in runs if catalogue.entry_name(run) in named)
     place = await cap_lookup.place_of(grid, what)
     if place.cap is None:
         raise UsageError(f"{printable(what)} has no cap that reads it")

@@ -103,6 +103,12 @@ def selected(
     return frozenset(names), frozenset(named)
 
 
+def names_run(text: str) -> bool:
+    """Return whether a text has the form NAME@DATE, as the time of a run begins; a path has not."""
+    name, _, date = text.rpartition("@")
+    return bool(name) and not {":", "/"} & set(name) and date[:4].isdecimal() and date[4:5] == "-"
+
+
 def _run_named(runs: Sequence[BackupRun], text: str, known: set[str]) -> BackupRun:
     name, at, date = text.rpartition("@")
     if not at or name not in known:
