@@ -225,11 +225,11 @@ NEEDS = (
         (*TESTS, "sftp"),
     ),
     Need(
-        "FUSE and its library",
+        "FUSE",
         lambda: command("fusermount3")() and library("libfuse3.so.3", "libfuse3.so.4")(),
         "fuse3",
         "to mount backups",
-        TESTS,
+        (*TESTS, "mount"),
     ),
     Need("sshfs", command("sshfs"), "sshfs", "to mount a gateway", ("sftp",), True),
     Need("git", command("git"), "git", "to work on a mounted gateway", ("sftp",), True),

@@ -41,14 +41,14 @@ BlockKey = tuple[Cap, int]
 
 @attrs.frozen(eq=False)
 class CachedBlock:
-    """Where a block is."""
+    """The place of a block in a slot file, and what its bytes must be."""
 
     slot: int
     length: int
     checksum: int
 
 
-class SlotFile:
+class BlockFile:
     """
     A file without a name, divided into slots of one size; the least recently used block gives way.
 
@@ -132,7 +132,6 @@ class SlotFile:
             return key in self._blocks
 
     def close(self) -> None:
-        """Free the space."""
         with self._lock:
             self._blocks.clear()
             self._free.clear()
@@ -160,7 +159,7 @@ class BlockCache:
         self._directory = directory
         self._say = say
         self._said = False
-        self._files: list[tuple[int, SlotFile]] = []
+        self._files: list[tuple[int, BlockFile]] = []
         rest = max(size_bytes, LEAST_BYTES)
         try:
             make_private(str(directory))
@@ -168,7 +167,7 @@ class BlockCache:
                 part = rest if divisor == 1 else max(size_bytes, LEAST_BYTES) // divisor
                 rest -= part
                 slots = part // slot_bytes
-                self._files.append((slot_bytes, SlotFile(directory, slot_bytes, slots)))
+                self._files.append((slot_bytes, BlockFile(directory, slot_bytes, slots)))
         except OSError as error:
             self.close()
             raise SinkError(
@@ -197,10 +196,9 @@ class BlockCache:
                 "fetched again when it is read again"
             )
 
-    def _file(self, length: int) -> SlotFile:
+    def _file(self, length: int) -> BlockFile:
         return next(file for slot_bytes, file in self._files if length <= slot_bytes)
 
     def close(self) -> None:
-        """Free the space."""
         for _, file in self._files:
             file.close()

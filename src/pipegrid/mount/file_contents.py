@@ -195,7 +195,6 @@ class FileContents:
         self._ahead.pop(cap).fire(data)
 
     def close(self) -> None:
-        """End all downloads."""
         self._closed = True
         for each in list(self._running):
             each.cancel()

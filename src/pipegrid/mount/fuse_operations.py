@@ -133,7 +133,7 @@ class FuseOperations:
         self._threads.callFromThread(self._ready)
 
     def getattr(self, path: str, _info: FileInfo | None = None) -> dict[str, int]:
-        """Return what ``stat`` shows."""
+        """Return what ``stat`` shows, times in nanoseconds."""
         return self._call(path, lambda: self._tree.attributes(_names(path)))
 
     def readlink(self, path: str) -> str:
@@ -183,7 +183,6 @@ class FuseOperations:
         return self._contents.read(opened, offset, size, fetch)
 
     def release(self, _path: str, info: FileInfo) -> int:
-        """Close a file."""
         with self._lock:
             file = self._handles.pop(info.fh, None)
         if file is not None:

@@ -71,7 +71,7 @@ class MountedNode:
 
     @property
     def full_mode(self) -> int:
-        """Type and permissions."""
+        """Type and permissions, as in ``st_mode``."""
         return _TYPES[self.kind] | self.mode
 
     @property
@@ -440,7 +440,6 @@ class MountedTree:
         }
 
     def close(self) -> None:
-        """Stop reading in advance."""
         self._closed = True
         for each in list(self._reading):
             each.cancel()
