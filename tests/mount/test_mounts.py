@@ -187,7 +187,7 @@ class DirectoriesTests(MountTestCase):
         """A cap, an alias, and a path; what changes there appears. A file cannot be mounted."""
         self.run_command("alias", "create", "home")
         self.run_command("cp", "-r", "src", "home:tree")
-        process = self.mount("home:tree/d", "point")
+        process = self.mount("home:tree/src/d", "point")
         self.assertEqual(sorted(os.listdir(self.point)), sorted(os.listdir(self.source / "d")))
         self.program("fusermount3", "-u", "point")
         self.ended(process)
@@ -200,9 +200,9 @@ class DirectoriesTests(MountTestCase):
         self.assertEqual(os.listdir(self.point), ["new", "tree"])
         process.terminate()
         self.ended(process)
-        _, err = self.run_command("mount", "home:tree/large", "point", status=2)
+        _, err = self.run_command("mount", "home:tree/src/large", "point", status=2)
         self.assertIn("not the cap of a directory", err)
-        _, err = self.run_command("mount", "home:nowhere", "point", status=1)
+        _, err = self.run_command("mount", "home:nowhere", "point", status=2)
         self.assertIn("nowhere", err)
 
 
