@@ -152,9 +152,16 @@ class BackupsTests(MountTestCase):
         self.ended(process)
 
     def test_no_backup(self) -> None:
-        """There is an empty directory."""
-        process = self.mount("point")
+        """There is an empty directory; for other users, too, and without a cache, if that was said."""
+        process = self.mount("--allow-other", "--cache-size", "0", "point")
         self.assertEqual(os.listdir(self.point), [])
+        table = Path("/proc/self/mountinfo").read_text("utf-8")
+        (line,) = [
+            line for line in table.splitlines() if f" {os.path.realpath(self.point)} " in line
+        ]
+        for option in ("ro,", "nosuid", "nodev", "allow_other", "default_permissions"):
+            self.assertIn(option, line)
+        self.assertFalse((self.home / ".cache").exists())
         process.terminate()
         self.ended(process)
 
