@@ -153,6 +153,7 @@ class BackupsTests(MountTestCase):
 
     def test_no_backup(self) -> None:
         """There is an empty directory; for other users, too, and without a cache, if that was said."""
+        self.run_command("init", "--local")
         process = self.mount("--allow-other", "--cache-size", "0", "point")
         self.assertEqual(os.listdir(self.point), [])
         table = Path("/proc/self/mountinfo").read_text("utf-8")
@@ -273,6 +274,7 @@ class EndingTests(MountTestCase):
 
     def test_left_by_another_program(self) -> None:
         """It is not touched; the message has the command that removes it."""
+        self.run_command("init", "--local")
         process = self.mount("point")
         process.kill()
         process.wait()
@@ -307,7 +309,9 @@ class WrongInputTests(MountTestCase):
         self.ended(process)
 
     def test_arguments(self) -> None:
-        """Too few, too many, or empty; and a cache that is too small, or has no place."""
+        """Too few, too many, or empty; a cache that is too small, or has no place; and no grid."""
+        _, err = self.run_command("mount", "point", status=2)
+        self.assertIn("no grid is configured", err)
         self.run_command("init", "--local")
         for arguments, reason in (
             ((), "give the directory to mount on"),

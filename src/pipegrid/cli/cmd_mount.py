@@ -110,7 +110,7 @@ def mount_command(arguments: tuple[str, ...], options: MountOptions) -> GridJob:
                 say("programs still had files open there; they cannot read them any more")
         return ExitStatus.DONE
 
-    return ReactorGridJob(work, *([] if cap is None else [cap]))
+    return ReactorGridJob(work, cap or "", makes=cap is not None)
 
 
 def _bring_in() -> None:

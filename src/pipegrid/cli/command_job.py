@@ -227,8 +227,13 @@ class NoReactorJob(ReactorJob):
 class ReactorGridJob(GridJob):
     """Work on an open grid that needs the reactor for other purposes, too."""
 
-    def __init__(self, work: Callable[[Any, Grid, Console], Awaitable[int]], *paths: str) -> None:
-        self._work, self._paths, self._makes = work, paths, True
+    def __init__(
+        self,
+        work: Callable[[Any, Grid, Console], Awaitable[int]],
+        *paths: str,
+        makes: bool = True,
+    ) -> None:
+        self._work, self._paths, self._makes = work, paths, makes
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         self.work = partial(self._work, reactor)
