@@ -11,7 +11,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import ChkCap
 from pipegrid.errors import SinkError
-from pipegrid.mount import block_cache
 from pipegrid.mount.block_cache import BLOCK_BYTES, LEAST_BYTES, BlockCache
 from tests.scratch import scratch_path
 
@@ -85,15 +84,15 @@ class BlockCacheTests(SynchronousTestCase):
         def full(_fd: int, _data: bytes, _offset: int) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        self.patch(block_cache.os, "pwrite", full)
+        self.patch(os, "pwrite", full)
         for number in range(100):
             cache.write(cap_of(number), 0, bytes(BLOCK_BYTES))
-        self.patch(block_cache.os, "pwrite", lambda fd, data, at: written(fd, data[:1], at))
+        self.patch(os, "pwrite", lambda fd, data, at: written(fd, data[:1], at))
         cache.write(cap_of(1), 0, b"a part of it")
         self.assertFalse(cache.has(cap_of(1), 0, 12))
         self.assertEqual(len(self.said), 1)
         self.assertIn(f"cannot write to the cache in {self.directory}: No space left", self.said[0])
-        self.patch(block_cache.os, "pwrite", written)
+        self.patch(os, "pwrite", written)
         cache.write(cap_of(1), 0, b"all of it")
         self.assertEqual(cache.read(cap_of(1), 0, 9), b"all of it")
 

@@ -123,7 +123,8 @@ class OperationsTestCase(SynchronousTestCase):
 
     def errno_of(self, call: Callable[..., object], *arguments: Any) -> int | None:
         """Return the number of the error that a call raises."""
-        return self.assertRaises(OSError, call, *arguments).errno
+        number: int | None = self.assertRaises(OSError, call, *arguments).errno
+        return number
 
     def in_thread(self, call: Callable[..., object], *arguments: Any) -> Callable[[], Any]:
         """Begin a call that waits; returns what returns its result, or its error's number."""
@@ -294,7 +295,7 @@ class FailureTests(OperationsTestCase):
 
     def test_an_unexpected_error(self) -> None:
         """It ends the operation alone, and is logged."""
-        self.grid.answer = lambda: fail(KeyError("a mistake"))  # type: ignore[arg-type]
+        self.grid.answer = lambda: fail(KeyError("a mistake"))
         info = self.open("small")
         self.assertEqual(self.errno_of(self.operations.read, "/small", 1, 0, info), errno.EIO)
         self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)

@@ -183,7 +183,8 @@ class PathsTests(SynchronousTestCase):
     def errno_of(self, tree: MountedTree, *path: str) -> int | None:
         """Return the number of the error at a path."""
         failed = self.failureResultOf(Deferred.fromCoroutine(tree.locate(path)), OSError)
-        return failed.value.errno
+        number: int | None = failed.value.errno
+        return number
 
     def test_attributes(self) -> None:
         """Sizes, owners, and numbers in the order of the names, the same each time."""

@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+from pipegrid.errors import UsageError
 from pipegrid.mount import mount_point
 from pipegrid.speedtest.child_processes import Servers
 from tests.cli.processes import TIMEOUT_S, ProcessTestCase
@@ -281,7 +282,7 @@ class EndingTests(MountTestCase):
         self.patch(mount_point, "FILE_SYSTEM", "other")
         said: list[str] = []
         error = self.assertRaises(
-            mount_point.UsageError, mount_point.check_mount_point, str(self.point), said.append
+            UsageError, mount_point.check_mount_point, str(self.point), said.append
         )
         self.assertIn("Transport endpoint is not connected", str(error))
         self.assertIn(f"'fusermount3 -u {self.point}'", str(error))
