@@ -18,6 +18,7 @@ class ConfiguredTests(ProcessTestCase):
             (self.home / name).mkdir()
             (self.home / name / "file").write_text(name)
             (self.home / name / "junk.tmp").write_text("junk")
+        (self.home / "photos/#auto#").touch()
         self.run_command("init", "--local")
         self.config = self.home / ".local/share/pipegrid/pipegrid.cfg"
         self.before = self.config.read_text()
@@ -35,7 +36,8 @@ class ConfiguredTests(ProcessTestCase):
     def test_all(self) -> None:
         """Each section is a backup of its name, with every option, and several values on several lines."""
         self.configure(
-            f"[backup pictures]\ndirectory = ~/photos\nexclude =\n    *.tmp\n    100%*\nstrict = yes\n"
+            f"[backup pictures]\ndirectory = ~/photos\nexclude =\n    *.tmp\n    [#]*\n"
+            f"    # a comment\n    100%*\nstrict = yes\n"
             f"keep-last = 1\nlimit-rate = 08:00,1M:2M 19:00,off\n\n"
             f"[backup docs]\ndirectories = {self.home}/docs\non-success = echo 50% of\n    echo {{all}}\n"
             f"metrics-file = docs.prom\n"
@@ -124,7 +126,7 @@ class ConfiguredTests(ProcessTestCase):
         self.run_command("backup", "photos", "--exclude", "nothing")
         self.assertEqual(
             sorted(self.runs()),
-            [("docs", 0), ("docs", 1), ("docs", 2), ("photos", 0), ("photos", 2)],
+            [("docs", 0), ("docs", 1), ("docs", 2), ("photos", 1), ("photos", 3)],
         )
         self.environment["PIPEGRID_BACKUP_EXCLUDE"] = ""
         for variable, value, words in (

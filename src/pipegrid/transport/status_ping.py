@@ -125,7 +125,7 @@ async def ping(
     if problem is None:
         return None
     host = urlsplit(url).hostname
-    return f"cannot ping {host}: {problem}"
+    return f"cannot ping {host}: {problem.rstrip('.')}"
 
 
 async def _attempt(reactor: Any, agent: PipelinedAgent, target: bytes) -> tuple[str | None, bool]:
