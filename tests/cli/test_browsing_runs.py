@@ -90,7 +90,10 @@ class RunsAsPathsTests(ProcessTestCase):
     def test_mistakes(self) -> None:
         """Get one sentence that lists what there is; a run cannot be changed."""
         for arguments, said in (
-            (("ls", "home@latest:"), "there is no backup called 'home'; there are my files"),
+            (
+                ("ls", "home@latest:"),
+                "there is no backup called 'home'; the catalogue has: my files",
+            ),
             (("ls", "my files@2020-01-01:"), "is as old as 2020-01-01_23:59:59Z; its runs: 20"),
             (("ls", "my files@latest:x"), "there is no 'x'"),
             (("get", "my files@latest"), "a colon follows the time of a run"),
@@ -164,7 +167,7 @@ class FindDiffTests(ProcessTestCase):
         for arguments, said in (
             (("",), "perhaps a variable is not set"),
             (("*", "--newer", "soon"), "'soon' is not a time"),
-            (("*", "--as", "home"), "there is no backup called 'home'; there are src"),
+            (("*", "--as", "home"), "there is no backup called 'home'; the catalogue has: src"),
             (("*", "--at", "2020-01-01"), "its runs: 20"),
             ((), "Missing argument"),
         ):

@@ -148,7 +148,7 @@ class ChooseRunTests(SynchronousTestCase):
         for runs, name, at, said in (
             ([], None, None, "the catalogue lists no backup"),
             (other, None, None, "there are backups of etc, home; choose one with --as"),
-            (other, "var", None, "there is no backup called 'var'; there are etc, home"),
+            (other, "var", None, "there is no backup called 'var'; the catalogue has: etc, home"),
             (many, "var", None, "n07 and 52 more"),
             (
                 RUNS,

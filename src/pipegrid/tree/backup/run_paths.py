@@ -205,7 +205,7 @@ def runs_called(runs: Sequence[BackupRun], name: str | None) -> list[BackupRun]:
     name = names[0] if name is None else name
     if name not in names:
         raise UsageError(
-            f"there is no backup called '{printable(name)}'; there are {several(names)}"
+            f"there is no backup called '{printable(name)}'; the catalogue has: {several(names)}"
         )
     return [run for run in runs if run.name == name]
 
