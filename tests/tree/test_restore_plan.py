@@ -144,18 +144,14 @@ class RestorePlanTests(SynchronousTestCase):
         """What is wanted is what patterns include, with the directories that lead there."""
         tree = {"d": {"a.jpg": b"", "x": {"b.txt": b"", "c.jpg": b""}}, "e": {"b.txt": b""}}
         plan = self.plan(tree, RestoreSelection(["x/", "a.*"], ["c.*"]))
-        for path, expected in (
-            (("d",), True),
-            (("d", "x"), True),
-            (("e",), False),
+        for text, expected in (("d", True), ("d/x", True), ("e", False)):
+            self.assertEqual(plan.wants(tuple(text.split("/")), True), expected, text)
+        for text, expected in (
+            ("d/a.jpg", True),
+            ("d/x/b.txt", True),
+            ("d/x/c.jpg", False),
+            ("e/b.txt", False),
         ):
-            self.assertEqual(plan.wants(path, True), expected, path)
-        for path, expected in (
-            (("d", "a.jpg"), True),
-            (("d", "x", "b.txt"), True),
-            (("d", "x", "c.jpg"), False),
-            (("e", "b.txt"), False),
-        ):
-            self.assertEqual(plan.wants(path, False), expected, path)
+            self.assertEqual(plan.wants(tuple(text.split("/")), False), expected, text)
         self.assertTrue(self.plan(tree, RestoreSelection(["*.gif"])).is_empty)
         self.assertRaises(UsageError, RestoreSelection, ["x" * 5000])

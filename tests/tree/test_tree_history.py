@@ -313,7 +313,7 @@ class ChangesTestsOfTrees(HistoryTestCase):
 
     def test_directories(self) -> None:
         """With other content count if more than their time differs; equal ones are not read."""
-        same = {f"d{n}": {"f": f"{n}".encode() * 200} for n in range(10)}
+        same: dict[str, Any] = {f"d{n}": {"f": f"{n}".encode() * 200} for n in range(10)}
         old = {**same, "d": ({"a": b"1"}, metadata(1)), "e": ({"a": b"1"}, metadata(1))}
         new = {**same, "d": ({"a": b"2"}, metadata(2)), "e": ({"a": b"1"}, metadata(2))}
         new["f"] = old["f"] = {"x": {}}

@@ -17,7 +17,7 @@ from pipegrid.tree.backup import restore_plan
 
 if TYPE_CHECKING:
     from pipegrid.core.caps import Cap
-    from pipegrid.tree.backup.restore_plan import ExtraEntry, RestorePlan, Step
+    from pipegrid.tree.backup.restore_plan import ExtraEntry, RestorePlan, RestoreStep
     from pipegrid.tree.grid_api import Grid
     from pipegrid.tree.grid_paths import PathEnd
     from pipegrid.tree.walk_order import TreePath
@@ -128,7 +128,7 @@ async def _planned(
 ) -> RestorePlan:
     """Return the plan; a dry run prints its steps."""
 
-    def step(done: Step, path: TreePath, size: int | None) -> None:
+    def step(done: RestoreStep, path: TreePath, size: int | None) -> None:
         if choice.dry_run:
             shown = "" if size is None else f"  {amount(size)}"
             text = f"{_STEPS[done]} {cap_lookup.shown_path(path)}{shown}"
@@ -215,7 +215,8 @@ async def restore_to_stdout(grid: Grid, console: Console, place: PathEnd) -> Exi
     cap = cap_lookup.check_known(place).cap
     if isinstance(cap, caps.DirectoryCap):
         raise CapError("'-o -' is for one file, and this is a directory; give a directory with -o")
-    assert cap is not None  # else its kind would not be known
+    if cap is None:
+        raise CapError("no cap is known that reads this file; restore the directory that has it")
     file = caps.fetchable(cap)
     size = None if isinstance(file, caps.MutableCap) else file.size
     await cmd_get_cat.fetch(grid, console, file, (0, size), None, None)

@@ -33,14 +33,14 @@ from pipegrid.tree.walk_order import TreePath
 MAX_EXTRAS = 1_000_000
 """Entries of the target that a plan may remove."""
 
-Verdict = Literal["take", "enter", "leave"]
-Step = Literal["write", "replace", "compare", "blocked"]
+RestoreVerdict = Literal["take", "enter", "leave"]
+RestoreStep = Literal["write", "replace", "compare", "blocked"]
 """
 ``compare``: a file of this size exists, and is replaced only if its content differs. ``blocked``: something
 exists and is not replaced.
 """
 
-Identity = tuple[int, int]
+InodeIdentity = tuple[int, int]
 
 
 class RestoreSelection:
@@ -76,7 +76,7 @@ class RestoreSelection:
         """Return whether a pattern leaves this out."""
         return self._exclude is not None and not self._exclude.takes("/".join(path), is_directory)
 
-    def verdict(self, path: TreePath, is_directory: bool, is_within: bool) -> Verdict:
+    def verdict(self, path: TreePath, is_directory: bool, is_within: bool) -> RestoreVerdict:
         """
         Return whether this is restored, or a directory in which something may be.
 
@@ -107,7 +107,7 @@ class ExtraEntry:
 
     home: DirectoryFd
     name: str
-    identity: Identity
+    identity: InodeIdentity
     is_directory: bool
     count: int = 1
 
@@ -133,7 +133,7 @@ class RestorePlan:
     extras: list[ExtraEntry] = attrs.field(factory=list)
     left: list[tuple[str, str]] = attrs.field(factory=list)
     unreadable: list[tuple[TreePath, Exception]] = attrs.field(factory=list)
-    counts: dict[Step, int] = attrs.field(factory=dict)
+    counts: dict[RestoreStep, int] = attrs.field(factory=dict)
     taken: set[TreePath] = attrs.field(factory=set, repr=False)
     wanted: set[TreePath] = attrs.field(factory=set, repr=False)
 
@@ -178,7 +178,7 @@ def check_removable(target: str, config: GridConfig) -> None:
         )
 
 
-def protected_directories(config: GridConfig) -> frozenset[Identity]:
+def protected_directories(config: GridConfig) -> frozenset[InodeIdentity]:
     """Return the directories that are never removed, whatever holds them."""
     return own_directories(*_of_client(config), os.getcwd(), os.path.expanduser("~"))
 
@@ -196,8 +196,8 @@ async def plan_restore(
     selection: RestoreSelection,
     *,
     force: bool = False,
-    protected: frozenset[Identity] | None = None,
-    step: Callable[[Step, TreePath, int | None], None] = lambda how, path, size: None,
+    protected: frozenset[InodeIdentity] | None = None,
+    step: Callable[[RestoreStep, TreePath, int | None], None] = lambda how, path, size: None,
     limits: WalkLimits | None = None,
 ) -> RestorePlan:
     """
@@ -226,7 +226,7 @@ class _Level:
     """A directory of the run that the walk is in; ``local`` is where it exists already."""
 
     path: TreePath
-    verdict: Verdict
+    verdict: RestoreVerdict
     local: DirectoryFd | None
 
 
@@ -235,8 +235,8 @@ class _Planner:
     plan: RestorePlan
     target: str
     force: bool
-    protected: frozenset[Identity] | None
-    step: Callable[[Step, TreePath, int | None], None]
+    protected: frozenset[InodeIdentity] | None
+    step: Callable[[RestoreStep, TreePath, int | None], None]
     stack: list[_Level] = attrs.field(factory=list)
 
     def meet(self, met: Found | Unreadable) -> None:
@@ -262,7 +262,7 @@ class _Planner:
         if local is not None and self.protected is not None and met.listing is not None:
             self._find_extras(local, met, verdict)
 
-    def _verdict(self, path: TreePath, is_directory: bool, parent: _Level | None) -> Verdict:
+    def _verdict(self, path: TreePath, is_directory: bool, parent: _Level | None) -> RestoreVerdict:
         if parent is None:
             return "enter" if self.plan.selection.is_partial else "take"
         if parent.verdict == "leave":
@@ -299,7 +299,7 @@ class _Planner:
             self.plan.counts[how] = self.plan.counts.get(how, 0) + 1
             self.step(how, met.path, size)
 
-    def _find_extras(self, home: DirectoryFd, met: Found, verdict: Verdict) -> None:
+    def _find_extras(self, home: DirectoryFd, met: Found, verdict: RestoreVerdict) -> None:
         """Note the entries of a local directory that the run does not have."""
         assert met.listing is not None
         assert self.protected is not None
@@ -371,7 +371,7 @@ def _local_directory(place: str | None, follow: bool) -> DirectoryFd | None:
 
 def _step(
     place: str | None, is_directory: bool, kept: RestoredMetadata, size: int | None, force: bool
-) -> Step | None:
+) -> RestoreStep | None:
     """Return what restoring does at a local path; None: nothing, since it is there already."""
     try:
         found = None if place is None else os.lstat(place)
@@ -379,7 +379,7 @@ def _step(
         found = None
     if found is None or place is None:
         return "write"
-    blocked: Step = "replace" if force and not stat.S_ISDIR(found.st_mode) else "blocked"
+    blocked: RestoreStep = "replace" if force and not stat.S_ISDIR(found.st_mode) else "blocked"
     if is_directory:
         return None if stat.S_ISDIR(found.st_mode) else blocked
     if kept.link is not None:
@@ -392,7 +392,7 @@ def _step(
     return None if found.st_mtime_ns == kept.mtime_ns else "compare"
 
 
-def _inspected(path: str, device: int, protected: frozenset[Identity]) -> tuple[int, str]:
+def _inspected(path: str, device: int, protected: frozenset[InodeIdentity]) -> tuple[int, str]:
     """Return how many files and links a directory holds, and why it must stay; "" if it may be removed."""
     count = 0
     pending = [path]
@@ -421,7 +421,7 @@ def _inspected(path: str, device: int, protected: frozenset[Identity]) -> tuple[
 # Removing.
 
 
-def remove_extra(extra: ExtraEntry, protected: frozenset[Identity]) -> None:
+def remove_extra(extra: ExtraEntry, protected: frozenset[InodeIdentity]) -> None:
     """
     Remove an entry of a plan; the times and the mode of its directory stay.
 
@@ -449,7 +449,7 @@ def remove_extra(extra: ExtraEntry, protected: frozenset[Identity]) -> None:
         raise SinkError(f"cannot remove {printable(extra.path)}: {reason}") from error
 
 
-def _remove_tree(inside: int, name: str, device: int, protected: frozenset[Identity]) -> None:
+def _remove_tree(inside: int, name: str, device: int, protected: frozenset[InodeIdentity]) -> None:
     fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
     try:
         status = os.fstat(fd)
@@ -487,14 +487,14 @@ def _writable(fd: int) -> Iterator[None]:
             os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def _identity(path: str) -> Identity:
+def _identity(path: str) -> InodeIdentity:
     status = os.stat(path)
     return status.st_dev, status.st_ino
 
 
-def _above(path: str) -> set[Identity]:
+def _above(path: str) -> set[InodeIdentity]:
     """Return a directory and all those above it."""
-    found: set[Identity] = set()
+    found: set[InodeIdentity] = set()
     real = os.path.realpath(path)
     while True:
         with suppress(OSError):

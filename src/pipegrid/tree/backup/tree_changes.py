@@ -14,7 +14,7 @@ from pipegrid.tree.directory_reading import Entry, ReadsFiles
 from pipegrid.tree.file_metadata import KEY, restored
 from pipegrid.tree.walk_order import TreePath, WalkLimits
 
-How = Literal["added", "removed", "content", "type", "metadata"]
+ChangeKind = Literal["added", "removed", "content", "type", "metadata"]
 
 
 @attrs.frozen
@@ -30,7 +30,7 @@ class TreeChange:
     """
 
     path: TreePath
-    how: How
+    how: ChangeKind
     old: Entry | None = None
     new: Entry | None = None
 
@@ -43,7 +43,7 @@ class TreeChange:
 @attrs.define
 class TreeChangeCounts:
     """
-    How much differs.
+    ChangeKind much differs.
 
     Attributes:
         added, removed, changed, metadata: paths; ``changed`` in content or type.
@@ -111,7 +111,7 @@ async def compare_trees(
 
 def change_of(path: TreePath, old: Entry | None, new: Entry | None) -> TreeChange | None:
     """Return how two entries of one path differ; None: they do not, or only in what is below them."""
-    how: How | None = None
+    how: ChangeKind | None = None
     if old is None or new is None:
         how = "added" if old is None else "removed"
     elif old is new:

@@ -50,16 +50,16 @@ class EntrySpan:
     entry: Entry
 
 
-Visit = Callable[[TreePath, Sequence[EntrySpan]], bool]
+HistoryVisit = Callable[[TreePath, Sequence[EntrySpan]], bool]
 """Called with a path and all its entries in ascending order; returns whether its directories are entered."""
 
-Spans = tuple[tuple[int, int, DirectoryCap], ...]
+DirectorySpans = tuple[tuple[int, int, DirectoryCap], ...]
 
 
 async def walk_history(
     grid: ReadsFiles,
     roots: Sequence[DirectoryCap],
-    visit: Visit,
+    visit: HistoryVisit,
     unreadable: Callable[[TreePath, Exception], None],
     *,
     only_whole: bool = False,
@@ -85,7 +85,7 @@ async def walk_history(
     limits = limits or WalkLimits()
     cached = directories or CachedDirectories(grid, limits.reads)
     met = 0
-    pending: list[tuple[TreePath, Spans]] = [((), _joined(list(enumerate(roots))))]
+    pending: list[tuple[TreePath, DirectorySpans]] = [((), _joined(list(enumerate(roots))))]
     try:
         while pending:
             path, spans = pending.pop()
@@ -166,7 +166,7 @@ class DirectoryHistory:
         self._closed.setdefault(name, []).append(EntrySpan(start, end, entry))
 
 
-def _directories(spans: Sequence[EntrySpan]) -> Spans:
+def _directories(spans: Sequence[EntrySpan]) -> DirectorySpans:
     """Return the directories among the entries of a name; neighbours that are equal become one."""
     found: list[tuple[int, int, DirectoryCap]] = []
     for span in spans:
@@ -180,7 +180,7 @@ def _directories(spans: Sequence[EntrySpan]) -> Spans:
     return tuple(found)
 
 
-def _joined(numbered: Iterable[tuple[int, DirectoryCap]]) -> Spans:
+def _joined(numbered: Iterable[tuple[int, DirectoryCap]]) -> DirectorySpans:
     found: list[tuple[int, int, DirectoryCap]] = []
     for number, cap in numbered:
         if found and found[-1][2] == cap:
