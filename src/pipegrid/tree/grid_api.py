@@ -149,8 +149,7 @@ class Trees:
             done: called with the path of a file or link, ``fetched``, ``present`` or ``link``, and its size.
             into: the directory above the target, or the target itself: nothing is written outside of it, even
                 if other processes replace directories by links.
-            waiting: called with a sentence when too few servers are reachable, and with None when it
-                continues.
+            waiting: called with a sentence when too few servers are reachable; with None when it continues.
             modes: the mode bits to set: ``umask``, ``stored`` or ``exact``; see ``file_metadata.Modes``.
             max_paths: of files, directories and links, a million by default; a small tree can have many more.
             not_kept: called with the path of what did not get its mode or time, and why.
@@ -159,8 +158,7 @@ class Trees:
 
         Raises (through the Deferred):
             CapError: not the cap of a directory.
-            SinkError: the directory cannot be created, there are too many paths, or its disk is full or
-                read-only.
+            SinkError: the directory cannot be created or written, or there are too many paths.
             PipegridError: the root cannot be read.
         """
         from pipegrid.core.caps import as_cap
@@ -169,12 +167,10 @@ class Trees:
         check_kind(directory, (str, os.PathLike), "directory", "a path")
         check_kind(metadata_json, bytes, "metadata_json", "bytes")
         reports = TreeGetReports(progress, problem, done, waiting, not_kept, not_restored)
-        _check_get(reports, modes, extended)
         bounds = self._get_bounds(limits, max_paths)
-        check_callable(wants, "wants")
-        options = TreeGetOptions(
-            metadata_json, force, paranoid, bounds, into, modes, extended, wants
-        )
+        kept = (metadata_json, force, paranoid, bounds, into, modes, extended, wants)
+        options = TreeGetOptions(*kept)
+        _check_get(reports, options)
         path = os.fspath(directory)
         return await TreeGet(self._grid, self._workers, as_cap(cap), path, options, reports).run()
 
@@ -271,18 +267,18 @@ class Trees:
         )
 
 
-def _check_get(reports: TreeGetReports, modes: Modes, extended: ExtendedRestore | None) -> None:
+def _check_get(reports: TreeGetReports, options: TreeGetOptions) -> None:
     import attrs
 
     from pipegrid.tree.file_metadata import MODES
     from pipegrid.tree.metadata_restore import ExtendedRestore
 
-    check_kind(extended, (ExtendedRestore, type(None)), "extended", "an ExtendedRestore")
-
+    check_kind(options.extended, (ExtendedRestore, type(None)), "extended", "an ExtendedRestore")
     for name, call in attrs.asdict(reports, recurse=False).items():
         check_callable(call, name)
-    if modes not in MODES:
-        raise UsageError(f"modes is {str(modes)[:50]!r}; it is one of {', '.join(MODES)}")
+    check_callable(options.wants, "wants")
+    if options.modes not in MODES:
+        raise UsageError(f"modes is {str(options.modes)[:50]!r}; it is one of {', '.join(MODES)}")
 
 
 class Grid(FileGrid):

@@ -94,15 +94,10 @@ async def walk_history(
                     path, DirectoryError(f"this directory lies {len(path)} levels deep, too deep")
                 )
                 continue
-            cached.expect(cap for _, _, cap in spans)
-            history, is_whole = DirectoryHistory(), True
-            for start, end, cap in spans:
-                try:
-                    history.add(start, end, await cached.entries(cap, history.known))
-                except PipegridError as error:  # noqa: PERF203
-                    unreadable(path, error)
-                    is_whole = False
-            entries = history.closed() if is_whole or not only_whole else {}
+            history, errors = await _read_versions(cached, spans)
+            for error in errors:
+                unreadable(path, error)
+            entries = {} if errors and only_whole else history.closed()
             met += len(entries)
             if met > limits.objects:
                 raise DirectoryError(
@@ -117,6 +112,21 @@ async def walk_history(
     finally:
         if directories is None:
             cached.close()
+
+
+async def _read_versions(
+    cached: CachedDirectories, spans: DirectorySpans
+) -> tuple[DirectoryHistory, list[PipegridError]]:
+    """Return all versions of a directory, and why some of them could not be read."""
+    cached.expect(cap for _, _, cap in spans)
+    history = DirectoryHistory()
+    errors = []
+    for start, end, cap in spans:
+        try:
+            history.add(start, end, await cached.entries(cap, history.known))
+        except PipegridError as error:  # noqa: PERF203
+            errors.append(error)
+    return history, errors
 
 
 class DirectoryHistory:
