@@ -130,7 +130,8 @@ class LaunchedTorTests(TestCase):
         self.patch(tor_process, "USUAL_NAMES", ("no-such-tor",))
         with self.assertRaisesRegex(UsageError, "launch is true, and Tor is not installed"):
             await self.ask(self.launched(""))
-        ending = self.launched(self.program("#!/bin/sh\necho 'Jan 1 [warn] bad option'\nexit 1\n"))
+        said = "echo 'Jan 1 [warn] bad option'\necho 'Jan 1 [err] Reading config failed'\n"
+        ending = self.launched(self.program(f"#!/bin/sh\n{said}exit 1\n"))
         with self.assertRaisesRegex(ProxyError, "Tor has ended at its start: bad option"):
             await self.ask(ending)
         # It is not started again for each connection.

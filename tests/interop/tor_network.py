@@ -126,7 +126,8 @@ class TorNetwork:
         torrc.write_text(settings + "\n".join(self._lines) + "\n")
         # The first four arguments say that there are no other settings.
         path.write_text(
-            f'#!/bin/sh\nshift 4\nexec tor --defaults-torrc /dev/null -f {torrc} "$@"\n'
+            '#!/bin/sh\ntor "$@" --verify-config --quiet || exit 1\n'
+            f'shift 4\nexec tor --defaults-torrc /dev/null -f {torrc} "$@"\n'
         )
         path.chmod(0o755)
         return str(path)

@@ -208,7 +208,7 @@ class LaunchedTor:
         except OSError:
             lines = []
         said = [line for line in lines if "[err]" in line or "[warn]" in line]
-        why = said[-1].partition("] ")[2] if said else f"status {self._process.returncode}"
+        why = said[0].partition("] ")[2] if said else f"status {self._process.returncode}"
         raise ProxyError(f"Tor has ended at its start: {why[:200]}")
 
 
@@ -223,8 +223,9 @@ async def _ask(reactor: Any, asked: Deferred[Any]) -> Any:
 
 def _run(program: str, place: Path, lock: int) -> subprocess.Popen[bytes]:
     """Start Tor with the lock of its directory, and the output in a file there."""
-    control = place / "control-port"
+    control, empty = place / "control-port", place / "torrc"
     control.unlink(missing_ok=True)
+    empty.write_bytes(b"")  # Tor takes no /dev/null
     settings = {
         "DataDirectory": str(place),
         "SocksPort": "auto",
@@ -234,7 +235,7 @@ def _run(program: str, place: Path, lock: int) -> subprocess.Popen[bytes]:
         "__OwningControllerProcess": str(os.getpid()),
         "Log": "err stdout",
     }
-    arguments = [program, "--defaults-torrc", "/dev/null", "-f", "/dev/null"]
+    arguments = [program, "--defaults-torrc", str(empty), "-f", str(empty)]
     for name, value in settings.items():
         arguments += [f"--{name}", value]
     with open(place / "tor.log", "wb") as output:

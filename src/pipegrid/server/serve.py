@@ -546,8 +546,10 @@ class StorageNode:
 
     def _hosts_introducer(self) -> bool:
         """Return whether invitations from this directory name, or may name, an introducer at this server."""
-        known = self.settings.directory / "private" / identity.MEMBERS_FURL_NAME
-        return self.settings.introduces and (not self.settings.introducers or known.exists())
+        private = self.settings.directory / "private"
+        known = private / identity.MEMBERS_FURL_NAME
+        wanted = not self.settings.introducers or known.exists()
+        return self.settings.introduces and wanted and os.access(private, os.W_OK)
 
     async def _serve_metrics(self, port: str, site: GbsSite, service: GbsService) -> None:
         from pipegrid.server.metrics import metrics_page
