@@ -8,7 +8,7 @@ from twisted.internet.defer import gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NotEnoughSharesError
-from pipegrid.transfer.get.get_history import MANY, Guesses
+from pipegrid.transfer.get.get_history import MANY, RIGHT_TIMES, Guesses
 from tests.core.simple_encoder import Encoded
 from tests.transfer.world import RTT, World, content
 
@@ -39,16 +39,23 @@ class GuessesTests(SynchronousTestCase):
         guesses.ended()
         self.assertTrue(guesses.needs_lists)
 
-    def test_a_wrong_guess(self) -> None:
-        """It is remembered for some files."""
+    def test_wrong_guesses(self) -> None:
+        """One in four is no reason to ask for lists; more are remembered for some files."""
         guesses = Guesses()
         for _ in range(MANY):
             guesses.began()
         guesses.found(False)
-        for _ in range(15):
+        for _ in range(RIGHT_TIMES - 2):
             guesses.found(True)
             self.assertTrue(guesses.needs_lists)
-        guesses.found(True)
+        for right in [True] * 12 + [False, True, True, True] * 5:
+            guesses.found(right)
+            self.assertFalse(guesses.needs_lists)
+        for _ in range(16):
+            guesses.found(False)
+        for _ in range(12):
+            self.assertTrue(guesses.needs_lists)
+            guesses.found(True)
         self.assertFalse(guesses.needs_lists)
 
 
@@ -100,6 +107,23 @@ class ManyFilesTests(SynchronousTestCase):
             self.plant(file, 5)
         self.assertEqual(self.get_all(), 3 * RTT)
         self.assertEqual(self.get_all(), 2 * RTT)
+
+    def test_a_few_elsewhere(self) -> None:
+        """They take a round trip more, and only they ask for lists."""
+        for file in self.files:
+            self.plant(file)
+        self.get_all()
+        moved = self.files[MANY :: len(self.files) // 3]
+        for file in moved:
+            for line in self.world.lines:
+                for number in range(10):
+                    line.storage.shares.pop((file.cap.storage_index, number), None)
+            self.plant(file, 5)
+        before = self.lists
+        self.assertEqual(self.get_all(), 3 * RTT)
+        first = self.lists - before
+        self.assertLessEqual(self.get_all(), 3 * RTT)
+        self.assertLessEqual(self.lists - before - first, 4 * MANY + 10 * len(moved))
 
     def test_one_that_fails(self) -> None:
         """Nothing is left of it."""

@@ -49,7 +49,7 @@ from pipegrid.reactor.deferreds import (
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.get.blocking_sink import is_pipe_or_device, open_pipe_or_device
-from pipegrid.transfer.get.get_history import GetHistory
+from pipegrid.transfer.get.get_history import GetHistory, NotAsExpected
 from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext
 from pipegrid.transfer.put.ask_first_policy import open_placement_history
@@ -748,18 +748,28 @@ class FetchingGrid(FileGrid):
             await self._give(data, sink)
             return GetResult(length, {}, [])
         await self._readiness.wait(cap.required_shares)
+        asks_lists = False
         if length == cap.size and not self._earlier.guesses.needs_lists:
-            found = await self._get_small(cap)
+            found = None
+            try:
+                found = await self._get_small(cap)
+            except NotAsExpected:
+                asks_lists = True
             if found is not None:
                 data, result = found
                 await self._give(data, sink)
                 if progress is not None:
                     progress(length, length)
                 return result
-        return await self._download(cap, (start, length), sink, progress)
+        return await self._download(cap, (start, length), sink, progress, asks_lists)
 
     async def _download(
-        self, cap: ChkCap, span: tuple[int, int], sink: SinkLike, progress: Progress | None
+        self,
+        cap: ChkCap,
+        span: tuple[int, int],
+        sink: SinkLike,
+        progress: Progress | None,
+        asks_lists: bool,
     ) -> GetResult:
         """Fetch a range, once more from the beginning if servers were found that were not known before."""
         from pipegrid.transfer.get.download import Download
@@ -774,7 +784,7 @@ class FetchingGrid(FileGrid):
                 progress(done, total)
 
         def download() -> Download:
-            request = DownloadRequest(cap, *span)
+            request = DownloadRequest(cap, *span, asks_lists=asks_lists)
             settings = self._download_settings
             return Download(self._means, request, sink, settings, note, self._earlier)
 
@@ -787,7 +797,7 @@ class FetchingGrid(FileGrid):
         return await download().run()
 
     async def _get_small(self, cap: ChkCap) -> tuple[bytes, GetResult] | None:
-        """Fetch a small file on the direct path; return None if it takes a ``Download``."""
+        """Fetch a small file on the direct path; see ``SmallFileGets.get``."""
         if self._small_gets is None:
             from pipegrid.transfer.get.small_file_download import SmallFileGets
 

@@ -57,6 +57,7 @@ class Download:
         clock = self._clock = means.clock
         self._workers = means.workers
         self._cap = cap
+        self._asks_lists = request.asks_lists
         self._settings = settings
         self._progress = ProgressReport(progress, length)
         self._changed = Wakeup(clock)
@@ -110,7 +111,7 @@ class Download:
             SegmentTooLarge: the settings do not allow the file's segments.
         """
         policy = self._policy
-        needs_lists = policy.began()
+        needs_lists = policy.began() or self._asks_lists
         try:
             self._readers.first_burst(policy.extra_shares, needs_lists)
             self._ask()

@@ -17,6 +17,12 @@ While this many downloads run, a further one may leave out the lists. The first 
 so that wrong guesses are noticed.
 """
 
+RIGHT_TIMES = 4
+"""
+Of that many guesses one may be wrong: asking for lists, and reading as if they might be needed, costs a small
+file several times as much as the bytes.
+"""
+
 _REMEMBERED = 16
 
 _SAMPLES = 8
@@ -68,6 +74,10 @@ class LinkEstimate:
         return rate is not None and rtt_s is not None and size_bytes > rate * rtt_s
 
 
+class NotAsExpected(Exception):
+    """A share of a small file is missing, damaged or late, so a download must ask for lists."""
+
+
 class Guesses:
     """
     Whether the downloads of a client have found shares on the expected servers.
@@ -75,8 +85,9 @@ class Guesses:
     A download also asks the servers of the expected shares for their lists: if a guess is wrong, the
     lists arrive with the refusals, and no round trip is lost. If the guess is right these requests were
     wasted, and they are half of all requests for a small file. For a single file that is acceptable. When
-    many files are downloaded the servers' time counts, so the lists are left out while every guess is
-    right; a wrong guess costs its own file a round trip, and later files ask for lists again.
+    many files are downloaded the servers' time counts, so the lists are left out while most guesses are
+    right; a wrong guess costs its own file a round trip. If more than one in ``RIGHT_TIMES`` is wrong, later
+    files ask for lists again.
     """
 
     def __init__(self) -> None:
@@ -89,7 +100,8 @@ class Guesses:
     @property
     def needs_lists(self) -> bool:
         """Whether a download that begins now should also ask for lists."""
-        return self._running < MANY or not self._right or not all(self._right)
+        right = self._right
+        return self._running < MANY or not right or right.count(False) * RIGHT_TIMES > len(right)
 
     def began(self) -> None:
         """Record that a download has begun; the caller must call ``ended`` once."""

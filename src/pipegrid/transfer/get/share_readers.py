@@ -234,6 +234,7 @@ class DownloadRequest:
         avoid: copies that are known to be damaged, each as share number and server.
         holders: maps a share number to the servers that have it, if all are known; then no server is
             asked for its list.
+        asks_lists: ask for lists with the first requests, whatever earlier downloads have found.
     """
 
     cap: ChkCap | ChkVerifierCap
@@ -241,6 +242,7 @@ class DownloadRequest:
     length: int
     avoid: Collection[tuple[int, Peer]] = ()
     holders: Mapping[int, Sequence[Peer]] | None = None
+    asks_lists: bool = False
 
 
 class ShareReaders:

@@ -18,7 +18,7 @@ from pipegrid.core.small_file_decoder import (
 )
 from pipegrid.errors import NoSuchShare, ServerError
 from pipegrid.reactor.deferreds import Deadlines
-from pipegrid.transfer.get.get_history import GetHistory
+from pipegrid.transfer.get.get_history import GetHistory, NotAsExpected
 from pipegrid.transfer.peers import Peer, TransferContext, last_activity_s, ring
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
@@ -50,7 +50,10 @@ class SmallFileGets:
         Fetch a file if it is small, and its shares are probably on the expected servers.
 
         Returns:
-            The plaintext and the result; None if the file must be fetched by a ``Download``.
+            The plaintext and the result; None if nothing was asked, and a ``Download`` must fetch the file.
+
+        Raises:
+            NotAsExpected: a ``Download`` that asks for lists must fetch it.
         """
         if self.earlier.guesses.needs_lists:
             return None
@@ -89,15 +92,15 @@ class SmallFileDownload:
         self._misplaced = False
         self._done: Deferred[bool] = Deferred()
 
-    async def run(self) -> tuple[bytes, GetResult] | None:
-        """Fetch the file; return None if a ``Download`` must do it."""
+    async def run(self) -> tuple[bytes, GetResult]:
+        """Fetch the file, or raise ``NotAsExpected``."""
         gets, guesses = self._gets, self._gets.earlier.guesses
         guesses.began()
         gets.deadlines.add(self)
         try:
             self._send()
             if not await self._done:
-                return None
+                raise NotAsExpected
         finally:
             guesses.ended()
             gets.deadlines.discard(self)
@@ -107,7 +110,7 @@ class SmallFileDownload:
             plaintext = decode_whole(self._cap, self._form, self._shares)
         except Unexpected:
             guesses.found(False)
-            return None
+            raise NotAsExpected from None
         if not self._misplaced:
             guesses.found(True)
         used = {number: self._order[number].name for number in sorted(self._shares)}
