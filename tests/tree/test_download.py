@@ -520,6 +520,13 @@ class RestoreTests(TreeTestCase):
         self.assertEqual((result.files, result.present), (0, 4))
         self.assertLess(self.received_bytes(since), 200_000)
 
+    def test_paranoia_about_many_small_files(self) -> None:
+        """They are compared as a few are: those that are right count as present."""
+        cap = self.directory({f"f{n:02}": (bytes([n]) * 3000, kept()) for n in range(30)})
+        self.assertEqual(self.get(cap).files, 30)
+        result = self.get(cap, paranoid=True)
+        self.assertEqual((self.problems, result.files, result.present), ({}, 0, 30))
+
     def test_a_file_without_a_time(self) -> None:
         """One whose entry says no time is compared, and kept if it is the same."""
         data = b"x" * 5000

@@ -749,7 +749,8 @@ class FetchingGrid(FileGrid):
             return GetResult(length, {}, [])
         await self._readiness.wait(cap.required_shares)
         asks_lists = False
-        if length == cap.size and not self._earlier.guesses.needs_lists:
+        has_bytes = isinstance(sink, PartFile) and sink.found_bytes > 0  # only a ``Download`` uses them
+        if length == cap.size and not (has_bytes or self._earlier.guesses.needs_lists):
             found = None
             try:
                 found = await self._get_small(cap)
