@@ -47,7 +47,6 @@ SMALL = {
     "speedtest/end_with_parent.py": "run with python -m",
     "storage/storage_paths.py": _CONTRACT,
     "transfer/server_capacity.py": "loaded only when shares could be spread over more servers",
-    "transfer/get/get_history.py": "made with the grid, before any transfer",
     "transfer/put/put_context.py": "made with the grid, before any transfer",
     "transfer/put/rereadable_source.py": "brings twisted.web only for sources that need it",
     "transfer/settings.py": "read by the options of commands, before any transfer",

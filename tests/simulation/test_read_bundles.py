@@ -44,8 +44,8 @@ class ReadBundleTests(UpkeepTestCase):
         self.client = self.world.client()
         before = self.requests()
         for _ in range(2):
-            self.client.grid.expect_reads()
-        self.world.clock.advance(1)
+            with self.client.grid.reading_a_tree():
+                self.world.clock.advance(1)
         self.assertEqual((self.requests() - before)["version"], 10)
         self.get_all()
         before = self.requests()

@@ -39,6 +39,16 @@ class GuessesTests(SynchronousTestCase):
         guesses.ended()
         self.assertTrue(guesses.needs_lists)
 
+    def test_a_tree(self) -> None:
+        """Its files do without lists however few are running, once something was found."""
+        guesses = Guesses()
+        guesses.trees += 1
+        self.assertTrue(guesses.needs_lists)
+        guesses.found(True)
+        self.assertFalse(guesses.needs_lists)
+        guesses.trees -= 1
+        self.assertTrue(guesses.needs_lists)
+
     def test_wrong_guesses(self) -> None:
         """One in four is no reason to ask for lists; more are remembered for some files."""
         guesses = Guesses()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -749,7 +749,9 @@ class FetchingGrid(FileGrid):
             return GetResult(length, {}, [])
         await self._readiness.wait(cap.required_shares)
         asks_lists = False
-        has_bytes = isinstance(sink, PartFile) and sink.found_bytes > 0  # only a ``Download`` uses them
+        has_bytes = (
+            isinstance(sink, PartFile) and sink.found_bytes > 0
+        )  # only a ``Download`` uses them
         if length == cap.size and not (has_bytes or self._earlier.guesses.needs_lists):
             found = None
             try:
@@ -826,11 +828,17 @@ class FetchingGrid(FileGrid):
         finally:
             target.finish()
 
-    def expect_reads(self) -> None:
-        """Announce that many small files will be read, so that servers are asked what they support."""
+    @contextmanager
+    def reading_a_tree(self) -> Iterator[None]:
+        """Enter it to read many small files: servers are asked early for what makes that cheaper."""
         for peer in self._peers:
             asked = expect_small_reads(peer.server)
             asked.addErrback(lambda failure: failure.trap(ServerError, CancelledError))
+        self._earlier.guesses.trees += 1
+        try:
+            yield
+        finally:
+            self._earlier.guesses.trees -= 1
 
     @started
     async def size(self, cap: str | Cap) -> int:

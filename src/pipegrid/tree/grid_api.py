@@ -30,7 +30,12 @@ if TYPE_CHECKING:
     from pipegrid.tree.metadata_restore import ExtendedRestore
     from pipegrid.tree.tree_check import FirstMet as Met
     from pipegrid.tree.tree_check import TreeSummary
-    from pipegrid.tree.tree_download import GetTreeLimits, TreeGetReports, TreeGetResult
+    from pipegrid.tree.tree_download import (
+        GetTreeLimits,
+        TreeGetOptions,
+        TreeGetReports,
+        TreeGetResult,
+    )
     from pipegrid.tree.tree_upload import TreeReports, TreeResult
     from pipegrid.tree.walk import Walk, WalkLimits
 

@@ -589,15 +589,15 @@ class TreeGet:
             SinkError: the target cannot be created.
             PipegridError: the root cannot be read.
         """
-        self._grid.expect_reads()
         try:
             if self._extended is not None:
                 await self._workers.run(self._extended.resolve)
-            await self._walk(self._cap, self._metadata_json, ())
-            self._leave_down_to(0)
-            await self._catch_up(at_end=True)
-            if self._bug is None:
-                await self._unread.read(self._walk_again, self._stays_unread)
+            with self._grid.reading_a_tree():
+                await self._walk(self._cap, self._metadata_json, ())
+                self._leave_down_to(0)
+                await self._catch_up(at_end=True)
+                if self._bug is None:
+                    await self._unread.read(self._walk_again, self._stays_unread)
             if self._bug is not None:
                 raise self._bug
         except BaseException:

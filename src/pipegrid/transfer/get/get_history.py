@@ -88,9 +88,14 @@ class Guesses:
     many files are downloaded the servers' time counts, so the lists are left out while most guesses are
     right; a wrong guess costs its own file a round trip. If more than one in ``RIGHT_TIMES`` is wrong, later
     files ask for lists again.
+
+    Attributes:
+        trees: the number of trees that are being fetched: their files are many, even while few are running
+            since the disk is slower than the servers.
     """
 
     def __init__(self) -> None:
+        self.trees = 0
         self._running = 0
         self._right: deque[bool] = deque(maxlen=_REMEMBERED)
 
@@ -100,8 +105,8 @@ class Guesses:
     @property
     def needs_lists(self) -> bool:
         """Whether a download that begins now should also ask for lists."""
-        right = self._right
-        return self._running < MANY or not right or right.count(False) * RIGHT_TIMES > len(right)
+        right, are_few = self._right, self._running < MANY and not self.trees
+        return are_few or not right or right.count(False) * RIGHT_TIMES > len(right)
 
     def began(self) -> None:
         """Record that a download has begun; the caller must call ``ended`` once."""
