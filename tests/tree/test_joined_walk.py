@@ -152,7 +152,7 @@ class JoinedWalkTests(SynchronousTestCase):
             fields[2] += 1
             return os.stat_result(fields, {"st_mtime_ns": 1, "st_ctime_ns": 1})
 
-        self.patch(local_walk.os, "fstat", fstat)
+        self.patch(os, "fstat", fstat)
         self.assertEqual(self.paths_of_one(self.walk("a", one_file_system=True)), ["", "d"])
         walk = self.walk("a", "a/d", one_file_system=True)
         self.assertEqual(self.paths_of_one(walk), ["", "d", "d/f"])
