@@ -159,7 +159,7 @@ class _FoundPrinter:
         self.statuses: set[ExitStatus] = set()
 
     def found(self, version: FoundVersion) -> None:
-        """Print one version."""
+        """Print one version, as a line or as JSON."""
         self.count += 1
         root = run_paths.run_path_text(version.last)
         place = root + printable("/".join(version.path))
@@ -327,7 +327,7 @@ class _ChangePrinter:
         self.statuses: set[ExitStatus] = set()
 
     def changed(self, change: TreeChange) -> None:
-        """Print one change."""
+        """Count one change, and print it."""
         self.counts.count(change)
         old, new = change.sizes
         if self._console.json:
@@ -356,7 +356,7 @@ class _ChangePrinter:
         )
 
     def summarise(self) -> None:
-        """Print how much differs."""
+        """Print how many paths and bytes differ in all."""
         counts = self.counts
         self._console.json_result(
             {

@@ -113,7 +113,7 @@ class ExtraEntry:
 
     @property
     def path(self) -> str:
-        """Its local path."""
+        """Its local path, for messages only."""
         return os.path.join(self.home.path, self.name)
 
 

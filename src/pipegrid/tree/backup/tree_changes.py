@@ -63,7 +63,7 @@ class TreeChangeCounts:
         return self.added + self.removed + self.changed + self.metadata
 
     def count(self, change: TreeChange) -> None:
-        """Count one change."""
+        """Add one change to the counts."""
         if change.how in ("content", "type"):
             self.changed += 1
         else:

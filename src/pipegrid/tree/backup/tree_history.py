@@ -260,7 +260,7 @@ class CachedDirectories:
         return unpack(cap, data, self._limits, known).entries
 
     def close(self) -> None:
-        """Cancel all reads."""
+        """Cancel all reads; nothing may be asked for later."""
         self._queue.clear()
         for running in list(self._running.values()):
             running.cancel()
