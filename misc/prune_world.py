@@ -30,7 +30,7 @@ def main() -> int:
             log = run_history(seed, options.steps)
         except AssertionError as error:
             failed.append(seed)
-            print(f"seed {seed}: {error}")
+            print(f"seed {seed}: {error}", flush=True)
             continue
         for line in log:
             _, _, what = line.partition(": ")
