@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from pipegrid.cli.cap_lookup import storage_index_text
+from pipegrid.core.caps import parse_cap
 from tests.cli.processes import ProcessTestCase, in_fresh_processes
 from tests.cli.pty import TerminalTestCase
 
@@ -328,9 +331,39 @@ class RestoreChoiceTests(ProcessTestCase):
         self.assertIn("nothing was removed, since the run could not be restored as a whole", err)
         self.assertIn("extra", self.found())
 
+    def test_what_cannot_be_read(self) -> None:
+        """A directory whose paths patterns may include is reported, and the status says so."""
+        out, _ = self.run_command("--json", "ls", "src@latest:")
+        lost = next(each for each in map(json.loads, out.splitlines()) if each["path"] == ["d"])
+        index = storage_index_text(parse_cap(lost["cap"]))
+        shares = list(self.home.rglob(index))
+        self.assertTrue(shares)
+        for each in shares:
+            shutil.rmtree(each)
+        out, err = self.run_command("restore", "-o", "back", "--include", "*.jpg", status=4)
+        self.assertEqual(self.found(), ["a.jpg"])
+        self.assertIn("d: ", err)
+        self.write(self.back / "extra.jpg")
+        _, err = self.run_command(
+            "restore", "-o", "back", "--include", "*.jpg", "--delete", "--yes", status=4
+        )
+        self.assertIn("nothing was removed", err)
+        _, err = self.run_command("restore", "-o", "new", "--include", "c.*", status=4)
+        self.assertNotIn("nothing in the run matches", err)
+
     def test_where_nothing_is_removed(self) -> None:
         """At ``/``, the home directory, above the current one, a mount point, or the client's directory."""
         client = self.home / ".local/share/pipegrid"
+        self.write(self.home / "tree/share/pipegrid/odd")
+        (self.home / "tree/share/pipegrid").chmod(client.stat().st_mode & 0o777)
+        self.write(client / "new")
+        self.write(client.parent / "extra")
+        self.run_command("backup", "tree")
+        _, err = self.run_command("restore", "--as", "tree", "-o", ".local", "--delete", "--yes")
+        self.assertIn("nothing is removed there, since it belongs to this client", err)
+        self.assertTrue((client / "new").exists())
+        self.assertTrue((client / "odd").exists())
+        self.assertFalse((client.parent / "extra").exists())
         for target, said in (
             ("/", "is the root of a file system"),
             ("/proc", "is the root of a file system"),
@@ -339,9 +372,13 @@ class RestoreChoiceTests(ProcessTestCase):
             (str(client), "belongs to this client or its grid"),
             (str(client / "private"), "belongs to this client or its grid"),
         ):
-            _, err = self.run_command("restore", "-o", target, "--delete", "--yes", status=2)
+            _, err = self.run_command(
+                "restore", "--as", "src", "-o", target, "--delete", "--yes", status=2
+            )
             self.assertIn(said, err)
-        _, err = self.run_command("restore", "a.jpg", "-o", "back", "--delete", "--yes", status=2)
+        _, err = self.run_command(
+            "restore", "src@latest:a.jpg", "-o", "back", "--delete", "--yes", status=2
+        )
         self.assertIn("--delete is for a directory, and PATH is a file", err)
         self.assertIn(
             "--yes is for --delete", self.run_command("restore", "-o", "x", "--yes", status=2)[1]

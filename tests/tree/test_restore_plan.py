@@ -122,6 +122,78 @@ class RestorePlanTests(SynchronousTestCase):
             self.names(self.plan({"caf\ufffd": (b"", exact), "upper": b""})), ["Upper"]
         )
 
+    def test_what_patterns_exclude_in_an_extra_directory(self) -> None:
+        """Stays with the directories that lead there; only the rest is removed."""
+        for path in (
+            "old/a.keep",
+            "old/b",
+            "old/x/y/c.keep",
+            "old/x/z/d",
+            "gone/e",
+            "new/e\u0301.x",
+        ):
+            (self.target / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.target / path).write_bytes(b"")
+        plan = self.plan({}, RestoreSelection(exclude=["*.keep", "\u00e9.x"]))  # that is composed
+        self.assertEqual(sorted(self.names(plan)), ["gone", "old/b", "old/x/z"])
+        for extra in plan.extras:
+            remove_extra(extra, frozenset())
+        left = sorted(str(each.relative_to(self.target)) for each in self.target.rglob("*.*"))
+        self.assertEqual(left, ["new/e\u0301.x", "old/a.keep", "old/x/y/c.keep"])
+
+    def test_directories_of_the_client_that_the_run_has(self) -> None:
+        """Nothing is removed in them, however deep; the rest of the target is made like the run."""
+        for path in ("home/extra", "home/client/new", "home/client/private/aliases"):
+            (self.target / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.target / path).write_bytes(b"")
+        status = os.stat(self.target / "home/client")
+        tree = {"home": {"client": {"private": {"secret": b""}, "old": b""}}}
+        plan = self.plan(tree, untouched=frozenset({(status.st_dev, status.st_ino)}))
+        self.assertEqual(self.names(plan), ["home/extra"])
+        self.assertIn("belongs to this client", plan.left[0][1])
+
+    def test_mounts(self) -> None:
+        """Nothing is removed in what is mounted in the target, even from the same file system."""
+        for path in ("d/extra", "d/mounted/kept", "e/mounted/kept", "f/x"):
+            (self.target / path).parent.mkdir(parents=True)
+            (self.target / path).write_bytes(b"")
+        real = restore_plan._mount_of
+
+        def mount_of(fd: int, status: os.stat_result) -> tuple[int, str]:
+            is_mounted = "mounted" in os.readlink(f"/proc/self/fd/{fd}")
+            return (status.st_dev, "another") if is_mounted else real(fd, status)
+
+        extras = self.plan({"d": {"mounted": {}}, "f": {"x": b""}}).extras
+        (e,) = [extra for extra in extras if extra.name == "e"]
+        self.patch(restore_plan, "_mount_of", mount_of)
+        plan = self.plan({"d": {"mounted": {}}, "f": {"x": b""}})
+        self.assertEqual(self.names(plan), ["d/extra"])
+        self.assertEqual(len(plan.left), 2)
+        self.assertRaises(SinkError, remove_extra, e, frozenset())  # mounted since it was shown
+        self.assertTrue((self.target / "e/mounted/kept").exists())
+
+    def test_links_that_appear_meanwhile(self) -> None:
+        """A directory that becomes a link while the plan is made is not followed."""
+        other = Path(tempfile.mkdtemp(prefix="pg"))
+        self.addCleanup(shutil.rmtree, other)
+        (other / "kept").write_bytes(b"")
+        (self.target / "d").mkdir()
+        real = os.stat
+        swapped: list[Any] = []
+
+        def stat_then_swap(path: Any, **more: Any) -> os.stat_result:
+            found = real(path, **more)
+            if str(path).endswith("d") and not swapped:
+                swapped.append(path)
+                os.rename(self.target / "d", self.target / "moved")
+                os.symlink(other, self.target / "d")
+            return found
+
+        self.patch(os, "stat", stat_then_swap)
+        plan = self.plan({"d": {"a": b"1"}})
+        self.assertTrue((self.target / "d").is_symlink())
+        self.assertNotIn("d/kept", self.names(plan))
+
     def test_bounds(self) -> None:
         """Too many extra entries end it."""
         self.patch(restore_plan, "MAX_EXTRAS", 3)

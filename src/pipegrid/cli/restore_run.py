@@ -89,10 +89,7 @@ async def restore_tree(
         shown = ", ".join(f"'{printable(each)}'" for each in choice.include[:5])
         console.say(f"pipegrid: nothing in the run matches {shown}, so nothing is restored")
         return ExitStatus.FAILED
-    statuses = {
-        console.failed(error, cap_lookup.shown_path(path), {"path": list(path)}, True)
-        for path, error in (plan.unreadable if choice.dry_run else ())
-    }
+    statuses = _report_unread(console, plan, choice)
     if choice.dry_run:
         _summarise(console, plan)
         return worst_status(statuses) if statuses else ExitStatus.DONE
@@ -101,6 +98,7 @@ async def restore_tree(
     status = await tree_transfers.fetch_tree(
         grid, console, root, target, how._replace(wants=plan.wants), metadata_json
     )
+    status = one_status([*statuses, *([status] if status else [])])
     if selection.unmatched and not choice.delete:
         say_some(
             console,
@@ -115,6 +113,18 @@ async def restore_tree(
         )
         return status or ExitStatus.FAILED
     return _remove(grid, console, plan)
+
+
+def _report_unread(console: Console, plan: RestorePlan, choice: RestoreChoice) -> set[ExitStatus]:
+    """
+    Report the directories that could not be read and so are not restored: patterns may include what they
+    have. Returns the statuses.
+    """
+    return {
+        console.failed(error, cap_lookup.shown_path(path), {"path": list(path)}, True)
+        for path, error in plan.unreadable
+        if choice.dry_run or (choice.include and path)
+    }
 
 
 async def _planned(
@@ -142,6 +152,7 @@ async def _planned(
         selection,
         force=how.force,
         protected=restore_plan.protected_directories(grid.config) if choice.delete else None,
+        untouched=restore_plan.client_directories(grid.config),
         step=step,
     )
     if choice.dry_run:

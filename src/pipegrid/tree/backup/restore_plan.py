@@ -2,11 +2,12 @@
 What restoring a run into a directory writes, replaces and removes, found out before anything changes.
 
 Only what is in the target is ever removed: symbolic links are not followed, other file systems and the
-directories of this client are left, and what was replaced since it was shown stays.
+directories of this client are left, with all that is in them, and what was replaced since it was shown stays.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import unicodedata
@@ -23,7 +24,7 @@ from pipegrid.grid.client_config import GridConfig
 from pipegrid.tree.backup.backup_search import size_of
 from pipegrid.tree.directory_descriptor import DirectoryFd
 from pipegrid.tree.directory_reading import Entry, ReadsFiles
-from pipegrid.tree.file_metadata import RestoredMetadata, restored
+from pipegrid.tree.file_metadata import RestoredMetadata, entry_name, restored
 from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.local_files import local_name
 from pipegrid.tree.local_walk import own_directories
@@ -41,6 +42,10 @@ exists and is not replaced.
 """
 
 InodeIdentity = tuple[int, int]
+MountIdentity = tuple[int, str]
+
+_MOUNTED = "another file system is mounted in it"
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class RestoreSelection:
@@ -139,8 +144,8 @@ class RestorePlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the patterns include nothing of the run."""
-        return self.selection.is_partial and not self.wanted
+        """Whether the patterns include nothing of the run, which could be read."""
+        return self.selection.is_partial and not self.wanted and not self.unreadable
 
     def wants(self, path: TreePath, is_directory: bool) -> bool:
         """Return whether something is restored, as ``TreeGetOptions`` asks it."""
@@ -183,6 +188,11 @@ def protected_directories(config: GridConfig) -> frozenset[InodeIdentity]:
     return own_directories(*_of_client(config), os.getcwd(), os.path.expanduser("~"))
 
 
+def client_directories(config: GridConfig) -> frozenset[InodeIdentity]:
+    """Return the directories of this client, in which nothing is removed."""
+    return own_directories(*_of_client(config))
+
+
 def _of_client(config: GridConfig) -> list[str | os.PathLike[str]]:
     found: list[str | os.PathLike[str]] = [config.directory, *config.caches]
     found += [] if config.state is None else [config.state]
@@ -197,6 +207,7 @@ async def plan_restore(
     *,
     force: bool = False,
     protected: frozenset[InodeIdentity] | None = None,
+    untouched: frozenset[InodeIdentity] = frozenset(),
     step: Callable[[RestoreStep, TreePath, int | None], None] = lambda how, path, size: None,
     limits: WalkLimits | None = None,
 ) -> RestorePlan:
@@ -207,14 +218,15 @@ async def plan_restore(
         cap: of the directory.
         target: the local directory, which need not exist.
         force: existing files are replaced.
-        protected: what is never removed; None: nothing is removed at all.
+        protected: directories that are never removed; None: nothing is removed at all.
+        untouched: directories in which nothing is removed.
         step: called with what would be written or replaced, and the size of a file.
 
     Raises:
         CapError: this is not the cap of a directory.
         SinkError: the target has too many entries that the run does not have.
     """
-    planner = _Planner(RestorePlan(selection), target, force, protected, step)
+    planner = _Planner(RestorePlan(selection), target, force, protected, untouched, step)
     with walk(grid, cap, all_paths=True, limits=limits) as tree:
         async for met in tree:
             planner.meet(met)
@@ -223,11 +235,16 @@ async def plan_restore(
 
 @attrs.define
 class _Level:
-    """A directory of the run that the walk is in; ``local`` is where it exists already."""
+    """
+    A directory of the run that the walk is in; ``local`` is where it exists already, ``mount`` its file
+    system, and ``loses`` whether something may be removed in it.
+    """
 
     path: TreePath
     verdict: RestoreVerdict
     local: DirectoryFd | None
+    mount: MountIdentity
+    loses: bool
 
 
 @attrs.define
@@ -236,6 +253,7 @@ class _Planner:
     target: str
     force: bool
     protected: frozenset[InodeIdentity] | None
+    untouched: frozenset[InodeIdentity]
     step: Callable[[RestoreStep, TreePath, int | None], None]
     stack: list[_Level] = attrs.field(factory=list)
 
@@ -257,10 +275,36 @@ class _Planner:
             self._note_step(met, kept, parent, place)
         if not is_directory:
             return
-        local = None if verdict == "leave" else _local_directory(place, follow=parent is None)
-        self.stack.append(_Level(met.path, verdict, local))
-        if local is not None and self.protected is not None and met.listing is not None:
-            self._find_extras(local, met, verdict)
+        level = self._entered(met.path, verdict, place, parent)
+        self.stack.append(level)
+        if level.loses and level.local is not None and met.listing is not None:
+            self._find_extras(level, _local_names(met.listing.entries))
+
+    def _entered(
+        self, path: TreePath, verdict: RestoreVerdict, place: str | None, parent: _Level | None
+    ) -> _Level:
+        """Return the level of a directory; note why nothing is removed in it."""
+        above = None if parent is None else parent.local
+        local = None if verdict == "leave" else _local_directory(place, above)
+        loses = self.protected is not None and (parent is None or parent.loses)
+        mount: MountIdentity = (0, "")
+        if local is None or not loses:
+            return _Level(path, verdict, local, mount, False)
+        obstacle = ""
+        try:
+            with local.entered() as inside:
+                status = os.fstat(inside)
+                mount = _mount_of(inside, status)
+        except (OSError, SinkError) as error:
+            obstacle = f"it cannot be read: {getattr(error, 'strerror', None) or error}"
+        else:
+            if (status.st_dev, status.st_ino) in self.untouched:
+                obstacle = "it belongs to this client or its grid"
+            elif parent is not None and mount != parent.mount:
+                obstacle = "another file system is mounted there"
+        if obstacle:
+            self.plan.left.append((local.path, f"nothing is removed there, since {obstacle}"))
+        return _Level(path, verdict, local, mount, not obstacle)
 
     def _verdict(self, path: TreePath, is_directory: bool, parent: _Level | None) -> RestoreVerdict:
         if parent is None:
@@ -299,38 +343,72 @@ class _Planner:
             self.plan.counts[how] = self.plan.counts.get(how, 0) + 1
             self.step(how, met.path, size)
 
-    def _find_extras(self, home: DirectoryFd, met: Found, verdict: RestoreVerdict) -> None:
+    def _find_extras(self, level: _Level, names: dict[str, str]) -> None:
         """Note the entries of a local directory that the run does not have."""
-        assert met.listing is not None
-        assert self.protected is not None
-        names = _local_names(met.listing.entries)
+        assert level.local is not None
+        pending = [(level.local, level.path, level.verdict == "take", names)]
+        while pending:
+            home, path, is_within, names = pending.pop()
+            try:
+                with home.entered() as inside, os.scandir(inside) as found:
+                    there = sorted(found, key=lambda entry: entry.name)
+                    extras = [each for each in there if not self._is_known(home, each, names)]
+                    below = [
+                        self._add_extra(home, path, each, is_within, level.mount) for each in extras
+                    ]
+            except OSError as error:
+                no_list = error.errno == errno.EBADF  # it may be written to but not listed
+                why = os.strerror(errno.EACCES) if no_list else error.strerror
+                self.plan.left.append((home.path, f"it cannot be listed: {why}"))
+                continue
+            pending += [
+                (each, (*path, _composed(os.path.basename(each.path))), True, {})
+                for each in below
+                if each is not None
+            ]
+
+    def _add_extra(
+        self,
+        home: DirectoryFd,
+        above: TreePath,
+        entry: os.DirEntry[str],
+        is_within: bool,
+        mount: MountIdentity,
+    ) -> DirectoryFd | None:
+        """
+        Note an entry that the run does not have; return it if it is a directory of which only a part is
+        removed, since patterns exclude something in it.
+        """
         try:
-            with os.scandir(home.path) as found:
-                there = sorted(found, key=lambda entry: entry.name)
-        except OSError as error:
-            self.plan.left.append((home.path, f"it cannot be listed: {error.strerror}"))
-            return
-        for entry in there:
-            if entry.name in names or self._is_same(home, entry, names):
-                continue
             status = entry.stat(follow_symlinks=False)
-            is_directory = stat.S_ISDIR(status.st_mode)
-            path = (*met.path, entry.name)
-            if self.plan.selection.verdict(path, is_directory, verdict == "take") != "take":
-                continue
-            identity = (status.st_dev, status.st_ino)
-            count, obstacle = 1, ""
-            if is_directory:
-                count, obstacle = _inspected(entry.path, identity[0], self.protected)
-            if obstacle:
-                self.plan.left.append((entry.path, obstacle))
-                continue
-            if len(self.plan.extras) >= MAX_EXTRAS:
-                raise SinkError(
-                    f"{printable(self.target)} has more than {MAX_EXTRAS} entries that the run does not "
-                    "have; restore into another directory"
-                )
-            self.plan.extras.append(ExtraEntry(home, entry.name, identity, is_directory, count))
+        except FileNotFoundError:  # it was removed just now
+            return None
+        is_directory = stat.S_ISDIR(status.st_mode)
+        place = os.path.join(home.path, entry.name)
+        path = (*above, _composed(entry.name))
+        if self.plan.selection.verdict(path, is_directory, is_within) != "take":
+            return None
+        identity = (status.st_dev, status.st_ino)
+        count, obstacle = 1, ""
+        if is_directory:
+            assert self.protected is not None
+            never = self.protected | self.untouched
+            count, obstacle = _inspected(place, path, mount, never, self.plan.selection)
+        if obstacle == _EXCLUDED:
+            return DirectoryFd(place, identity)
+        if obstacle:
+            self.plan.left.append((place, obstacle))
+            return None
+        if len(self.plan.extras) >= MAX_EXTRAS:
+            raise SinkError(
+                f"{printable(self.target)} has more than {MAX_EXTRAS} entries that the run does not "
+                "have; restore into another directory"
+            )
+        self.plan.extras.append(ExtraEntry(home, entry.name, identity, is_directory, count))
+        return None
+
+    def _is_known(self, home: DirectoryFd, entry: os.DirEntry[str], names: dict[str, str]) -> bool:
+        return entry.name in names or self._is_same(home, entry, names)
 
     def _is_same(self, home: DirectoryFd, entry: os.DirEntry[str], names: dict[str, str]) -> bool:
         """Return whether a file system that folds names shows an entry of the run under another name."""
@@ -359,13 +437,27 @@ def _folded(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()
 
 
-def _local_directory(place: str | None, follow: bool) -> DirectoryFd | None:
-    """Return a local directory; None: there is none, or only a link to one that is not followed."""
+def _composed(name: str) -> str:
+    """Return a local name as the entries of a run have it, which patterns match."""
+    return entry_name(os.fsencode(name))[0]
+
+
+def _local_directory(place: str | None, above: DirectoryFd | None) -> DirectoryFd | None:
+    """
+    Return a local directory; None: there is none, or only a link to one.
+
+    Args:
+        above: the directory that has it; None: it is the target, which may be a link.
+    """
     if place is None:
         return None
     with suppress(OSError, ValueError, SinkError):
-        if stat.S_ISDIR(os.stat(place, follow_symlinks=follow).st_mode):
-            return DirectoryFd(place)
+        if above is None:
+            return DirectoryFd(place) if stat.S_ISDIR(os.stat(place).st_mode) else None
+        with above.entered() as inside:
+            found = os.stat(os.path.basename(place), dir_fd=inside, follow_symlinks=False)
+        if stat.S_ISDIR(found.st_mode):
+            return DirectoryFd(place, (found.st_dev, found.st_ino))
     return None
 
 
@@ -392,30 +484,59 @@ def _step(
     return None if found.st_mtime_ns == kept.mtime_ns else "compare"
 
 
-def _inspected(path: str, device: int, protected: frozenset[InodeIdentity]) -> tuple[int, str]:
+_EXCLUDED = "patterns exclude something in it"
+
+
+def _inspected(
+    place: str,
+    path: TreePath,
+    mount: MountIdentity,
+    protected: frozenset[InodeIdentity],
+    selection: RestoreSelection,
+) -> tuple[int, str]:
     """Return how many files and links a directory holds, and why it must stay; "" if it may be removed."""
     count = 0
-    pending = [path]
+    pending = [(place, path)]
     while pending:
-        directory = pending.pop()
+        directory, path = pending.pop()
         try:
-            status = os.lstat(directory)
-            if (status.st_dev, status.st_ino) in protected:
-                return (
-                    0,
-                    "it holds a directory that is in use by this client or shell, or your home",
-                )
-            if status.st_dev != device:
-                return 0, "another file system is mounted in it"
-            with os.scandir(directory) as found:
-                for entry in found:
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-                    else:
-                        count += 1
+            fd = os.open(directory, _OPEN)
+            try:
+                status = os.fstat(fd)
+                if (status.st_dev, status.st_ino) in protected:
+                    return (
+                        0,
+                        "it holds a directory that is in use by this client or shell, or your home",
+                    )
+                if _mount_of(fd, status) != mount:
+                    return 0, _MOUNTED
+                with os.scandir(fd) as found:
+                    for entry in found:
+                        is_directory = entry.is_dir(follow_symlinks=False)
+                        below = (*path, _composed(entry.name))
+                        if selection.excludes(below, is_directory):
+                            return 0, _EXCLUDED
+                        if is_directory:
+                            pending.append((os.path.join(directory, entry.name), below))
+                        else:
+                            count += 1
+            finally:
+                os.close(fd)
         except OSError as error:
             return 0, f"{printable(directory)} cannot be read: {error.strerror}"
     return count, ""
+
+
+def _mount_of(fd: int, status: os.stat_result) -> MountIdentity:
+    """Return the device of an open directory and, on Linux, its mount: that of a bind mount differs."""
+    with (
+        suppress(OSError),
+        open(f"/proc/self/fdinfo/{fd}", encoding="ascii", errors="replace") as info,
+    ):
+        for line in info:
+            if line.startswith("mnt_id:"):
+                return status.st_dev, line.partition(":")[2].strip()
+    return status.st_dev, ""
 
 
 # Removing.
@@ -435,13 +556,14 @@ def remove_extra(extra: ExtraEntry, protected: frozenset[InodeIdentity]) -> None
             except FileNotFoundError:
                 return
             is_directory = stat.S_ISDIR(status.st_mode)
+            mount = _mount_of(inside, os.fstat(inside))
             if ((status.st_dev, status.st_ino), is_directory) != (
                 extra.identity,
                 extra.is_directory,
             ):
                 raise SinkError("something else has this name now, so it stays")
             if is_directory:
-                _remove_tree(inside, extra.name, status.st_dev, protected)
+                _remove_tree(inside, extra.name, mount, protected)
             else:
                 os.unlink(extra.name, dir_fd=inside)
     except (OSError, RecursionError) as error:
@@ -449,18 +571,20 @@ def remove_extra(extra: ExtraEntry, protected: frozenset[InodeIdentity]) -> None
         raise SinkError(f"cannot remove {printable(extra.path)}: {reason}") from error
 
 
-def _remove_tree(inside: int, name: str, device: int, protected: frozenset[InodeIdentity]) -> None:
-    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inside)
+def _remove_tree(
+    inside: int, name: str, mount: MountIdentity, protected: frozenset[InodeIdentity]
+) -> None:
+    fd = os.open(name, _OPEN, dir_fd=inside)
     try:
         status = os.fstat(fd)
-        if status.st_dev != device or (status.st_dev, status.st_ino) in protected:
+        if _mount_of(fd, status) != mount or (status.st_dev, status.st_ino) in protected:
             raise SinkError("it is in use, or another file system is mounted in it, so it stays")
         with _writable(fd):
             with os.scandir(fd) as found:
                 entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
             for each, is_directory in entries:
                 if is_directory:
-                    _remove_tree(fd, each, device, protected)
+                    _remove_tree(fd, each, mount, protected)
                 else:
                     os.unlink(each, dir_fd=fd)
     finally:
