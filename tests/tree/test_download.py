@@ -300,6 +300,24 @@ class RestoreTests(TreeTestCase):
                 found = [stat.S_IMODE((self.target / name).stat().st_mode) for name in "fd"]
                 self.assertEqual(found, [file, directory], modes)
 
+    def test_modes_of_a_file_that_claims_to_be_a_directory(self) -> None:
+        """Its set-group-ID bit is not restored: only directories need it."""
+        says = {"st_mode": stat.S_IFDIR | 0o2755, "pipegrid": {"mode": 0o2755}}
+        self.get(self.directory({"f": (b"f", says), "g": (b"g" * 2000, says)}), modes="stored")
+        for name in "fg":
+            self.assertEqual(stat.S_IMODE((self.target / name).stat().st_mode), 0o755)
+
+    def test_modes_of_part_files(self) -> None:
+        """They have no set-id bits, with which an unfinished file would run as the user who fetches it."""
+        self.target.mkdir()
+        home = DirectoryFd(str(self.target))
+        part = local_files.TreePart(home, str(self.target / "f"), False, RestoredMetadata(0o6755))
+        part.write_pieces([b"x"])
+        (hidden,) = self.target.iterdir()
+        self.assertEqual(stat.S_IMODE(hidden.stat().st_mode), 0o755)
+        part.publish()
+        self.assertEqual(stat.S_IMODE((self.target / "f").stat().st_mode), 0o6755)
+
     def test_what_is_not_kept(self) -> None:
         """Is told, of each file, directory and link, whether it is new or there; nothing fails for it."""
         cap = self.directory({"f": (b"f" * 100, kept(0o755)), "d": ({}, kept(0o755))})

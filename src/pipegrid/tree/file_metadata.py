@@ -124,7 +124,11 @@ def entry_name(raw: bytes) -> tuple[str, bytes | None]:
 
 
 def restored(
-    metadata: Mapping[str, Any], modes: Modes = "stored", extended: ExtendedRestore | None = None
+    metadata: Mapping[str, Any],
+    modes: Modes = "stored",
+    extended: ExtendedRestore | None = None,
+    *,
+    is_file: bool = False,
 ) -> RestoredMetadata:
     """
     Return what can be restored of an entry's metadata. It is untrusted input: a value that makes no sense is
@@ -133,17 +137,18 @@ def restored(
     Args:
         modes: which mode bits; see there.
         extended: how extended metadata is restored; None: not at all.
+        is_file: this is a file, even if the metadata says that it is a directory.
 
     Entries of ``tahoe backup`` have ``st_mode`` and ``mtime``.
     """
     ours = metadata.get(KEY)
     more = None if extended is None else extended.of(metadata, ours)
     if not isinstance(ours, dict):
-        mode = _mode(metadata, metadata, modes)
+        mode = _mode(metadata, metadata, modes, is_file)
         return RestoredMetadata(mode, _from_float(metadata.get("mtime")), extended=more)
     link = _exact(ours, "link")
     return RestoredMetadata(
-        _mode(ours, metadata, modes),
+        _mode(ours, metadata, modes, is_file),
         _whole(ours.get("mtime_ns"), -_MAX_NS, _MAX_NS),
         link if link and b"\0" not in link else None,
         _exact(ours, "name"),
@@ -164,7 +169,9 @@ def _exact(ours: dict[str, Any], key: str) -> bytes | None:
         return None
 
 
-def _mode(says: Mapping[str, Any], metadata: Mapping[str, Any], modes: Modes) -> int | None:
+def _mode(
+    says: Mapping[str, Any], metadata: Mapping[str, Any], modes: Modes, is_file: bool
+) -> int | None:
     full = _whole(metadata.get("st_mode"), 0, 1 << 32)
     mode = full if says is metadata else _whole(says.get("mode"), 0, 1 << 32)
     if mode is None:
@@ -173,7 +180,7 @@ def _mode(says: Mapping[str, Any], metadata: Mapping[str, Any], modes: Modes) ->
         return mode & _MODE_BITS
     if modes == "umask":
         return mode & 0o777 & ~current_umask()
-    kept = 0o3777 if full is not None and stat.S_ISDIR(full) else 0o1777
+    kept = 0o3777 if not is_file and full is not None and stat.S_ISDIR(full) else 0o1777
     return mode & kept
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 from pipegrid.core.text import printable
 from pipegrid.disk.atomic_write import SUFFIX, remove_part, remove_stale_link
 from pipegrid.disk.part_file import PartFile
+from pipegrid.disk.private_files import change_mode
 from pipegrid.errors import SinkError, naming
 from pipegrid.tree.directory_descriptor import (
     DirectoryFd,
@@ -87,6 +88,10 @@ class TreePart(DirectoryPartFile):
         super().publish(syncs_name)
 
     def _set_mode(self, more: int = 0) -> None:
+        if more and self._mode is not None:
+            # Until it has its owner, a program with set-id bits would run as the user who restores.
+            change_mode(self.fileno(), self._mode & 0o777 | more)
+            return
         super()._set_mode(more)
         if not more:  # see above
             mode = _unlike(self.fileno(), self._mode)

@@ -694,7 +694,8 @@ class TreeGet:
             if met.kind == "directory":
                 self._enter(None, parent, met, RestoredMetadata(), None)
             return
-        kept = restored(met.metadata, self._modes, self._extended)
+        is_file = met.kind != "directory"
+        kept = restored(met.metadata, self._modes, self._extended, is_file=is_file)
         if parent is not None and met.kind != "directory" and _is_part(met, kept):
             self.result.part_files += 1
             return
