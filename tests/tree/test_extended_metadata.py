@@ -443,6 +443,17 @@ class BackupAndRestoreTests(TreeTestCase):
             self.assertEqual(attributes_of(found)[ACCESS], access_list(listed))
             found.unlink()
 
+    def test_the_lists_of_an_existing_target(self) -> None:
+        """Stay: they say who may use it, and a restore into it, as of one file, does not change that."""
+        self.write("f")
+        done = self.backup()
+        self.target.mkdir(exist_ok=True)
+        for name in (ACCESS, DEFAULT):
+            os.setxattr(self.target, name, access_list())
+        self.restore(done)
+        self.assertEqual(set(attributes_of(self.target)), {ACCESS, DEFAULT})
+        self.assertEqual(attributes_of(self.target / "f"), {})
+
     def test_a_file_system_without(self) -> None:
         """One line for each kind, with its number; everything else is there."""
         for name in "ab":

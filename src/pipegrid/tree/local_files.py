@@ -342,12 +342,15 @@ def make_directory(
     return DirectoryFd(path, (found.st_dev, found.st_ino)), mode_before
 
 
-def finish_directory(home: DirectoryFd, kept: RestoredMetadata, mode_before: int | None) -> str:
+def finish_directory(
+    home: DirectoryFd, kept: RestoredMetadata, mode_before: int | None, existed: bool = False
+) -> str:
     """
     Set the mode and time of a directory when its content is complete.
 
     Args:
-        mode_before: the mode of a directory that existed.
+        mode_before: the mode of a directory that existed, except the target.
+        existed: the directory existed, so its lists stay.
 
     Returns:
         a clause about what could not be set; empty if all was set.
@@ -358,7 +361,7 @@ def finish_directory(home: DirectoryFd, kept: RestoredMetadata, mode_before: int
     mode = kept.mode if kept.mode is not None else mode_before
     with home.entered() as fd:  # a file system that keeps neither does not make the download fail
         if kept.extended is not None:
-            kept.extended.apply(fd, fresh=mode_before is None)
+            kept.extended.apply(fd, fresh=not existed)
             mode = kept.extended.limited(mode)
         time = _set_time(fd, kept)
         not_set = ""

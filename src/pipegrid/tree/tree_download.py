@@ -139,6 +139,7 @@ class IncomingDirectory:
     kept: RestoredMetadata
     taken: NameCollisions
     mode_before: int | None = None
+    existed: bool = False
     unfinished: int = 1
     links: list[tuple[TreePath, str, RestoredMetadata]] = attrs.Factory(list)
 
@@ -729,6 +730,7 @@ class TreeGet:
     def _make(
         self, path: str, parent: IncomingDirectory | None, met: Found, kept: RestoredMetadata
     ) -> None:
+        existed = parent is None and os.path.isdir(path)
         if parent is None:
             home, mode_before = local_files.begin_tree(path, self._into, kept, self._force)
             self._folds = local_files.folds_names(home)
@@ -738,6 +740,7 @@ class TreeGet:
             parent.claim(path)
         self.result.directories += 1
         self._enter(home, parent, met, kept, mode_before)
+        self._stack[-1].existed = existed or mode_before is not None
 
     def _enter(
         self,
@@ -771,7 +774,7 @@ class TreeGet:
                     self._make_link(local, path, place, kept)
                 with suppress(PipegridError):  # it was removed, which was reported for its content
                     not_kept = local_files.finish_directory(
-                        local.there, local.kept, local.mode_before
+                        local.there, local.kept, local.mode_before, local.existed
                     )
                     self._note(local.names, not_kept, local.kept)
             local = local.parent
