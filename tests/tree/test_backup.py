@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import errno
+import io
 import json
 import os
 import shutil
 import sqlite3
 import stat
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -19,7 +21,7 @@ import attrs
 from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.caps import DirectoryCap, LitCap, parse_cap
+from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, parse_cap
 from pipegrid.core.packed_directory import PackedChild, directory_cap, pack_immutable
 from pipegrid.errors import (
     CapError,
@@ -47,6 +49,7 @@ from pipegrid.tree.backup.backup_database import (
     signature_of,
 )
 from pipegrid.tree.backup.backup_run import BackupOptions, BackupResult, Backups, check_name
+from pipegrid.tree.backup.backup_sources import BackupStream
 from pipegrid.tree.backup.backup_state_directory import this_machine
 from pipegrid.tree.backup.catalogue import (
     BackupRun,
@@ -56,6 +59,7 @@ from pipegrid.tree.backup.catalogue import (
     shown_time,
 )
 from pipegrid.tree.backup.catalogue_store import CatalogueChange
+from pipegrid.tree.backup.prune_candidates import SentObjects
 from pipegrid.tree.backup.retention import Retention, kept
 from pipegrid.tree.backup.run_paths import choose_run
 from pipegrid.tree.directory import Directory
@@ -372,6 +376,28 @@ class BackupTests(SynchronousTestCase):
         self.assertLessEqual(again.elapsed_s, 1.1 * RTT)
         self.assertEqual(again.catalogue, first.catalogue)
         self.assertEqual(len(self.names_in(again.catalogue)), 2)
+
+    def test_tags_that_cannot_be_listed(self) -> None:
+        """Are refused before anything is sent: a run that cannot be listed would hinder all later ones."""
+        for tags in (("x" * 201,), ("\udce9",), ("a\nb",), (" ",), tuple(map(str, range(21)))):
+            with self.assertRaises(UsageError):
+                self.run_backup(tags=tags)
+        result = self.run_backup(tags=("before the upgrade", "é"))
+        self.assertEqual(result.run.tags, ("before the upgrade", "é"))
+
+    def test_what_a_stream_sends(self) -> None:
+        """Is noted before it is stored, as that of a directory is, so that 'prune' finds it."""
+        noted: list[bytes] = []
+        self.patch(SentObjects, "add", lambda _, cap: noted.append(cap.storage_index))
+        source = BackupStream("dump", io.BytesIO(self.random.randbytes(5000)))
+        backups = self.backups()
+        result = self.world.run(Deferred.fromCoroutine(backups.run(source, "dump")))
+        self.assertEqual(len(noted), 2)
+        assert isinstance(result.run.cap.file, ChkCap)
+        self.assertEqual(noted[1], result.run.cap.file.storage_index)
+        with closing(sqlite3.connect(backups.place.database)) as database:
+            known = [parse_cap(cap) for (cap,) in database.execute("SELECT cap FROM objects")]
+        self.assertEqual({getattr(cap, "storage_index", b"") for cap in known}, set(noted))
 
     def test_what_is_known_shows_nothing_of_servers(self) -> None:
         """None is asked for it: it is no sign that they are in reach, for which others would wait."""

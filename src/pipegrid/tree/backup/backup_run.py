@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import unicodedata
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import attrs
@@ -202,7 +202,8 @@ class Storing:
             GridError: the store accepts nothing.
         """
         if isinstance(self.source, BackupStream):
-            return await self.source.store(self._grid, self._reports or TreeReports(), self._now)
+            reports = self._reports or TreeReports()
+            return await self.source.store(self._grid, reports, self._now, self.database)
         local = self._grid.config.local
         own = [*self._place.own, *([] if local is None else [local.directory])]
         links = HardLinks()
@@ -239,6 +240,9 @@ class Storing:
 # runs of another directory or machine join a series only if the user asks for it.
 
 MAX_NAME_BYTES = 200
+"""Of a name, or a tag."""
+
+MAX_TAGS = 20
 
 
 def check_name(name: str, listed: Iterable[BackupRun] = ()) -> str:
@@ -259,6 +263,24 @@ def check_name(name: str, listed: Iterable[BackupRun] = ()) -> str:
         f"'/' nor control characters, no blank at either end, and {MAX_NAME_BYTES} bytes at most, such as "
         "'home'"
     )
+
+
+def check_tags(tags: Sequence[str]) -> None:
+    """
+    Check the tags of a run.
+
+    Raises:
+        UsageError: a run cannot have these: an entry of the catalogue is bounded.
+    """
+    for tag in tags:
+        fits = len(tag.encode("utf-8", "replace")) <= MAX_NAME_BYTES
+        if not (fits and tag.isprintable() and tag.strip()):
+            raise UsageError(
+                f"{tag[:50]!r} cannot be a tag: choose one with neither control characters nor more than "
+                f"{MAX_NAME_BYTES} bytes"
+            )
+    if len(tags) > MAX_TAGS:
+        raise UsageError(f"a run has at most {MAX_TAGS} tags; give fewer")
 
 
 def _is_sensible(name: str) -> bool:
@@ -434,6 +456,7 @@ class Backups:
             GridError: the grid accepts nothing, or the list of runs cannot be created.
         """
         options = options or BackupOptions()
+        check_tags(options.tags)
         source = _as_source(source)
         began_s = self._grid.clock.seconds()
         self.place.lock()
@@ -583,6 +606,7 @@ class Backups:
         Raises: as ``run`` does.
         """
         options = options or BackupOptions()
+        check_tags(options.tags)
         chosen = _as_source(source)
         if isinstance(chosen, BackupStream):
             raise UsageError(

@@ -23,12 +23,16 @@ from pipegrid.tree.joined_walk import JoinedWalk
 from pipegrid.tree.local_walk import EntryWalk, LinkId, LocalWalk
 from pipegrid.tree.retry_queue import with_retries
 from pipegrid.tree.tree_upload import FileProgress, TreeCounts, TreeReports, TreeResult
+from pipegrid.tree.upload_target import KnownObjects
 
 END_S = 2.0
 """How long a command has to end after it was asked to, before it is killed. Nothing else runs meanwhile."""
 
 BETWEEN = ", "
 """Separates the directories of one run in the catalogue."""
+
+MAX_ROOT_BYTES = 4096
+"""Of several directories, as many as fit are named in the catalogue, whose entries are bounded."""
 
 
 class BackupDirectories:
@@ -66,7 +70,7 @@ class BackupDirectories:
         self.base = self.walked[0] if self.is_one else "/"
         names = (os.path.basename(os.path.abspath(each)) or "root" for each in self.selected)
         self.name = "+".join(names)
-        self.root = BETWEEN.join(self.walked)
+        self.root = _root_of(self.walked)
 
     @property
     def title(self) -> str:
@@ -108,6 +112,16 @@ class BackupDirectories:
             )
 
         return JoinedWalk(self.walked, walk_of)
+
+
+def _root_of(paths: Sequence[str]) -> str:
+    """Return the text for directories in the catalogue."""
+    size, count = 0, 0
+    for count, path in enumerate(paths):
+        size += len(os.fsencode(path)) + len(BETWEEN)
+        if count and size > MAX_ROOT_BYTES:
+            return f"{BETWEEN.join(paths[:count])} and {len(paths) - count} more"
+    return BETWEEN.join(paths)
 
 
 def _is_inside(path: str, directory: str) -> bool:
@@ -154,12 +168,15 @@ class BackupStream:
             self._file = source
             self.root = "standard input"
 
-    async def store(self, grid: Grid, reports: TreeReports, now: Callable[[], float]) -> TreeResult:
+    async def store(
+        self, grid: Grid, reports: TreeReports, now: Callable[[], float], memory: KnownObjects
+    ) -> TreeResult:
         """
         Read it to its end, and store it as the only file of a directory.
 
         Args:
             now: seconds since 1970.
+            memory: records what is sent and stored.
 
         Raises:
             SourceError: it cannot be read, is empty, or the command failed; nothing is stored.
@@ -173,7 +190,7 @@ class BackupStream:
                     f"{self.root} is empty, so nothing is stored; a program may have failed"
                 )
             counts = TreeCounts(files=1, directories=1, bytes=source.size)
-            cap = await _put(grid, as_repeatable(source), counts, reports)
+            cap = await _put(grid, as_repeatable(source), counts, reports, memory)
         finally:
             source.close()
         counts.sent_files = int(not isinstance(cap, LitCap))
@@ -182,7 +199,7 @@ class BackupStream:
         entry = PackedChild(name, cap, entry_metadata(found(stat.S_IFREG | 0o600), name=exact))
         packed = pack_immutable([entry])
         whole = TreeCounts(bytes=len(packed))
-        root = await _put(grid, packed, whole, TreeReports())
+        root = await _put(grid, packed, whole, TreeReports(), memory)
         counts.sent_directories = int(not isinstance(root, LitCap))
         counts.sent_bytes += whole.sent_bytes
         counts.already_stored += whole.already_stored
@@ -221,14 +238,19 @@ class BackupStream:
 
 
 async def _put(
-    grid: Grid, source: SourceLike, counts: TreeCounts, reports: TreeReports
+    grid: Grid, source: SourceLike, counts: TreeCounts, reports: TreeReports, memory: KnownObjects
 ) -> ChkCap | LitCap:
     """Store a file, and count it."""
     sending = FileProgress(reports, counts, counts.bytes)
     try:
-        result = await with_retries(grid.clock, lambda: grid.put(source, progress=sending.is_at))
+        result = await with_retries(
+            grid.clock,
+            lambda: grid.put(source, progress=sending.is_at, cap_known=memory.sending),
+        )
     finally:
         sending.end()
+    if isinstance(result.cap, ChkCap):
+        memory.checked(result.cap)
     counts.sent_bytes += 0 if isinstance(result.cap, LitCap) else counts.bytes
     counts.already_stored += bool(result.shares_found) and not result.shares_placed
     reports.progress(counts)
