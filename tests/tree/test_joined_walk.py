@@ -39,7 +39,10 @@ class JoinedWalkTests(SynchronousTestCase):
         def know(path: str, _: os.stat_result) -> None:
             self.asked.append(os.path.join(source.base, path))
 
-        return source.walk(lambda _: TreeSelection(exclude or []), know, **options)
+        def link_id(_: os.stat_result, path: str) -> str:
+            return os.path.join(source.base, path)
+
+        return source.walk(lambda _: TreeSelection(exclude or []), know, link_id, **options)
 
     def tree(self, walk: EntryWalk) -> dict[str, str]:
         """Return what is met, by path from the root; checks that numbers and nesting fit."""
@@ -110,8 +113,8 @@ class JoinedWalkTests(SynchronousTestCase):
         self.write("file")
         found = self.tree(self.walk("a", "gone/x", "file"))
         self.assertEqual(list(found), [".", "a", "a/f", "file", "gone/x"])
-        self.assertIn("vanished", found["gone/x"])
-        self.assertIn("replaced by something else", found["file"])
+        self.assertEqual(found["gone/x"], "it does not exist")
+        self.assertEqual(found["file"], "it is not a directory")
         walk = self.walk("gone", "too")
         with self.assertRaises(FileNotFoundError):
             self.tree(walk)
@@ -142,20 +145,55 @@ class JoinedWalkTests(SynchronousTestCase):
     def test_a_mount_inside(self) -> None:
         """With ``one_file_system`` it is stored if it was given, too."""
         self.write("a/d/f")
-        real, other = os.fstat, os.stat(self.root / "a/d").st_ino
+        self.mount("a/d")
+        self.assertEqual(self.paths_of_one(self.walk("a", one_file_system=True)), ["", "d"])
+        walk = self.walk("a", "a/d", one_file_system=True)
+        self.assertEqual(self.paths_of_one(walk), ["", "d", "d/f"])
+
+    def mount(self, *names: str) -> None:
+        """Let these directories be in another file system."""
+        real, others = os.fstat, {os.stat(self.root / name).st_ino for name in names}
 
         def fstat(fd: int) -> os.stat_result:
             found = real(fd)
-            if found.st_ino != other:
+            if found.st_ino not in others:
                 return found
             fields = list(found)
             fields[2] += 1
             return os.stat_result(fields, {"st_mtime_ns": 1, "st_ctime_ns": 1})
 
         self.patch(os, "fstat", fstat)
-        self.assertEqual(self.paths_of_one(self.walk("a", one_file_system=True)), ["", "d"])
-        walk = self.walk("a", "a/d", one_file_system=True)
-        self.assertEqual(self.paths_of_one(walk), ["", "d", "d/f"])
+
+    def test_below_a_mount(self) -> None:
+        """With ``one_file_system`` a given directory below what is mounted is stored; others are not."""
+        for path in ("a/m/d/e/f", "a/m/other/f", "a/m/f", "a/m/d2/f", "a/g"):
+            self.write(path)
+        self.mount("a/m", "a/m/d", "a/m/d/e", "a/m/other", "a/m/d2")
+        walk = self.walk("a", "a/m/d/e", one_file_system=True)
+        self.assertEqual(self.paths_of_one(walk), ["", "g", "m", "m/d", "m/d/e", "m/d/e/f"])
+        found = self.paths_of_one(self.walk("a", "a/m/no", one_file_system=True))
+        self.assertTrue(found.pop().endswith("or is excluded"), found)
+        self.assertEqual(found, ["", "g", "m"])
+
+    def test_a_file_system_of_the_kernel(self) -> None:
+        """Is skipped where it is mounted, unless it was given, too."""
+        self.write("a/d/f")
+        device = os.stat(self.root / "a/d").st_dev + 1
+        self.patch(local_walk, "kernel_devices", lambda: {device: "proc"})
+        self.mount("a/d")
+        self.assertEqual(self.paths_of_one(self.walk("a")), ["", "d", "d"])
+        self.assertEqual(self.paths_of_one(self.walk("a", "a/d")), ["", "d", "d/f"])
+
+    def test_hard_links(self) -> None:
+        """Are identified by their paths in the joined tree, not by those in their directory."""
+        for name in ("a", "b"):
+            self.write(f"{name}/f")
+            os.link(self.root / name / "f", self.root / name / "g")
+        walk, found = self.walk("a", "b"), []
+        while batch := walk.batch():
+            found += [thing.hard_link for thing in batch if isinstance(thing, FileMet)]
+        walk.close()
+        self.assertEqual(found, [str(self.root / each) for each in ("a/f", "a/g", "b/f", "b/g")])
 
     def test_too_deep(self) -> None:
         """Directories above count as levels."""
@@ -185,6 +223,10 @@ class JoinedWalkTests(SynchronousTestCase):
         self.assertEqual((source.name, source.root, source.base), ("a+b", "/a/a, /z/b", "/"))
         self.assertEqual(BackupDirectories(["/"]).name, "root")
         self.assertEqual(BackupDirectories(["/", "/usr"]).walked, ["/"])
+        many = BackupDirectories([f"/usr/{number:050}" for number in range(3000)])
+        self.assertEqual(len(many.walked), 3000)
+        self.assertLess(len(many.root), 5000)
+        self.assertTrue(many.root.endswith(" more"))
         self.assertTrue(still_exists("/nowhere, /usr"))
         self.assertFalse(still_exists("/nowhere, /nothing"))
         self.assertTrue(still_exists("standard input"))

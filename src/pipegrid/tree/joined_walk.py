@@ -65,7 +65,7 @@ class JoinedWalk(EntryWalk):
         return sum(walk.excluded for walk in self._walks.values())
 
     def open(self, path: str) -> io.FileIO:
-        for prefix, walk in self._walks.items():
+        for prefix, walk in list(self._walks.items()):  # the thread of the walk may add one
             if path.startswith(f"{prefix}/"):
                 return walk.open(path[len(prefix) + 1 :])
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -83,7 +83,7 @@ class JoinedWalk(EntryWalk):
                 met = walk.batch()
             except OSError as error:
                 lost = error
-                yield [LeftOut(prefix, reason_of(error))]
+                yield [LeftOut(prefix, _why_missing(error))]
                 continue
             have_some = True
             above = [*self._leave_to(prefix), *(self._enter(*each) for each in missing)]
@@ -130,3 +130,12 @@ class JoinedWalk(EntryWalk):
             name = os.fsencode(prefix.rpartition("/")[2])
             return attrs.evolve(thing, number=number, parent=parent, name=name, path=path)
         return attrs.evolve(thing, number=number, parent=base + thing.parent, path=path)
+
+
+def _why_missing(error: OSError) -> str:
+    """Return why a directory that was given could not be read, as a sentence."""
+    if error.errno == errno.ENOENT:
+        return "it does not exist"
+    if error.errno == errno.ENOTDIR:
+        return "it is not a directory"
+    return reason_of(error)

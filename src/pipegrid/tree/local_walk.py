@@ -178,7 +178,7 @@ class LocalWalk(EntryWalk):
         root: its path; if that is a link, it is followed, since the user named it.
         selection: what to store.
         one_file_system: what is mounted inside appears as an empty directory, unless ``mounted`` has its
-            path.
+            path, or that of something below it, which alone is met then.
         mounted: paths of directories that must be met; those that are not are reported.
         levels_above: of the tree that the root is in.
         without: directories to skip, each by device and inode; see ``own_directories``.
@@ -365,7 +365,8 @@ class LocalWalk(EntryWalk):
             yield LeftOut(path, "it contains itself, through a mount")
             return
         yield self._enter(fd, path, os.fsencode(name), found)
-        if found.st_dev != level.identity[0]:
+        is_mounted = found.st_dev != level.identity[0]
+        if is_mounted and path not in self._mounted:
             if self._kernels is None:
                 self._kernels = kernel_devices()
             if (kind := self._kernels.get(found.st_dev)) is not None:
@@ -374,10 +375,20 @@ class LocalWalk(EntryWalk):
                 )
                 return
         self._not_met.discard(path)
-        is_mounted = found.st_dev != level.identity[0]
-        if self._one_file_system and is_mounted and path not in self._mounted:
-            return
-        yield from self._list()
+        outside = is_mounted or level.is_outside
+        if not (self._one_file_system and outside) or path in self._mounted:
+            yield from self._list()
+        elif self._leads_to_mounted(path):
+            entered = self._levels[-1]
+            entered.is_outside = True
+            yield from self._list()
+            entered.names = [
+                each for each in entered.names if self._leads_to_mounted(f"{path}/{each[0]}")
+            ]
+
+    def _leads_to_mounted(self, path: str) -> bool:
+        """Return whether a directory that must be met is here, or below."""
+        return any(f"{each}/".startswith(f"{path}/") for each in self._mounted)
 
     def _leave(self) -> Iterator[LeftOut]:
         """Go back up; a directory that was closed is opened again, if it still exists."""
@@ -542,7 +553,10 @@ def own_directories(*paths: str | os.PathLike[str]) -> frozenset[tuple[int, int]
 
 
 class _Level:
-    """A directory that the walk is in; ``fd`` is -1 while it is closed."""
+    """
+    A directory that the walk is in; ``fd`` is -1 while it is closed. Of one that ``is_outside`` the file
+    system, only what leads to directories that must be met is stored.
+    """
 
     def __init__(self, number: int, fd: int, path: str, identity: tuple[int, int]) -> None:
         self.number = number
@@ -550,6 +564,7 @@ class _Level:
         self.path = path
         self.identity = identity
         self.names: list[tuple[str, bool]] = []
+        self.is_outside = False
 
     def close(self) -> None:
         if self.fd >= 0:
