@@ -42,7 +42,9 @@ class ConfiguredTests(ProcessTestCase):
             f"[backup docs]\ndirectories = {self.home}/docs\non-success = echo 50% of\n    echo {{all}}\n"
             f"metrics-file = docs.prom\n"
         )
-        _, err = self.run_command("backup", "--all")
+        out, err = self.run_command("backup", "--all")
+        self.assertEqual(out.count("URI:DIR2-RO:"), 1, "the cap of the catalogue is that of both")
+        self.assertEqual(len(out.splitlines()), 1)
         self.assertIn("pipegrid: 2 of 2 backups succeeded", err)
         self.assertIn("--on-success: 50% of\n--on-success: {all}\n", err)
         self.assertEqual(sorted(self.runs()), [("docs", 2), ("pictures", 1)])
@@ -85,6 +87,10 @@ class ConfiguredTests(ProcessTestCase):
             ("[backup]", "there is no section [backup] (did you mean backup NAME?)"),
             ("[bakup y]", "there is no section [bakup y]"),
             ("[backup docs]", "exists twice"),
+            (
+                "[backup  docs]\ndirectory = ~/photos",
+                "[backup  docs] is the second with the name 'docs'",
+            ),
             ("directory = ~/photos", "directory is set twice"),
         ):
             self.configure(f"{good}[backup x]\ndirectory = ~/photos\n{text}\n")
@@ -109,6 +115,10 @@ class ConfiguredTests(ProcessTestCase):
         ):
             _, err = self.run_command("backup", *arguments, status=2)
             self.assertIn(words, err)
+        self.configure("[backup docs]\ndirectory = ~/docs\n[backup photos]\ndirectory = ~/photos\n")
+        for option in ("--files-from", "--files-from0"):
+            _, err = self.run_command("backup", "--all", option, "-", status=2)
+            self.assertIn("[backup docs] and [backup photos] both read standard input", err)
         node = self.home / "node"
         node.mkdir()
         (node / "tahoe.cfg").write_text("[client]\n[backup docs]\n")

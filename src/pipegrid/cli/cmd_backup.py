@@ -104,7 +104,8 @@ def backup_command(
     Each option can also be set by a variable, such as PIPEGRID_BACKUP_LIMIT_RATE, and under its name in
     [backup NAME] of pipegrid.cfg; the command line counts most, then the variable.
     """
-    if "" in (*sources, *names, *tags, stdin, from_command):
+    stored = sources if from_command is None else sources[:1]  # a command may have empty arguments
+    if "" in (*stored, *names, *tags, stdin, from_command):
         raise usage_error(EMPTY_NAME)
     chosen = SelectionOptions(**selection)
     path, named = _place_of(names)
@@ -202,7 +203,7 @@ async def _run(
             f"pipegrid: forgot {counted(len(result.forgotten), 'run')}; 'pipegrid prune' frees the space of "
             "what only they had"
         )
-    console.result(
+    console.result_once(
         str(result.catalogue),
         {
             "catalogue": str(result.catalogue),

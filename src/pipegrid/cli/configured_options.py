@@ -168,6 +168,7 @@ class ConfiguredCommand(click.Command):
             return []
         made = [(each.name, *self._context(ctx, invocation, args, each)) for each in sections]
         self._check_names(made)
+        _check_input(made)
         jobs = []
         for section, (name, context, own) in zip(sections, made, strict=True):
             with context, _of_section(section):
@@ -222,7 +223,13 @@ class ConfiguredCommand(click.Command):
                 "'pipegrid init --tahoe', and configure backups in its pipegrid.cfg"
             )
         headings = [each for each in parser.sections() if strict_config.is_backup_section(each)]
-        found = {each.name: each for each in (self._read(parser, each, path) for each in headings)}
+        found: dict[str, BackupSection] = {}
+        for section in (self._read(parser, each, path) for each in headings):
+            if section.name in found:
+                raise UsageError(
+                    f"{section.where['']} is the second with the name {section.name!r}; give each its own"
+                )
+            found[section.name] = section
         if not found:
             raise UsageError(f"{path} has no section [backup NAME]; add one, with a 'directory'")
         for name in named:
@@ -260,6 +267,21 @@ class ConfiguredCommand(click.Command):
 
 
 _JOB = "pipegrid.configured.job"
+
+
+def _check_input(made: Sequence[tuple[str, click.Context, Invocation]]) -> None:
+    """Refuse two sections that read standard input: the second would find nothing."""
+    reading = [
+        section
+        for section, context, _ in made
+        if context.params.get("stdin")
+        or "-" in (context.params.get("files_from"), context.params.get("files_from0"))
+    ]
+    if len(reading) > 1:
+        raise UsageError(
+            f"[backup {reading[0]}] and [backup {reading[1]}] both read standard input, which can be read "
+            "only once; give each a file"
+        )
 
 
 @contextmanager

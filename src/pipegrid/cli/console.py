@@ -165,6 +165,7 @@ class Console:
         self.json = False
         self.verbosity = 0
         self._aside: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._said_once = ""
 
     @property
     def data_sink(self) -> BinaryIO:
@@ -187,6 +188,12 @@ class Console:
     def result(self, text: str, fields: dict[str, Any]) -> None:
         """Print one result: text for people, or its documented fields with ``--json``."""
         self._print(self._line(text, fields))
+
+    def result_once(self, text: str, fields: dict[str, Any]) -> None:
+        """Print one result, but not the same text as the last time."""
+        if self.json or text != self._said_once:
+            self._said_once = text
+            self.result(text, fields)
 
     def json_result(self, fields: dict[str, Any]) -> None:
         """Print one result with ``--json``; nothing otherwise."""
