@@ -313,7 +313,12 @@ class ReportingTests(ProcessTestCase):
         failing = ("--on-failure", "exit 5")
         _, err = self.run_command("backup", "docs", "--as", "a/b", *failing, status=2)
         self.assertIn("the command of --on-failure failed: its exit status is 5", err)
+        bad = os.fsdecode(b"caf\xe9")
+        (self.home / bad).mkdir()
+        _, err = self.run_command("backup", bad, *report, status=2)
+        self.assertIn("cannot be the name of a backup", err)
         metrics = (self.home / "m.prom").read_text()
+        self.assertIn('pipegrid_backup_exit_status{name="caf', metrics)
         self.assertIn('pipegrid_backup_exit_status{name="docs"} 1.0', metrics)
         self.assertIn('pipegrid_backup_exit_status{name="gone"} 1.0', metrics)
         self.assertNotIn("last_success_timestamp_seconds{", metrics)
@@ -400,6 +405,12 @@ class SampleTests(ProcessTestCase):
         out, _ = self.run_command("--json", "check", "-r", "--sample", "0.5", cap)
         sample = json.loads(out.splitlines()[-1])["sample"]
         self.assertEqual((sample["percent"], sample["runs_left"]), (0.5, 199))
+        shares = self.home / ".local/share/pipegrid/storage"
+        shares.rename(self.home / "away")
+        self.run_command("check", "-r", "--sample", "34%", cap, status=4)
+        (self.home / "away").rename(shares)
+        _, err = self.run_command("check", "-r", "--sample", "34%", cap)
+        self.assertIn("this round lasts another 2 runs", err)
         for text in ("0", "101%", "3 parts", "-1", "1e1"):
             _, err = self.run_command("check", "--sample", text, cap, status=2)
             self.assertIn("is not a percentage", err)

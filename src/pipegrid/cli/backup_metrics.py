@@ -50,6 +50,7 @@ def write_metrics(path: Path, name: str, values: Values) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    name = name.encode("utf-8", "backslashreplace").decode()  # a directory's need not be text
     backups = _read(path)
     backups[name] = {**backups.pop(name, {}), **values}
     registry = CollectorRegistry()

@@ -144,7 +144,18 @@ class SampledPart:
         self.part = verification_rounds.VerifiedPart(self._rounds.state.position, width)
 
     def finish(self) -> None:
-        """Record the part as verified, and report until when the round lasts."""
+        """
+        Record the part as verified, and report until when the round lasts.
+
+        If no server had a share of anything, the next run verifies the same part: a night without a network
+        must not take a part out of the round.
+        """
+        if not self.part.was_reached:
+            self._console.say(
+                "pipegrid: no server had a share of anything, so no part was verified; the next run tries "
+                "the same one"
+            )
+            return
         state = self._rounds.finish(self.part.width)
         left = state.runs_left(self.part.width)
         until = date.today() + timedelta(days=left)
@@ -283,6 +294,7 @@ async def maintain(
             summary = await _many(grid, files, todo, bounds, report, count)
     summary.objects += named - len(files)
     summary.failed += named - len(files)
+    todo.note_summary(summary)
     text, fields = sum_up(summary, todo)
     if console.json or recursive:
         console.result(text, {"summary": fields})

@@ -276,6 +276,9 @@ class UpkeepRequest:
     def note_verified(self) -> None:
         """Record that all shares of one object were read."""
 
+    def note_summary(self, summary: UpkeepSummary) -> None:
+        """Record the outcomes of all objects together."""
+
 
 @attrs.frozen(kw_only=True)
 class SampledUpkeep(UpkeepRequest):
@@ -293,6 +296,9 @@ class SampledUpkeep(UpkeepRequest):
 
     def note_verified(self) -> None:
         self.part.verified += 1
+
+    def note_summary(self, summary: UpkeepSummary) -> None:
+        self.part.was_reached = bool(summary.good_shares) or summary.objects == summary.literal
 
 
 @attrs.define(eq=False)

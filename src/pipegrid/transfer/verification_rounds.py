@@ -52,11 +52,13 @@ class VerifiedPart:
         begin: of the arc.
         width: of the arc.
         verified: objects of it that were verified so far.
+        was_reached: whether servers had shares of any object, in the part or not; without a network none has.
     """
 
     begin: int
     width: int
     verified: int = 0
+    was_reached: bool = True
 
     def has(self, storage_index: bytes) -> bool:
         """Return whether an object is among them."""
