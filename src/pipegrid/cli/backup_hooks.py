@@ -99,7 +99,7 @@ async def run_hook(
                 _send(process, signal.SIGTERM)
                 await _wait(reactor, process, output, _ENDING_S)
         finally:
-            if not ended:  # also what the shell has left behind
+            if not ended:  # also what the shell has left running
                 _send(process, signal.SIGKILL)
             process.wait()
         output.read()
