@@ -54,6 +54,7 @@ class UrlTests(SynchronousTestCase):
             "https://a:x/",
             "https://a:0/",
             "https://[::1/",
+            "https://a\\b/secret",
             "https://ü/",
             "https://a/" + "x" * 2000,
         ):

@@ -51,6 +51,7 @@ def check_ping_url(text: str) -> str:
         or " " in text
         or len(text) > MAX_URL_BYTES
         or "@" in parts.netloc
+        or "\\" in parts.netloc
     ):
         raise ValueError("it must be a URL such as https://hc-ping.com/UUID")
     return text
