@@ -84,6 +84,7 @@ class ConfiguredTests(ProcessTestCase):
             ("all = yes", "has no setting all"),
             ("as =\n a\n b", "[backup x]: give one NAME and one ALIAS:PATH with --as"),
             ("as = docs", "[backup docs] and [backup x] have the same name 'docs'"),
+            ("[backup a:b]\ndirectory = ~/photos", "the name of a backup has no colon"),
             ("[backup]", "there is no section [backup] (did you mean backup NAME?)"),
             ("[bakup y]", "there is no section [bakup y]"),
             ("[backup docs]", "exists twice"),
@@ -152,6 +153,19 @@ class ConfiguredTests(ProcessTestCase):
         self.environment["PIPEGRID_BACKUP_STRICT"] = "yes"
         os.mkfifo(self.home / "docs/pipe")
         self.run_command("backup", "docs", "--as", "other", status=1)
+
+    def test_several_directories(self) -> None:
+        """Of one section are one run, each at its path."""
+        self.configure(
+            "[backup both]\ndirectories =\n    ~/docs\n    ~/photos\ntag =\n    a\n    b\n"
+        )
+        self.run_command("backup", "--all")
+        self.assertEqual(self.runs(), [("both", 5)])
+        out, _ = self.run_command("--json", "backups")
+        self.assertEqual(json.loads(out)["tags"], ["a", "b"])
+        home = os.path.realpath(self.home)
+        out, _ = self.run_command("cat", f"both@latest:{home[1:]}/docs/file")
+        self.assertEqual(out, "docs")
 
     def test_a_name_and_a_path(self) -> None:
         """``as`` may give further names; the section's name is the backup's unless it gives one."""

@@ -243,6 +243,10 @@ class ConfiguredCommand(click.Command):
         settable = self._settable()
         values: dict[str, Any] = {}
         where = {"": f"{parser.at_section(heading)}: [{heading}]"}
+        if ":" in name:
+            raise UsageError(
+                f"{where['']}: the name of a backup has no colon, since it would be a path; choose another"
+            )
         directories: list[str] = []
         for setting, text in parser.items(heading):
             place = parser.at(heading, setting)
