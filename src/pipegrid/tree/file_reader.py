@@ -144,9 +144,10 @@ class _ReadAhead:
         self._paused = False
         self.failed = False
         self._ended = False
+        self._complete = False
         space.begun(self)
         self._running = grid.get(cap, self, start=start)
-        self._running.addErrback(self._fail)
+        self._running.addCallbacks(self._finish, self._fail)
 
     def covers(self, offset: int) -> bool:
         """Return whether the bytes at an offset are held, or will be soon."""
@@ -163,7 +164,11 @@ class _ReadAhead:
         return min(grown, self._space.ahead_bytes)
 
     def read(self, offset: int, length: int) -> Deferred[bytes]:
-        """Return a range whose start ``covers`` accepts, and which ends within the file."""
+        """
+        Return a range whose start ``covers`` accepts, and which ends within the file.
+
+        It is shorter if the file is mutable and is shorter now.
+        """
         self.used_at = self._clock.seconds()
         waiting: Deferred[bytes] = Deferred(self._forget)
         self._waiting.append((offset, offset + length, waiting))
@@ -186,9 +191,9 @@ class _ReadAhead:
         self._serve()
 
     def _serve(self) -> None:
-        ready = [each for each in self._waiting if each[1] <= self.end]
+        ready = [each for each in self._waiting if self._complete or each[1] <= self.end]
         if ready:
-            self._waiting = [each for each in self._waiting if each[1] > self.end]
+            self._waiting = [each for each in self._waiting if each not in ready]
             for start, end, waiting in ready:
                 waiting.callback(self._slice(start, end))
         least = min((each[0] for each in self._waiting), default=self._wanted_end)
@@ -212,6 +217,10 @@ class _ReadAhead:
                 found.append(piece[max(0, start - at) : end - at])
             at += len(piece)
         return b"".join(found)
+
+    def _finish(self, _result: object) -> None:
+        self._complete = True
+        self._serve()
 
     def _fail(self, failure: Failure) -> None:
         self.failed = True  # the failure itself would keep alive everything that the download held
