@@ -123,6 +123,22 @@ class BlockCacheTests(SynchronousTestCase):
         self.assertIn(f"no cache can be kept in {self.directory}", str(error))
         self.assertIn("--cache-dir", str(error))
 
+    def test_closed_while_it_is_written(self) -> None:
+        """The file keeps its number until the write has ended: another file could get it."""
+        cache = self.cache()
+        written = os.pwrite
+
+        def write(fd: int, data: bytes, offset: int) -> int:
+            cache.close()
+            self.assertEqual(os.fstat(fd).st_nlink, 0)
+            return written(fd, data, offset)
+
+        self.patch(os, "pwrite", write)
+        cache.write(cap_of(1), 0, b"data")
+        self.assertEqual(self.said, [])
+        self.assertTrue(all(file._file.closed for _, file in cache._files))
+        self.assertFalse(cache.has(cap_of(1), 0, 4))
+
     def test_closed(self) -> None:
         """Threads that still use it then neither fail nor get anything."""
         cache = self.cache()

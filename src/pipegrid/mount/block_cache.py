@@ -65,6 +65,8 @@ class BlockFile:
         self._blocks: OrderedDict[BlockKey, CachedBlock] = OrderedDict()
         self._free: list[int] = []
         self._used = 0
+        self._users = 0
+        self._closed = False
         self._file: IO[bytes] = TemporaryFile(dir=directory)  # noqa: SIM115  until ``close``
 
     def read(self, key: BlockKey) -> bytes | None:
@@ -74,10 +76,13 @@ class BlockFile:
             if block is None:
                 return None
             self._blocks.move_to_end(key)
+            self._users += 1
         try:
             data = os.pread(self._file.fileno(), block.length, block.slot * self._slot_bytes)
-        except (OSError, ValueError):  # ValueError: it was closed meanwhile
+        except OSError:
             data = b""
+        finally:
+            self._leave()
         good = len(data) == block.length and zlib.crc32(data) == block.checksum
         with self._lock:
             # Another block may have taken the slot meanwhile; then this one is not listed any more.
@@ -97,21 +102,24 @@ class BlockFile:
             OSError: the disk is full, or fails; the block is not cached then.
         """
         with self._lock:
-            if key in self._blocks:
+            if key in self._blocks or self._closed:
                 return
             slot = self._take_slot()
+            self._users += 1
         try:
             written = os.pwrite(self._file.fileno(), data, slot * self._slot_bytes)
             if written != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except (OSError, ValueError) as error:
+        except OSError:
             with self._lock:
                 self._free.append(slot)
-            if isinstance(error, ValueError):
-                return
             raise
+        finally:
+            self._leave()
         block = CachedBlock(slot, len(data), zlib.crc32(data))
         with self._lock:
+            if self._closed:
+                return
             before = self._blocks.pop(key, None)
             if before is not None:  # another thread has stored the same
                 self._free.append(before.slot)
@@ -132,11 +140,20 @@ class BlockFile:
             return key in self._blocks
 
     def close(self) -> None:
+        """Forget all blocks; the file is closed when no thread uses its number any more."""
         with self._lock:
             self._blocks.clear()
             self._free.clear()
-        with suppress(OSError):
-            self._file.close()
+            self._closed = True
+            self._users += 1
+        self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._closed and not self._users:
+                with suppress(OSError):
+                    self._file.close()
 
 
 class BlockCache:
