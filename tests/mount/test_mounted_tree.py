@@ -6,9 +6,10 @@ import errno
 import json
 import os
 import stat
+from datetime import datetime, timezone
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -19,6 +20,7 @@ from pipegrid.mount import mounted_tree
 from pipegrid.mount.mounted_tree import (
     MOST_DEPTH,
     RUNS_FRESH_S,
+    RUNS_WAIT_S,
     BackupsRoot,
     MountedNode,
     MountedTree,
@@ -31,6 +33,8 @@ from pipegrid.tree.backup.catalogue import BackupRun
 from pipegrid.tree.directory_reading import Entry
 from pipegrid.tree.file_metadata import entry_metadata
 from tests.tree.support import changing_cap, entry_bytes
+
+NOW = datetime(2026, 11, 25, tzinfo=timezone.utc).timestamp()
 
 FILE = ChkCap(bytes(16), bytes(32), 3, 10, 1000)
 
@@ -107,7 +111,7 @@ class BackupsTests(SynchronousTestCase):
         """One directory for each backup, in it one for each run, and a link to the newest."""
         times = ["2026-11-22_18:23:31Z", "2026-11-23_18:23:31Z", "2026-10-01_00:00:00Z"]
         runs = [self.run_of("home", time) for time in times] + [self.run_of("work", times[0])]
-        found = backups_content(runs)
+        found = backups_content(runs, NOW)
         self.assertEqual(list(found.children), ["home", "work"])
         home = found.children["home"].inside
         assert home is not None
@@ -117,7 +121,8 @@ class BackupsTests(SynchronousTestCase):
     def test_names_of_backups(self) -> None:
         """Whatever a backup is called, it has a directory of its own."""
         names = ["a/b", "a_b", ".", "..", "", "x" * 300, "\ud800"]
-        found = backups_content([self.run_of(name, "2026-11-22_18:23:31Z") for name in names])
+        runs = [self.run_of(name, "2026-11-22_18:23:31Z") for name in names]
+        found = backups_content(runs, NOW)
         self.assertEqual(len(found.children), len(names))
         for name in found.children:
             self.assertNotIn(name, ("", ".", ".."))
@@ -138,7 +143,7 @@ class BackupsTests(SynchronousTestCase):
             return [self.run_of("home", "2026-11-22_18:23:31Z")] * calls
 
         said: list[str] = []
-        root = BackupsRoot(runs, clock.seconds, said.append)
+        root = BackupsRoot(runs, clock, lambda: NOW, said.append)
 
         def node() -> MountedNode:
             return self.successResultOf(Deferred.fromCoroutine(root.node()))
@@ -150,8 +155,44 @@ class BackupsTests(SynchronousTestCase):
         self.assertIs(node(), first)
         self.assertEqual(calls, 2)
         self.assertEqual(said, ["the list of backups cannot be read again: no servers"])
-        clock.advance(RUNS_FRESH_S + 0.1)
+        clock.advance(2 * RUNS_FRESH_S + 0.1)
         self.assertIsNot(node(), first)
+
+    def test_a_list_that_never_arrives(self) -> None:
+        """One program waits for it, ten seconds, and gets the last one; later ones wait less often."""
+        clock = Clock()
+        first = [self.run_of("home", "2026-11-22_18:23:31Z")]
+        never: list[Deferred[list[BackupRun]]] = []
+
+        async def runs() -> list[BackupRun]:
+            if not clock.seconds():
+                return first
+            never.append(Deferred())
+            return await never[-1]
+
+        said: list[str] = []
+        root = BackupsRoot(runs, clock, lambda: NOW, said.append)
+        node = self.successResultOf(Deferred.fromCoroutine(root.node()))
+        clock.advance(RUNS_FRESH_S + 0.1)
+        waiting = Deferred.fromCoroutine(root.node())
+        self.assertIs(self.successResultOf(Deferred.fromCoroutine(root.node())), node)
+        self.assertNoResult(waiting)
+        clock.advance(RUNS_WAIT_S)
+        self.assertIs(self.successResultOf(waiting), node)
+        for _ in range(1000):
+            clock.advance(1)
+            Deferred.fromCoroutine(root.node())
+        self.assertLess(len(never), 20)
+        self.assertIn("no server returned it within 10 seconds", said[0])
+
+    def test_a_run_in_the_future(self) -> None:
+        """The link leads where ``restore`` takes its files from."""
+        times = ["2026-11-22_18:23:31Z", "2026-11-23_18:23:31Z", "2036-01-01_00:00:00Z"]
+        home = backups_content([self.run_of("e\u0301", time) for time in times], NOW)
+        (found,) = home.children.values()
+        assert found.inside is not None
+        self.assertEqual(found.inside.children["latest"].target, times[1].encode())
+        self.assertIn(times[2], found.inside.children)
 
 
 class PathsTests(SynchronousTestCase):
@@ -227,6 +268,38 @@ class PathsTests(SynchronousTestCase):
             self.successResultOf(Deferred.fromCoroutine(tree.list_directory((f"{number:03}",))))
         self.assertGreater(len(tree.views._views), 10)
         self.assertEqual(tree._reading, set())
+
+    def test_a_huge_directory(self) -> None:
+        """The attributes of everything in it take one read of it, and one of the directory above."""
+        names = [f"{number:05}" for number in range(30_000)]
+        inner = pack_immutable([PackedChild(name, LitCap(b"x")) for name in names])
+        huge = ChkCap(bytes(16), bytes(32), 3, 10, len(inner))
+        outer = pack_immutable([PackedChild("huge", DirectoryCap(huge))])
+        above = ChkCap(bytes(range(16)), bytes(32), 3, 10, len(outer))
+        tree = self.tree(DirectoryCap(above))
+        seen: list[Cap] = []
+
+        def read(cap: Cap, _start: int = 0, _length: int = 0) -> Deferred[bytes]:
+            seen.append(cap)
+            return succeed(inner if cap == huge else outer)
+
+        self.patch(tree.views._grid, "read", read)
+        for name in names[:3]:
+            self.assertEqual(self.attributes(tree, "huge", name)["st_size"], 1)
+        self.assertEqual(seen, [above, huge])
+
+    def test_servers_that_are_absent(self) -> None:
+        """A file whose size only they know has no attributes then, rather than being shown as empty."""
+        file = changing_cap(2).file.readonly()
+        tree = self.tree(directory(), mutable=entry_bytes("f", str(file)))
+        node = MountedNode("directory", 0o555, cap=changing_cap(1).readonly())
+        self.patch(tree, "_root", lambda: _returned(node))
+        error = GridError("no server has it")
+        tree.views._grid.size = lambda _cap: fail(error)  # type: ignore[method-assign, assignment]
+        failed = self.failureResultOf(Deferred.fromCoroutine(tree.attributes(("f",))))
+        self.assertIs(failed.value, error)
+        tree.views._grid.size = lambda _cap: succeed(7)  # type: ignore[method-assign, assignment]
+        self.assertEqual(self.attributes(tree, "f")["st_size"], 7)
 
     def test_nothing_is_imported_from_fuse(self) -> None:
         """The tree works without it, so that its tests run everywhere."""

@@ -96,6 +96,8 @@ class FileContents:
                 size = cap.size
             else:
                 size = await self._grid.size(cap)
+                if isinstance(cap, MutableCap):
+                    self._views.sized(cap, size)
             data = cap.data if isinstance(cap, LitCap) else None
             reader = FileReader(self._grid, cap, size, self._space)
             found = OpenedFile(cap, size, data, not isinstance(cap, MutableCap), reader)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from pipegrid.mount.file_contents import FileContents
 from pipegrid.mount.fuse_operations import FailureReports, FuseOperations
 from pipegrid.mount.mounted_tree import BackupsRoot, MountedNode, MountedTree
 from pipegrid.reactor.deferreds import Waiters, timeout_or
-from pipegrid.reactor.process_settings import start_thread
+from pipegrid.reactor.process_settings import start_thread, wall_time
 from pipegrid.tree.backup.catalogue import BackupRun
 from pipegrid.tree.grid_api import Grid
 
@@ -79,7 +80,7 @@ def backups_root(
     say: Callable[[str], object],
 ) -> Callable[[], Awaitable[MountedNode]]:
     """Return what gives the root of mounted backups."""
-    return BackupsRoot(runs, grid.clock.seconds, say).node
+    return BackupsRoot(runs, grid.clock, wall_time, say).node
 
 
 class Mount:
@@ -120,6 +121,7 @@ class Mount:
         self._begun: Waiters[None] = Waiters()
         self._ended: Waiters[None] = Waiters()
         self.is_running = False
+        self._is_mounted = False
         self._error: BaseException | None = None
 
     def _later(self, say: Callable[[str], object]) -> Callable[[str], object]:
@@ -145,6 +147,7 @@ class Mount:
         await begun
 
     def _mounted(self) -> None:
+        self._is_mounted = True
         self._begun.fire(None)
 
     def _serve(self) -> None:
@@ -204,6 +207,11 @@ class Mount:
         self._tree.close()
         self._contents.close()
         idle = True
+        if (
+            self.is_running and not self._is_mounted
+        ):  # interrupted before: it cannot be unmounted yet
+            with suppress(UsageError):
+                await timeout_or(self._begun.wait(), ENDING_S, self._reactor)
         if self.is_running:
             ended = self._ended.wait()
             path = self._settings.directory

@@ -13,11 +13,14 @@ from weakref import WeakKeyDictionary
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.internet.defer import TimeoutError as DeferredTimeout
+from twisted.internet.interfaces import IReactorTime
 
-from pipegrid.core.caps import Cap, DirectoryCap, MutableCap
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, MutableCap
 from pipegrid.core.mutable.directory_content import is_time
 from pipegrid.errors import PipegridError, SinkError
 from pipegrid.tree.backup.catalogue import BackupRun
+from pipegrid.tree.backup.run_paths import choose_run
 from pipegrid.tree.directory_reading import Entry
 from pipegrid.tree.directory_views import DirectoryView, DirectoryViews
 from pipegrid.tree.file_metadata import restored
@@ -33,7 +36,12 @@ MOST_DEPTH = 1000
 """Names in a path: a mutable directory may contain itself."""
 
 RUNS_FRESH_S = 10.0
-"""How long the list of backups is taken to be as it was read."""
+"""How long the list of backups is taken to be as it was read; longer after each time that failed."""
+
+RUNS_FRESH_MOST_S = 60.0
+
+RUNS_WAIT_S = 10.0
+"""How long reading the list again may take, while a program waits; after that it gets the last one."""
 
 LATEST_NAME = "latest"
 """In the directory of a backup, the link to its newest run."""
@@ -173,8 +181,15 @@ def directory_name(name: str, taken: Iterable[str] = ()) -> str:
     return found
 
 
-def backups_content(runs: Sequence[BackupRun]) -> MountedDirectory:
-    """Return one directory for each backup; in it one for each run, and a link to the newest."""
+def backups_content(runs: Sequence[BackupRun], now: float) -> MountedDirectory:
+    """
+    Return one directory for each backup; in it one for each run, and a link to the newest.
+
+    The newest is the one that ``restore`` takes.
+
+    Args:
+        now: seconds since 1970.
+    """
     by_name: dict[str, list[BackupRun]] = {}
     for run in runs:
         by_name.setdefault(run.name, []).append(run)
@@ -182,7 +197,7 @@ def backups_content(runs: Sequence[BackupRun]) -> MountedDirectory:
     for name in sorted(by_name):
         listed = sorted(by_name[name], key=lambda run: run.at)
         children = {run.time: _node_of_run(run) for run in listed}
-        newest = listed[-1]
+        newest = choose_run(listed, None, None, now).run
         changed_ns = _time_ns(newest)
         target = os.fsencode(newest.time)
         children[LATEST_NAME] = MountedNode("link", 0o777, changed_ns, target=target)
@@ -210,42 +225,60 @@ class BackupsRoot:
 
     Args:
         runs: reads the list.
-        clock: tells the time in seconds.
+        clock: of the grid.
+        now: tells the seconds since 1970.
         say: called with a sentence if the list cannot be read again.
     """
 
     def __init__(
         self,
         runs: Callable[[], Awaitable[Sequence[BackupRun]]],
-        clock: Callable[[], float],
+        clock: IReactorTime,
+        now: Callable[[], float],
         say: Callable[[str], object],
     ) -> None:
         self._runs = runs
         self._say = say
         self._clock = clock
+        self._now = now
         self._read_at = float("-inf")
+        self._fresh_s = RUNS_FRESH_S
         self._node: MountedNode | None = None
 
     async def node(self) -> MountedNode:
         """Return it; raises as the reading of the list does, if it was never read."""
-        if self._node is None or self._clock() - self._read_at > RUNS_FRESH_S:
-            self._read_at = self._clock()  # others use the present list meanwhile
+        if self._node is None or self._clock.seconds() - self._read_at > self._fresh_s:
+            self._read_at = self._clock.seconds()  # others use the present list meanwhile
+            reading = Deferred.fromCoroutine(_sequence_of(self._runs()))
+            if self._node is not None:
+                reading.addTimeout(RUNS_WAIT_S, self._clock)
             try:
-                content = backups_content(await self._runs())
-            except PipegridError as error:
+                content = backups_content(await reading, self._now())
+            except (PipegridError, DeferredTimeout) as error:
                 if self._node is None:
                     raise
-                self._say(f"the list of backups cannot be read again: {error}")
+                slow = f"no server returned it within {RUNS_WAIT_S:.0f} seconds"
+                reason = slow if isinstance(error, DeferredTimeout) else error
+                self._say(f"the list of backups cannot be read again: {reason}")
+                self._fresh_s = min(2 * self._fresh_s, RUNS_FRESH_MOST_S)
                 return self._node
+            self._fresh_s = RUNS_FRESH_S
             changed_ns = max((each.mtime_ns for each in content.children.values()), default=0)
             self._node = MountedNode("directory", 0o555, changed_ns, inside=content)
         return self._node
+
+
+async def _sequence_of(runs: Awaitable[Sequence[BackupRun]]) -> Sequence[BackupRun]:
+    return await runs
 
 
 # Which neighbours of what a program opens it will probably open next.
 
 MOST_AHEAD = 32
 """Neighbours that are fetched in advance."""
+
+AHEAD_DIRECTORY_BYTES = 128 << 10
+"""Larger directories are not read in advance: they would displace each other before they are used."""
 
 SKIPPED = 4
 """Neighbours that may be left out without ending a sequence."""
@@ -409,7 +442,9 @@ class MountedTree:
             return
         for position in self._order.opened(id(parent), positions[name]):
             cap = parent.children[names[position]].directory if position < len(names) else None
-            if cap is not None and not isinstance(cap.file, MutableCap):
+            if cap is None or isinstance(cap.file, MutableCap):
+                continue
+            if not isinstance(cap.file, ChkCap) or cap.file.size <= AHEAD_DIRECTORY_BYTES:
                 reading = Deferred.fromCoroutine(self.views.view(cap))
                 self._reading.add(reading)
                 reading.addBoth(self._has_read, reading)
@@ -424,7 +459,7 @@ class MountedTree:
         node = place.node
         size = len(node.target)
         if node.kind == "file":
-            size = await self.views.size(node.cap) or 0
+            size = await self.views.present_size(node.cap) or 0
         return {
             "st_mode": node.full_mode,
             "st_ino": place.inode,

@@ -24,7 +24,7 @@ LISTED_S = 0.5
 """The same for a client that lists a directory."""
 
 KEPT_BYTES = 24 << 20
-"""Memory for all views; the one read last stays whatever its size."""
+"""Memory for all views except the largest: each use of a huge directory uses those above it, too."""
 
 _MOST_SIZES = 10_000
 _SIZES_AT_ONCE = 16
@@ -136,9 +136,15 @@ class DirectoryViews:
 
     def _shrink(self) -> None:
         total = sum(view.memory_bytes for view in self._views.values())
-        while total > KEPT_BYTES and len(self._views) > 1:
+        largest = self._largest()
+        while total - largest > KEPT_BYTES:
             _, gone = self._views.popitem(last=False)
             total -= gone.memory_bytes
+            if gone.memory_bytes == largest:
+                largest = self._largest()
+
+    def _largest(self) -> int:
+        return max((view.memory_bytes for view in self._views.values()), default=0)
 
     def changed(self, cap: DirectoryCap, name: str, entry: Entry | None) -> None:
         """Record what this gateway has stored under a name of a directory; None: it was removed."""
@@ -167,6 +173,18 @@ class DirectoryViews:
 
     async def size(self, cap: Cap | None) -> int | None:
         """Return the size of a file; None: it is unknown, or this is not a file."""
+        try:
+            return await self.present_size(cap)
+        except PipegridError:
+            return None  # a failure is reported when the file is opened
+
+    async def present_size(self, cap: Cap | None) -> int | None:
+        """
+        Return the size of a file; None: this is not a file.
+
+        Raises:
+            PipegridError: no server returned it.
+        """
         if isinstance(cap, (ChkCap, LitCap)):
             return cap.size
         if not isinstance(cap, MutableCap) or cap.access == "verify":
@@ -175,10 +193,7 @@ class DirectoryViews:
         now = self._grid.clock.seconds()
         if known is not None and now - known[1] <= FRESH_S:
             return known[0]
-        try:
-            found = await self._grid.size(cap)
-        except PipegridError:
-            return None  # a failure is reported when the file is opened
+        found = await self._grid.size(cap)
         self.sized(cap, found)
         return found
 
