@@ -255,6 +255,54 @@ class EndingTests(MountTestCase):
             self.assertLess(time.monotonic() - began_s, 30)
             self.assertEqual(cat.wait(TIMEOUT_S), 1)
 
+    def test_a_working_directory(self) -> None:
+        """It may be the one to mount on: the command neither waits for its own mount nor keeps it in use."""
+        self.run_command("backup", "src")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipegrid.cli", "mount", "."],
+            cwd=self.point,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        timer = threading.Timer(MOUNT_S, process.kill)
+        timer.start()
+        self.addCleanup(timer.cancel)
+        assert process.stdout is not None
+        self.assertEqual(process.stdout.readline(), ".\n")
+        self.assertEqual(os.listdir(self.point), ["src"])
+        process.terminate()
+        self.assertNotIn("programs still had files open", self.ended(process))
+
+    def test_interrupted_before_it_is_mounted(self) -> None:
+        """It is unmounted as soon as it is mounted; nothing is left."""
+        self.run_command("init", "--local")
+        slow = (
+            "import sys, time, mfusepy; make = mfusepy.FUSE; "
+            "mfusepy.FUSE = lambda *a, **k: (print('begins', flush=True), time.sleep(2), make(*a, **k)); "
+            "sys.argv[1:] = ['mount', 'point']; import pipegrid.cli.__main__"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", slow],
+            cwd=self.home,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        assert process.stdout is not None
+        self.assertEqual(process.stdout.readline(), "begins\n")
+        process.terminate()
+        _, err = process.communicate(timeout=TIMEOUT_S)
+        self.assertNotIn("programs still had files open", err)
+        self.assertNotIn("Traceback", err)
+        self.assertIsNone(mount_point.mounted_type(os.path.realpath(self.point)))
+
     def test_killed(self) -> None:
         """The next mount frees the mount point, says so, and works."""
         self.run_command("backup", "src")

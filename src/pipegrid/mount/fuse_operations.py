@@ -123,13 +123,14 @@ class FuseOperations:
         self._handles: dict[int, OpenedFile] = {}
         self._last_handle = 0
         self._closed = False
-        self._working_directory = os.getcwd()
+        # By its number, since its path may lead into the mounted tree, which answers nothing before ``init``.
+        self._working_directory = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     # The operations.
 
     def init(self, _path: str) -> None:
         """Note that it is mounted. libfuse has changed the working directory to that of the system."""
-        os.chdir(self._working_directory)
+        os.fchdir(self._working_directory)
         self._threads.callFromThread(self._ready)
 
     def getattr(self, path: str, _info: FileInfo | None = None) -> dict[str, int]:
@@ -269,6 +270,9 @@ class FuseOperations:
             if not call.ended.is_set():
                 call.error = errno.EIO
                 call.ended.set()
+
+    def __del__(self) -> None:
+        os.close(self._working_directory)
 
 
 def _names(path: str) -> MountedPath:
