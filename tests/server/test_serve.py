@@ -36,7 +36,7 @@ from zope.interface import implementer
 from pipegrid.cli.error_report import sentence
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
-from pipegrid.server import identity, serve
+from pipegrid.server import announce, identity, serve
 from pipegrid.server.serve import ServeSettings
 from pipegrid.storage import lease_clock, share_file
 from pipegrid.storage.share_file import Expiry
@@ -45,6 +45,7 @@ from pipegrid.storage.space_usage import read_note
 from pipegrid.wire import gbs_cbor_bodies, server_address
 from pipegrid.wire.storage_messages import LeaseSecrets
 from tests import vectors
+from tests.grid.introducer_support import FURL
 from tests.mirror.unchanged import make_read_only
 from tests.server.gbs.support import (
     SWISSNUM,
@@ -307,6 +308,47 @@ class SettingsTests(SynchronousTestCase):
         os.close(lock)
 
 
+class NodeLockTests(SynchronousTestCase):
+    """The lock of a server's key."""
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp())
+        (self.directory / "private").mkdir(parents=True)
+        self.key = self.directory / "private/node.pem"
+        self.key.write_text("key")
+
+    def test_a_key_that_cannot_be_written(self) -> None:
+        """Or is a link to where secrets are: the second server is refused all the same."""
+        really = os.open
+
+        def protected(path: Any, flags: int, *more: Any, **others: Any) -> int:
+            if str(path).endswith("node.pem") and flags & os.O_RDWR:
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
+            return really(path, flags, *more, **others)
+
+        secrets = Path(self.mktemp())
+        secrets.mkdir()
+        os.rename(self.key, secrets / "node.pem")
+        self.key.symlink_to(secrets.absolute() / "node.pem")
+        self.patch(os, "open", protected)
+        lock = serve.lock_node(self.directory)
+        assert lock is not None
+        error = self.assertRaises(UsageError, serve.lock_node, self.directory)
+        self.assertIn("another server runs in", str(error))
+        os.close(lock)
+
+    def test_a_disk_without_locks(self) -> None:
+        """It serves, as before there was this lock, and says what nobody prevents."""
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+        self.patch(fcntl, "flock", refuse)
+        with capturedLogs() as logged:
+            self.assertIs(serve.lock_node(self.directory), None)
+        self.assertIn("make sure that no second server", formatEvent(logged[0]))
+
+
 class Client(Protocol):
     """Sends requests, gathers answers until there are so many, or the connection ends."""
 
@@ -525,6 +567,35 @@ class LoopbackTests(TestCase):
             await node.stop()
             self.assertEqual(path.exists(), remains)
             self.assertGreaterEqual(json.loads(note.read_bytes())["last_s"], now)
+
+    def test_a_directory_with_a_key_alone(self) -> Deferred[None]:
+        """A server that nothing else can be written for is served as before there were introducers there."""
+        return Deferred.fromCoroutine(self._test_a_key_alone())
+
+    async def _test_a_key_alone(self) -> None:
+        before = await self.start()
+        await before.stop()
+
+        def full(path: Path, *_: object, **__: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+        self.patch(announce, "replace_file", full)
+        self.patch(identity, "replace_file", full)
+        location = before.nurl.partition("@")[2].partition("/")[0]
+        with capturedLogs() as logged:
+            node = await self.start(introduces=True, location=location)
+            await node.stop()
+        said = [formatEvent(event) for event in logged]
+        self.assertEqual(len([each for each in said if "are not introduced to members" in each]), 2)
+        furl = self.directory / "private/members.furl"
+        furl.write_text("damaged")
+        with capturedLogs() as logged:
+            node = await self.start(introduces=True, location=location)
+            await node.stop()
+        self.assertIn("members.furl", "".join(formatEvent(event) for event in logged))
+        self.assertEqual(furl.read_text(), "damaged")
+        with self.assertRaises(UsageError):  # for an introducer that was asked for
+            await self.start(introducers={"a": FURL}, location=location)
 
     def test_old_tls_is_refused(self) -> Deferred[None]:
         """TLS 1.1 is; HTTP/1.1 is what ALPN agrees on."""

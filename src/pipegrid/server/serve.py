@@ -259,24 +259,34 @@ def lock_storage(storage: Path, read_only: bool = False) -> int | None:
     return fd
 
 
-def lock_node(directory: Path, read_only: bool = False) -> int | None:
+def lock_node(directory: Path) -> int | None:
     """
     Lock a node's directory, whose key one server has; returns the descriptor to close to release it.
 
-    Args:
-        read_only: as of ``lock_storage``.
+    None where nothing can be locked: unlike the lock of the storage directory, no share depends on this one.
 
     Raises:
         UsageError: another server has the lock, or the key cannot be opened.
     """
     path = directory / "private" / "node.pem"
+    # The key may be a link to where secrets are, and need not be writable.
+    real = os.path.realpath(path)
     try:
-        fd = disk.open_locked(str(path), os.O_RDWR)
+        try:
+            fd = disk.open_locked(real, os.O_RDWR)
+        except OSError as error:
+            if error.errno not in _NOT_TO_BE_WRITTEN:
+                raise
+            fd = disk.open_locked(real, os.O_RDONLY)
     except disk.CannotLock as error:
-        raise UsageError(f"cannot lock {path}: {error.strerror}; choose another disk") from error
+        log.warn(
+            "cannot lock {path} ({reason}): make sure that no second server is started in {directory}",
+            path=str(path),
+            reason=error.strerror,
+            directory=str(directory),
+        )
+        return None
     except OSError as error:
-        if read_only and error.errno in _NOT_TO_BE_WRITTEN:
-            return None
         raise identity.unusable(error, path) from error
     if fd is None:
         raise UsageError(
@@ -322,6 +332,7 @@ COLLECTION_S = 12 * 3600.0
 COUNT_WAIT_S = 10.0
 """How long a start waits until the shares are counted, if they have to be."""
 _SPARE_FILES = 64
+_NO_INTRODUCER = "servers that join later are not introduced to members by this server"
 
 
 @attrs.frozen(kw_only=True)
@@ -470,7 +481,7 @@ class StorageNode:
             if left:
                 log.info("{count} unfinished uploads can be resumed", count=left)
             who = identity.load_or_create(self.settings.directory)
-            self._node_lock = lock_node(self.settings.directory, self.settings.read_only)
+            self._node_lock = lock_node(self.settings.directory)
             self._store.slots.node_id = who.tub_id
             service = self._make_port(who)
             assert self._foolscap is not None
@@ -487,8 +498,7 @@ class StorageNode:
             if self.settings.metrics is not None:
                 await self._serve_metrics(self.settings.metrics, self._server, service)
             await self._start_proxy()
-            if self._members is not None:
-                self._members.start(who, hints)
+            self._start_introducer(who, hints)
             if self.settings.introducers or self._members is not None:
                 self._announce(who.tub_id, nurls if self.settings.announce_nurls else [])
         except BaseException:
@@ -514,7 +524,8 @@ class StorageNode:
         self._server = GbsSite(service, self._reactor)
         more = {}
         if self._hosts_introducer():
-            self._members = MembersIntroducer(self._reactor, self.settings.directory, self._workers)
+            self._members = self._make_introducer()
+        if self._members is not None:
             more[self._members.secret] = self._members.service
         self._foolscap = _foolscap_port(who, service, self._server.note_hostile, more)
         crowd: ConnectionLimits[ProtocolDetector] = ConnectionLimits(
@@ -550,6 +561,22 @@ class StorageNode:
         known = private / identity.MEMBERS_FURL_NAME
         wanted = not self.settings.introducers or known.exists()
         return self.settings.introduces and wanted and os.access(private, os.W_OK)
+
+    # Nobody asked for this introducer, so the shares are served without it, too.
+
+    def _make_introducer(self) -> MembersIntroducer | None:
+        try:
+            return MembersIntroducer(self._reactor, self.settings.directory, self._workers)
+        except UsageError as error:
+            log.warn("{what}: {reason}", what=_NO_INTRODUCER, reason=str(error))
+            return None
+
+    def _start_introducer(self, who: identity.Identity, hints: Sequence[str]) -> None:
+        try:
+            if self._members is not None:
+                self._members.start(who, hints)
+        except UsageError as error:
+            log.warn("{what}: {reason}", what=_NO_INTRODUCER, reason=str(error))
 
     async def _serve_metrics(self, port: str, site: GbsSite, service: GbsService) -> None:
         from pipegrid.server.metrics import metrics_page
@@ -652,7 +679,13 @@ class StorageNode:
 
         has_shares = any((self.storage / "shares").glob("[a-z2-7][a-z2-7]/*"))
         directory = self.settings.directory
-        identity = announce.load_or_create(directory, tub_id, has_shares)
+        try:
+            identity = announce.load_or_create(directory, tub_id, has_shares)
+        except UsageError as error:
+            if self.settings.introducers:
+                raise
+            log.warn("{what}: {reason}", what=_NO_INTRODUCER, reason=str(error))
+            return
         watch = CertificateWatch(
             self.settings.certificate_files, directory, identity.key.public_text, wall_time
         )
