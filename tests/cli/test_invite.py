@@ -124,6 +124,7 @@ class ThreeFriendsTests(ProcessTestCase):
             self.ended(inviting)
         inviting, code = self.invite("carol")
         said = self.serve("dave", "--join", code, *self.relay)
+        furl = (self.home / "dave/private/storage.furl").read_text()
         self.assertIn("added the server", self.ended(inviting))
         dave = (self.home / "dave/node.pubkey").read_text().strip().removeprefix("pub-")
         for who in ("alice", "bob", "carol", "dave"):
@@ -140,6 +141,9 @@ class ThreeFriendsTests(ProcessTestCase):
         # It finds the others again, and they it, at its later starts, also while Alice is away.
         process = self.background("-d", "dave", "serve")
         self.assertRegex(line_of(process.stdout), "^pb://")
+        port = furl.rpartition("/")[0].rpartition(":")[2]
+        config = (self.home / "dave/pipegrid.cfg").read_text()
+        self.assertIn(f"tub.port = tcp:{port}:interface=127.0.0.1\n", config)
 
     def test_what_is_shared(self) -> None:
         """Directories become aliases: with --read-only they can be read, and otherwise changed, too."""

@@ -185,6 +185,9 @@ class ServeTests(TestCase):
     async def _test_settings_first(self) -> None:
         await self.served("--port", LOOPBACK, "--quota", "3GB")
         (Path(self.directory) / "pipegrid.cfg").write_text("[client]\n[storage]\nquota = 5GB\n")
+        await self.served()  # what joining a grid writes ends what was given before, too
+        self.assertIn("no longer as at the last start, since the settings in", self.said)
+        self.assertIn("say otherwise: --quota 3 GB\n", self.said)
         await self.served()
         self.assertNotIn("--quota", self.said)
         await self.served("--quota", "4GB")
@@ -193,6 +196,19 @@ class ServeTests(TestCase):
         self.out.truncate(0)
         self.assertEqual(await self.serve("serve", "--usage"), 0)
         self.assertIn("of 5 GB", self.out.getvalue().decode())
+
+    def test_a_directory_that_is_moved(self) -> Deferred[None]:
+        """A storage directory in it goes with it."""
+        return Deferred.fromCoroutine(self._test_moved())
+
+    async def _test_moved(self) -> None:
+        await self.served("--port", LOOPBACK, "--storage", f"{self.directory}/shares")
+        moved = self.mktemp()
+        os.rename(self.directory, moved)
+        self.directory = moved
+        self.assertEqual((await self.served())["storage"], f"{Path(moved).absolute()}/shares")
+        (Path(moved) / "private/serve.json").write_text('{"quota_bytes": -1}')
+        self.assertIn("cannot understand", await self.refused())
 
     def test_a_port_that_clients_do_not_know(self) -> Deferred[None]:
         """It is reported where the location has another."""
@@ -224,6 +240,8 @@ class ServeTests(TestCase):
         record.unlink()
         self.assertIn("was an onion service, since it has private/", await self.refused())
         record.write_text(known)
+        # As an invitation leaves it: a client's, too.
+        (Path(self.directory) / "pipegrid.cfg").write_text("[client]\n")
         openly = await self.served("--no-tor", "--port", LOOPBACK)
         self.assertIn("@127.0.0.1:", openly["nurl"])
         self.assertEqual((await self.served())["nurls"], openly["nurls"])

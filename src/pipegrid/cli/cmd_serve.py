@@ -103,7 +103,14 @@ class ServeOptions(NamedTuple):
 
         if self.tor:
             return attrs.evolve(settings, location=None)
-        return settings if self.tor is None else attrs.evolve(settings, onion=None)
+        if self.tor is None:
+            return settings
+        location = settings.location
+        if self.location is None and ("location" in found.detected or "onion" in found.settings):
+            # The fURL, or tahoe.cfg, still has the onion service, which ends.
+            hints = (location or "").split(",")
+            location = ",".join(each for each in hints if not each.startswith("tor:")) or None
+        return attrs.evolve(settings, onion=None, location=location)
 
     def _places(self, directory: Path, found: ServerDirectory) -> dict[str, Any]:
         """Return where the server listens, and how clients get there."""
@@ -192,6 +199,7 @@ class ServeJob(GridJob):
         joining = cmd_join.ServerJoin(_directory(invocation), code, options.relay_url, said)
 
         async def finish(node: StorageNode) -> None:
+            said["tub.port"] = serve_record.kept_port(options.port or "", node)
             try:
                 await joining.finish(node, console)
             finally:

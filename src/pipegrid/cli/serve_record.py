@@ -87,6 +87,15 @@ def restored(
     if bool(known.get("tor")) != bool(is_onion):
         known = {name: value for name, value in known.items() if name not in _OF_THE_WAY}
     notes = []
+    over = {
+        name: value
+        for name, value in known.items()
+        if name not in given and name != "tor" and fixed.get(name, value) != value
+    }
+    if over:
+        notes.append(
+            f"no longer as at the last start, since the settings in {directory} say otherwise: {_shown(over)}"
+        )
     used = {name: value for name, value in known.items() if name not in given and name not in fixed}
     if shown := _shown({name: value for name, value in used.items() if value is not False}):
         notes.append(f"as at the last start: {shown} ({directory / NAME})")
@@ -127,13 +136,14 @@ def keep(directory: Path, options: Mapping[str, Any], node: StorageNode) -> str 
     """
     fixed = fixed_by(storage_server_settings.load(directory))
     values = {name: value for name, value in _given(options).items() if name not in fixed}
-    if "port" in values and node.listening_port:
-        values["port"] = _ANY_PORT.sub(f"tcp:{node.listening_port}", values["port"])
+    if "port" in values:
+        values["port"] = kept_port(values["port"], node)
     known = read(directory)
     if values == known:
         return None
     path = directory / NAME
-    data = json.dumps(values, indent=1, sort_keys=True).encode("ascii") + b"\n"
+    kept = {**values, **_inside(values, directory)}
+    data = json.dumps(kept, indent=1, sort_keys=True).encode("ascii") + b"\n"
     try:
         make_directory(path.parent, 0o700)
         replace_file(path, data)
@@ -145,6 +155,11 @@ def keep(directory: Path, options: Mapping[str, Any], node: StorageNode) -> str 
     if changed:
         return f"the last start had {_shown(changed)}; later starts do as this one ({path})"
     return None
+
+
+def kept_port(port: str, node: StorageNode) -> str:
+    """Return the port of later starts: where any free one was taken, that one, which clients know."""
+    return _ANY_PORT.sub(f"tcp:{node.listening_port}", port) if node.listening_port else port
 
 
 def is_known(directory: Path) -> bool:
@@ -168,14 +183,25 @@ def read(directory: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict) or not all(
-        type(value) is _KINDS.get(name) for name, value in values.items()
+        type(value) is _KINDS.get(name) and (type(value) is not int or value >= 0)
+        for name, value in values.items()
     ):
         raise UsageError(
             f"cannot understand {path}; restore it, or remove it and give the options of the server again"
         )
     if not all(isinstance(each, str) for each in values.get("introducers", [])):
         raise UsageError(f"cannot understand {path}: its introducers must be texts; restore it")
+    if "storage" in values:
+        values["storage"] = str(directory.absolute() / values["storage"])
     return values
+
+
+def _inside(values: Mapping[str, Any], directory: Path) -> dict[str, str]:
+    """Return the storage as a part of the directory, if it is in it, and so goes where that is moved."""
+    storage = Path(values.get("storage", "/"))
+    if not storage.is_relative_to(directory.absolute()):
+        return {}
+    return {"storage": str(storage.relative_to(directory.absolute()))}
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
