@@ -9,6 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import attrs
 from foolscap.api import flushEventualQueue
 from twisted.internet import reactor as installed_reactor
 from twisted.internet.defer import Deferred, gatherResults
@@ -19,7 +20,7 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import PipegridError
 from pipegrid.grid import Grid
 from pipegrid.grid.client_creation import create_client
-from pipegrid.grid.client_paths import CONFIG_NAME, SERVERS_NAME
+from pipegrid.grid.client_paths import CONFIG_NAME, INTRODUCERS_NAME, SERVERS_NAME
 from pipegrid.server.serve import ServeSettings, StorageNode
 from tests.interop.round_trips import RoundTrips
 from tests.socks_proxy import OnlyProxies, SocksProxy
@@ -215,6 +216,37 @@ class ProxyGridTests(TestCase):
             settings = f"\n[connections]\ntcp = {default}\n[tor]\nsocks.port = PORT\n"
             for foolscap in (False, True):
                 await self.use(self.client(settings, foolscap, connections={"tcp": "tor"}))
+        self.assertEqual(only.violations, [])
+
+    def test_an_introducer_at_one_server(self) -> Deferred[None]:
+        """It is reached as this server is: else the server would learn the address by its introducer."""
+        return Deferred.fromCoroutine(self._test_an_introducer())
+
+    async def _test_an_introducer(self) -> None:
+        await self.nodes[2].stop()
+        settings = attrs.evolve(
+            self.nodes[2].settings,
+            port=f"tcp:{self.ports[2]}:interface=127.0.0.1",
+            location=f"{NAMES[2]}:{self.ports[2]}",
+            introduces=True,
+        )
+        self.nodes[2] = StorageNode(reactor, settings)
+        await self.nodes[2].start()
+        furl = (settings.directory / "private/members.furl").read_text().strip()
+        only = self.only_the_proxy()
+        for default in ("tcp", "disabled"):
+            place = self.client(
+                f"\n[connections]\ntcp = {default}\n[tor]\nsocks.port = PORT\n",
+                foolscap=True,
+                connections={"tcp": "tor"},
+            )
+            text = json.dumps({"introducers": {"members": {"furl": furl}}})
+            (place / INTRODUCERS_NAME).write_text(text)
+            grid = await Grid.open(reactor, place)
+            self.grids.append(grid)
+            while not grid.introducers[0].connected:
+                await deferLater(reactor, 0.02)
+            await self.grids.pop().close()
         self.assertEqual(only.violations, [])
 
     def test_not_permitted(self) -> Deferred[None]:

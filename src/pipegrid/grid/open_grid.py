@@ -5,7 +5,7 @@ Opening a grid: makes servers with their windows, workers, and discovery from a 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from pipegrid.grid.client_paths import (
 )
 from pipegrid.grid.server_registry import ServerRegistry, Warnings
 from pipegrid.grid.servers_yaml import ConnectionOptions, Windows, open_server
+from pipegrid.reactor.connection_policy import ConnectionPolicy
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers, Workers
 from pipegrid.transfer.peers import Peer
@@ -128,13 +129,13 @@ def open_grid(
             f"{path} names no servers that can be used; "
             + "".join(f" ({warning})" for warning in warnings()[:1]).strip()
         )
-    discovery, tub = _discover(reactor, config, members, warnings) if introducers else (None, None)
+    discovery, tubs = _discover(reactor, config, members, warnings) if introducers else (None, ())
     starting = _start(reactor, config, discovery)
 
     async def close() -> None:
         if ahead is not None:
             ahead.close()
-        if tub is not None:
+        for tub in tubs:
             await tub.stopService()
         if local is not None:
             await local.close()
@@ -327,28 +328,46 @@ def _open_local(
 
 def _discover(
     reactor: IReactorTime, config: GridConfig, members: ServerRegistry, warnings: Warnings
-) -> tuple[Discovery, Any]:
-    """Make the discovery through introducers; returns it, and the tub that must be stopped."""
+) -> tuple[Discovery, Collection[Any]]:
+    """
+    Make the discovery through introducers; returns it, and the tubs that must be stopped.
+
+    An introducer that runs at a listed server is reached as this is: ``connections`` of the server's entry
+    hold for both.
+    """
     # Foolscap is slow to import.
     from pipegrid.grid.introducer_discovery import Discovery, DiscoverySettings
     from pipegrid.wire.foolscap_broker import make_tub
     from pipegrid.wire.introducer_protocol import BOUNDS, LOST_AFTER_S
 
+    policies = {
+        each.furl.tub_id: config.connections_to(each.identity.server_id)
+        for each in config.static.servers
+        if each.furl is not None
+    }
     addresses = []
+    tubs: dict[ConnectionPolicy, Any] = {}
+    tub_for: dict[str, Any] = {}
     for each in config.introducers.addresses:
+        policy = policies.get(each.furl.tub_id, config.connections)
         try:
-            furl = each.furl.reachable(config.connections)
-        except ValueError as error:  # noqa: PERF203  the others may be permitted
+            furl = each.furl.reachable(policy)
+        except ValueError as error:
             warnings.add(f"introducer {each.name} is skipped: {error}")
-        else:
-            addresses.append(attrs.evolve(each, furl=furl))
-    tub = make_tub(LOST_AFTER_S, config.connections, BOUNDS)
-    tub.startService()
+            continue
+        addresses.append(attrs.evolve(each, furl=furl))
+        if policy not in tubs:
+            tubs[policy] = make_tub(LOST_AFTER_S, policy, BOUNDS)
+            tubs[policy].startService()
+        tub_for[str(furl)] = tubs[policy]
     settings = DiscoverySettings(addresses, config.caches, config.nickname, config.managers)
-    discovery = Discovery(
-        settings, tub.getReference, reactor, found=members.found, warn=warnings.add
-    )
-    return discovery, tub
+
+    def connect(furl: str) -> Deferred[Any]:
+        reference: Deferred[Any] = tub_for[furl].getReference(furl)
+        return reference
+
+    discovery = Discovery(settings, connect, reactor, found=members.found, warn=warnings.add)
+    return discovery, tubs.values()
 
 
 def _start(
