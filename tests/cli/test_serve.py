@@ -240,6 +240,10 @@ class ServeTests(TestCase):
         record.unlink()
         self.assertIn("was an onion service, since it has private/", await self.refused())
         record.write_text(known)
+        # A control port that the settings name later is followed.
+        config = Path(self.directory) / "pipegrid.cfg"
+        config.write_text("[client]\n[tor]\ncontrol.port = tcp:127.0.0.1:1\n")
+        self.assertIn("Tor's control port at 127.0.0.1:1 cannot be used", await self.refused())
         # As an invitation leaves it: a client's, too.
         (Path(self.directory) / "pipegrid.cfg").write_text("[client]\n")
         openly = await self.served("--no-tor", "--port", LOOPBACK)

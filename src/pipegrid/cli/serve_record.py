@@ -119,6 +119,8 @@ def fixed_by(found: ServerDirectory) -> dict[str, Any]:
         said["storage"] = str(said["storage"])
     if "onion" in found.settings:
         said["tor"] = True
+    if found.tor_control is not None or found.find_control is not None:
+        said["tor_control_port"] = "configured"
     if found.announces:
         said["introducers"] = ["configured"]
     return said
