@@ -562,7 +562,7 @@ class StorageNode:
         wanted = not self.settings.introducers or known.exists()
         return self.settings.introduces and wanted and os.access(private, os.W_OK)
 
-    # Nobody asked for this introducer, so the shares are served without it, too.
+    # No setting asks for this introducer, so the shares are served without it, too.
 
     def _make_introducer(self) -> MembersIntroducer | None:
         try:
