@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import attrs
@@ -20,9 +20,10 @@ from pipegrid.testing.grid import EPOCH_S
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.tree import kept_caps
 from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_of, runs_of, shown_time
-from pipegrid.tree.backup.forget import ForgetRequest, judge, names_run
+from pipegrid.tree.backup.forget import ForgetRequest, judge
 from pipegrid.tree.backup.prune import PruneResult
 from pipegrid.tree.backup.retention import Retention, parse_duration, reasons
+from pipegrid.tree.backup.run_paths import run_path_text, whole_run
 from pipegrid.tree.backup.space import occupied_space
 from pipegrid.tree.directory import Directory
 from pipegrid.tree.directory_reading import read_listing
@@ -118,26 +119,54 @@ class JudgeTests(SynchronousTestCase):
         times = ("2026-01-01_01:00:00Z", "2026-01-01_02:00:00Z", "2026-01-02_01:00:00Z")
         self.runs = [BackupRun(name, time, EMPTY) for name in ("etc", "home") for time in times]
 
-    def forgotten(self, *which: str, **rules: Any) -> list[str]:
+    def forgotten(
+        self, *which: str, zone: timezone | None = timezone.utc, **rules: Any
+    ) -> list[str]:
         """Return the runs that would be forgotten."""
-        request = ForgetRequest(which, Retention(**rules), "2026-06-01_00:00:00Z", Machine())
+        request = ForgetRequest(which, Retention(**rules), "2026-06-01_00:00:00Z", Machine(), zone)
         judged = judge(self.runs, request)
         self.assertTrue(all(each.reasons for each in judged))
         return [f"{each.run.name}@{each.run.time[8:13]}" for each in judged if not each.keeps]
 
     def test_which(self) -> None:
-        """A backup by rules, one run by as much of its time as is unique, or both."""
+        """A backup by rules, one run by its time, day or minute, or both."""
         self.assertEqual(self.forgotten("home", last=1), ["home@01_01", "home@01_02"])
         self.assertEqual(len(self.forgotten(last=1)), 4)
         self.assertEqual(self.forgotten("home@2026-01-02"), ["home@02_01"])
-        self.assertEqual(self.forgotten("etc@2026-01-01T02", last=1), ["etc@01_02"])
+        self.assertEqual(self.forgotten("etc@2026-01-01T02:00", last=1), ["etc@01_02"])
 
-    def test_what_names_a_run(self) -> None:
-        """A name, and the beginning of a date; a path with either does not."""
-        for text in ("home@2026-01-02_03:04:05Z", "a b@2026-01", "a@b@2026-01"):
-            self.assertTrue(names_run(text), text)
-        for text in ("home:x@2026-01-02", "a/b@2026-01", "@2026-01", "home@x", "URI:CHK:a@2026-01"):
-            self.assertFalse(names_run(text), text)
+    def test_local_times(self) -> None:
+        """A time means the same as in a path: local unless it has a zone; never another run instead."""
+        ahead = timezone(timedelta(hours=1))
+        self.assertEqual(self.forgotten("home@2026-01-01_02:00", zone=ahead), ["home@01_01"])
+        self.assertEqual(self.forgotten("home@2026-01-01_02:00Z", zone=ahead), ["home@01_02"])
+        for run in self.runs:
+            for zone in (ahead, timezone.utc):
+                for path in (run_path_text(run, zone), run_path_text(run, zone)[:-1]):
+                    expected = [f"{run.name}@{run.time[8:13]}"]
+                    self.assertEqual(self.forgotten(path, zone=zone), expected, path)
+        self.assertEqual(self.forgotten("home@latest"), ["home@02_01"])
+        for text in ("home@2026-01-03", "home@now", "home@2026-01-02:x"):
+            self.assertRaises(UsageError, self.forgotten, text)
+
+    def test_whole_runs(self) -> None:
+        """The colon after a time may be left out; paths of other kinds stay."""
+        for text in (
+            "home@2026-01-02_03:04:05Z",
+            "a b@2026-01-02",
+            "a@b@3d",
+            "a@2026-01-02_03:04+01:00",
+        ):
+            self.assertEqual(whole_run(text), f"{text}:")
+        for text in (
+            "home:x@2026-01-02",
+            "a/b@2026-01-02",
+            "@3d",
+            "home@x",
+            "URI:CHK:a@3d",
+            "a@3d:x",
+        ):
+            self.assertEqual(whole_run(text), text)
 
     def test_what_is_refused(self) -> None:
         """Nothing given; all runs of a backup; what is not there, or not unique."""

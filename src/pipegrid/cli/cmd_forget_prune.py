@@ -18,7 +18,7 @@ from pipegrid.core.text import amount, counted, printable
 from pipegrid.errors import CannotReach, CapError, GridError, UsageError
 from pipegrid.transfer import upkeep
 from pipegrid.tree import aliases, kept_caps, tree_check
-from pipegrid.tree.backup import backup_run, catalogue, forget, prune, space
+from pipegrid.tree.backup import backup_run, catalogue, forget, prune, run_paths, space
 
 if TYPE_CHECKING:
     from pipegrid.core.caps import Cap
@@ -42,8 +42,8 @@ def forget_command(which: tuple[str, ...], dry_run: bool, rules: dict[str, Any])
     Remove runs from the list of backups, by rules or by name.
 
     Rules apply to the backups NAME, or to all; they count and forget runs of this machine only, and the
-    newest run always stays. RUN is NAME@DATE, as much of the date as is unique; it is forgotten whatever the
-    rules are. For each run is printed why it is kept or forgotten.
+    newest run always stays. RUN is NAME@TIME, as 'pipegrid backups' prints it, or a day or minute with one
+    run; it is forgotten whatever the rules are. For each run is printed why it is kept or forgotten.
 
     The space of what only forgotten runs have is freed by 'pipegrid prune'. A run that is also kept under an
     alias stays there.
@@ -52,7 +52,7 @@ def forget_command(which: tuple[str, ...], dry_run: bool, rules: dict[str, Any])
         raise usage_error(EMPTY_NAME)
     retention = rules_of(rules)
     if retention.keeps_all and not which:
-        raise usage_error("give a rule such as --keep-last 10, or runs as NAME@DATE")
+        raise usage_error("give a rule such as --keep-last 10, or runs as NAME@TIME")
 
     async def work(grid: Grid, console: Console) -> int:
         backups = _backups(grid, console)
@@ -179,7 +179,7 @@ def pin_command(what: str, name: str | None) -> GridJob:
     """
     Protect a file or tree from 'prune', whatever is forgotten.
 
-    RUN is NAME@DATE, as in 'forget'. The read cap is kept under NAME (by default what was given) in
+    RUN is NAME@TIME. The read cap is kept under NAME (by default what was given) in
     'private/pins' of the client's directory, and everything that it reaches gets a lease of this client.
     Later 'pipegrid renew -r CAP' renews those.
     """
@@ -187,7 +187,7 @@ def pin_command(what: str, name: str | None) -> GridJob:
         raise usage_error(EMPTY_NAME)
 
     async def work(grid: Grid, console: Console) -> int:
-        cap = await _pinned(grid, console, what)
+        cap = await _pinned(grid, what)
         called = name or (what if not what.startswith("URI:") else str(cap)[:30])
         kept_caps.add_pin(grid.config.directory, called, cap)
         console.result(
@@ -207,13 +207,9 @@ def pin_command(what: str, name: str | None) -> GridJob:
     return GridJob(work, what, makes=False)
 
 
-async def _pinned(grid: Grid, console: Console, what: str) -> Cap:
+async def _pinned(grid: Grid, what: str) -> Cap:
     """Return the cap that reads what the user has named."""
-    if forget.names_run(what):
-        runs = await _backups(grid, console).runs()
-        _, named = forget.selected(runs, [what])
-        return next(run.cap for run in runs if catalogue.entry_name(run) in named)
-    place = await cap_lookup.place_of(grid, what)
+    place = await cap_lookup.place_of(grid, run_paths.whole_run(what))
     if place.cap is None:
         raise UsageError(f"{printable(what)} has no cap that reads it")
     cap: Any = place.cap

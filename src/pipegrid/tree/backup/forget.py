@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import tzinfo
 
 import attrs
 
@@ -10,9 +11,10 @@ from pipegrid.core.text import composed, printable
 from pipegrid.errors import CapError, UsageError
 from pipegrid.tree.backup.backup_run import Backups, is_writable
 from pipegrid.tree.backup.backup_state_directory import CatalogueState
-from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_name, runs_of
+from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_name, parse_time, runs_of
 from pipegrid.tree.backup.catalogue_store import CatalogueChange
 from pipegrid.tree.backup.retention import Retention, reasons
+from pipegrid.tree.backup.run_paths import parse_run_path, run_within, several, whole_run
 
 NAMED = "it was named"
 NO_RULE = "no rule keeps it"
@@ -39,15 +41,17 @@ class ForgetRequest:
 
     Attributes:
         which: names of backups, to which the rules apply (all, if none is given), and single runs, each as
-            NAME@DATE.
+            NAME@TIME; the time as of ``run_paths.run_within``.
         now: the time of the command, as runs have it.
         machine: whose runs the rules count.
+        zone: of local times; None: the machine's.
     """
 
     which: tuple[str, ...]
     retention: Retention
     now: str
     machine: Machine
+    zone: tzinfo | None = None
 
 
 def judge(runs: Sequence[BackupRun], request: ForgetRequest) -> list[JudgedRun]:
@@ -57,7 +61,7 @@ def judge(runs: Sequence[BackupRun], request: ForgetRequest) -> list[JudgedRun]:
     Raises:
         UsageError: there is no such backup or run; or neither rules nor runs were given.
     """
-    names, named = selected(runs, request.which)
+    names, named = _selected(runs, request)
     rules = request.retention
     if rules.keeps_all and not named:
         raise UsageError(
@@ -67,7 +71,7 @@ def judge(runs: Sequence[BackupRun], request: ForgetRequest) -> list[JudgedRun]:
     if rules.keeps_all and names:
         raise UsageError(
             f"'{printable(min(names))}' is a backup, and all its runs would be forgotten: give rules such as "
-            "--keep-last 10, or its runs as NAME@DATE"
+            "--keep-last 10, or its runs as NAME@TIME"
         )
     ruled = [run for run in runs if not rules.keeps_all and (not names or run.name in names)]
     if named and not names:
@@ -82,51 +86,35 @@ def judge(runs: Sequence[BackupRun], request: ForgetRequest) -> list[JudgedRun]:
     return judged
 
 
-def selected(
-    runs: Sequence[BackupRun], which: Sequence[str]
+def _selected(
+    runs: Sequence[BackupRun], request: ForgetRequest
 ) -> tuple[frozenset[str], frozenset[str]]:
     """
-    Return the names of backups in ``which``, and the entry names of single runs.
+    Return the names of backups that a request names, and the entry names of single runs.
 
     Raises:
         UsageError: there is no such backup or run, or several runs are of that time.
     """
     known = {run.name for run in runs}
+    now = parse_time(request.now).timestamp()
     names: set[str] = set()
     named: set[str] = set()
-    for text in which:
+    for text in request.which:
         name = composed(text)
         if name in known:
             names.add(name)
-        else:
-            named.add(entry_name(_run_named(runs, name, known)))
+            continue
+        path = parse_run_path(whole_run(text), {})
+        if path is None:
+            raise UsageError(
+                f"there is no backup called '{printable(name)}'; there are {several(sorted(known)) or 'none'}"
+            )
+        if path.names:
+            raise UsageError(
+                f"a run is forgotten as a whole: leave out what follows the time in {text!r}"
+            )
+        named.add(entry_name(run_within(runs, path.name, path.at, now, request.zone)))
     return frozenset(names), frozenset(named)
-
-
-def names_run(text: str) -> bool:
-    """Return whether a text has the form NAME@DATE, as the time of a run begins; a path has not."""
-    name, _, date = text.rpartition("@")
-    return bool(name) and not {":", "/"} & set(name) and date[:4].isdecimal() and date[4:5] == "-"
-
-
-def _run_named(runs: Sequence[BackupRun], text: str, known: set[str]) -> BackupRun:
-    name, at, date = text.rpartition("@")
-    if not at or name not in known:
-        raise UsageError(
-            f"there is no backup called '{printable(text if not at else name)}'; there are "
-            f"{', '.join(sorted(map(printable, known))) or 'none'}"
-        )
-    wanted = date.strip().replace("T", "_").replace(" ", "_")
-    found = [run for run in runs if run.name == name and run.time.startswith(wanted) and wanted]
-    if len(found) != 1:
-        times = ", ".join(run.time for run in found[:5])
-        raise UsageError(
-            f"there is no run of '{printable(name)}' at {printable(date)!r}; 'pipegrid backups' lists them"
-            if not found
-            else f"{len(found)} runs of '{printable(name)}' are of {printable(date)!r} ({times}); give the "
-            "time of one"
-        )
-    return found[0]
 
 
 async def forget(

@@ -137,6 +137,17 @@ def names_start(text: str) -> int:
     return 0
 
 
+def whole_run(text: str) -> str:
+    """Return ``NAME@TIME`` with the colon that may be left out where only a run can be meant; else the text."""
+    bare = as_pasted(text)
+    at = bare.find("@", 1)
+    while at > 0 and "/" not in bare and ":" not in bare[:at]:
+        if at + 1 < len(bare) == time_at(bare, at + 1):
+            return f"{bare}:"
+        at = bare.find("@", at + 1)
+    return text
+
+
 def run_path_here(text: str, directory: Path) -> RunPath | None:
     """
     Parse a path into a run, unless it begins with an alias of a client's directory; see ``parse_run_path``.
@@ -184,6 +195,32 @@ def choose_run(
             f"no run of {name!r} is as old as {run_time_text(last, zone)}; its runs: {_listed(same, zone)}"
         )
     return ChosenRun(_newest(fitting))
+
+
+def run_within(
+    runs: Sequence[BackupRun], name: str, at: str, now: float, zone: tzinfo | None = None
+) -> BackupRun:
+    """
+    Return the only run of a backup in the span that a time means, or the newest for ``latest``.
+
+    Unlike ``choose_run`` it takes no earlier run instead: for what cannot be undone.
+
+    Raises:
+        UsageError: there is none or several, no such backup, or this is not a time.
+    """
+    if is_latest(at):
+        return choose_run(runs, name, at, now, zone).run
+    same = runs_called(runs, name)
+    span = parse_span(at, now, zone)
+    found = [run for run in same if span.first <= run.at <= span.last]
+    if len(found) == 1:
+        return found[0]
+    called, when = printable(same[0].name), printable(at)
+    if found:
+        raise UsageError(
+            f"{len(found)} runs of '{called}' are of {when}; give the time of one: {_listed(found, zone)}"
+        )
+    raise UsageError(f"no run of '{called}' is of {when}; its runs: {_listed(same, zone)}")
 
 
 def runs_called(runs: Sequence[BackupRun], name: str | None) -> list[BackupRun]:
