@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sqlite3
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from pipegrid.storage.share_store import ShareStore
 from pipegrid.testing.grid import EPOCH_S
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.tree import kept_caps
+from pipegrid.tree.backup.backup_sources import BackupStream
 from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_of, runs_of, shown_time
 from pipegrid.tree.backup.forget import ForgetRequest, judge
 from pipegrid.tree.backup.prune import PruneResult
@@ -493,6 +495,38 @@ class PruneTests(SynchronousTestCase):
             self.world.grid.clock.step()
         self.world.kill(self.client, running)
         self.pass_time()
+        self.prune()
+        kept = self.world.check_reachable()
+        self.assertEqual(self.world.stored() - kept, set())
+
+    def test_a_killed_stream(self) -> None:
+        """What it has stored goes as well."""
+        before = self.world.stored()
+        grid = self.client.start()
+        stream = BackupStream("dump", io.BytesIO(content(9) * 10))
+        running = Deferred.fromCoroutine(self.client.backups(grid).run(stream, "dump"))
+        while self.world.stored() == before:
+            self.world.grid.clock.step()
+        self.world.kill(self.client, running)
+        self.pass_time()
+        self.prune()
+        kept = self.world.check_reachable()
+        self.assertEqual(self.world.stored() - kept, set())
+
+    def test_a_killed_run_that_another_client_forgets(self) -> None:
+        """It was listed, but not recorded; only the notes say what it has stored."""
+        (self.client.files / "new").write_bytes(content(9))
+        self.do(self.client.backup)
+        run = max(self.world.runs(), key=lambda run: (run.name == "ann", run.time))
+        sent: set[bytes] = set()
+        self.do(lambda grid: succeed(self.world._read(grid, run.cap, sent)))
+        state = self.client.state / "backup"
+        (state / "candidates").write_bytes(b"".join(sent))
+        for path in state.glob("database.sqlite*"):
+            path.unlink()
+        self.prune()
+        bob = self.world.clients[1]
+        self.do(lambda grid: bob.forget(grid, (f"ann@{run.time}",), Retention()), bob)
         self.prune()
         kept = self.world.check_reachable()
         self.assertEqual(self.world.stored() - kept, set())

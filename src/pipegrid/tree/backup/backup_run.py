@@ -468,8 +468,8 @@ class Backups:
             try:
                 noted, counts, listed = await self._store(noted, name, machine, storing, options)
                 storing.database.finish()
-                # Of an object that was left out some shares may be stored.
-                if not (listed.problems or counts.left_out):
+                # Of an object that was left out, or changed between two tries, some shares may be stored.
+                if not (listed.problems or counts.left_out or counts.second_tries):
                     storing.database.succeeded()
             finally:
                 storing.database.close()

@@ -119,8 +119,8 @@ class Prune:
         await reach.mark(kept, Purpose.KEPT)
         self._mark_tahoe_backups(sets)
         candidates = self._place.candidates
-        sets.add_candidates((index, 0) for index in candidates.indexes())
-        sets.add_candidates(_sized(database))
+        sets.add_noted(candidates.indexes())
+        sets.add_stored(_sized(database))
         is_complete = await reach.collect(candidates.forgotten())
         without = tuple(releaser.without)
         if dry_run or not releaser.is_possible:

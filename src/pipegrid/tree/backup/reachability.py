@@ -52,6 +52,7 @@ CREATE TABLE reached (storage_index BLOB PRIMARY KEY, purpose INTEGER NOT NULL) 
 CREATE TABLE entered (identity BLOB, purpose INTEGER, PRIMARY KEY (identity, purpose)) WITHOUT ROWID;
 CREATE TABLE waiting (number INTEGER PRIMARY KEY, cap TEXT, bytes INTEGER, root TEXT);
 CREATE TABLE candidates (storage_index BLOB PRIMARY KEY, share_bytes INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE only_noted (storage_index BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE changeable (cap TEXT PRIMARY KEY, sequence INTEGER, root_hash BLOB, root TEXT);
 """
 
@@ -132,6 +133,18 @@ class ObjectSets:
             candidates,
         )
 
+    def add_noted(self, indexes: Iterable[bytes]) -> None:
+        """Add the storage indexes that ``prune_candidates`` has noted."""
+        for index in indexes:
+            self.add_candidates([(index, 0)])
+            self._base.execute("INSERT OR IGNORE INTO only_noted VALUES (?)", (index,))
+
+    def add_stored(self, stored: Iterable[tuple[bytes, int]]) -> None:
+        """Add what the database of stored objects has; arguments as of ``add_candidates``."""
+        for index, share_bytes in stored:
+            self.add_candidates([(index, share_bytes)])
+            self._base.execute("DELETE FROM only_noted WHERE storage_index = ?", (index,))
+
     def is_unreached(self, storage_index: bytes) -> bool:
         """Return whether an object is a candidate that nothing reaches."""
         found = self._base.execute(
@@ -164,10 +177,14 @@ class ObjectSets:
         return count, size
 
     def still_noted(self) -> Iterator[bytes]:
-        """Yield the candidates that no run reaches; what aliases and pins reach may be released later."""
+        """
+        Yield the candidates that no run reaches; what aliases and pins reach may be released later.
+
+        What a killed run has stored may be in a run and in no record: another client may forget that run.
+        """
         rows = self._base.execute(
             "SELECT storage_index FROM candidates WHERE storage_index NOT IN "
-            "(SELECT storage_index FROM reached WHERE purpose = ?)",
+            "(SELECT storage_index FROM reached WHERE purpose = ?) OR storage_index IN only_noted",
             (Purpose.RUN,),
         )
         for (index,) in rows:

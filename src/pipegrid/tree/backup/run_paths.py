@@ -138,7 +138,7 @@ def names_start(text: str) -> int:
 
 
 def whole_run(text: str) -> str:
-    """Return ``NAME@TIME`` with the colon that may be left out where only a run can be meant; else the text."""
+    """Return ``NAME@TIME`` with its colon, for where only a run can be meant; any other text as it is."""
     bare = as_pasted(text)
     at = bare.find("@", 1)
     while at > 0 and "/" not in bare and ":" not in bare[:at]:
