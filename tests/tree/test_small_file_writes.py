@@ -14,10 +14,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.disk.atomic_write import sync_directory
 from pipegrid.disk.part_file import PartInUse, TargetExists
+from pipegrid.disk.private_files import current_umask
 from pipegrid.errors import SinkError, UsageError
 from pipegrid.tree import small_file_writes
 from pipegrid.tree.directory_descriptor import DirectoryFd
-from pipegrid.tree.file_metadata import RestoredMetadata
+from pipegrid.tree.file_metadata import RestoredMetadata, restored
 from pipegrid.tree.local_files import TreePart, stops_all
 from pipegrid.tree.small_file_writes import (
     GROUP_BYTES,
@@ -79,6 +80,20 @@ class GroupTests(WriteTestCase):
                 self.assertEqual(written.read(), file.data)
             found = os.stat(file.path)
             self.assertEqual((stat.S_IMODE(found.st_mode), found.st_mtime_ns), (0o640, WHEN_NS))
+
+    def test_the_umask_stays(self) -> None:
+        """It is not exchanged even for a moment: other threads create files meanwhile."""
+        os.close(os.open(self.here / "one/.b.pipegrid-part", os.O_CREAT | os.O_WRONLY, 0o666))
+        masks: list[int] = []
+
+        def noting_umask(mask: int) -> int:
+            masks.append(mask)
+            return 0o022
+
+        self.patch(os, "umask", noting_umask)
+        self.assertEqual(write_group([self.file("a"), self.file("b")]), ["", ""])
+        self.assertEqual(restored({"st_mode": 0o100777}, "umask").mode, 0o777 & ~current_umask())
+        self.assertEqual(masks, [])
 
     def test_order_of_syncs(self) -> None:
         """Each file is synced before it gets its name, each directory once and after all its names."""

@@ -170,9 +170,9 @@ class PartFile:
     def _locked(self, part: str) -> int:
         """Open or create the part, and lock it; remove what has its name, unless it is in use."""
         for _ in range(100):
-            fd = self._open_or_make(part)
+            fd, is_new = self._open_or_make(part)
             try:
-                if self._is_ours(part, fd):
+                if self._is_ours(part, fd, is_new):
                     return fd
             except BaseException:
                 os.close(fd)
@@ -180,14 +180,16 @@ class PartFile:
             os.close(fd)
         raise SinkError(f"cannot write {self.path}: {part} is replaced again and again; remove it")
 
-    def _open_or_make(self, part: str) -> int:
+    def _open_or_make(self, part: str) -> tuple[int, bool]:
+        """Return the descriptor of the part, and whether it is new."""
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            return os.open(part, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=self._directory)
+            new = os.open(part, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=self._directory)
+            return new, True
         except FileExistsError:
             pass
         try:
-            return os.open(part, flags, dir_fd=self._directory)
+            return os.open(part, flags, dir_fd=self._directory), False
         except FileNotFoundError:
             return self._open_or_make(part)
         except OSError as error:
@@ -198,7 +200,7 @@ class PartFile:
                 return self._open_or_make(part)
             raise self._in_the_way(part) from error
 
-    def _is_ours(self, part: str, fd: int) -> bool:
+    def _is_ours(self, part: str, fd: int, is_new: bool) -> bool:
         """Lock the part; False if it must be opened again, since its name is now that of another file."""
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -212,7 +214,8 @@ class PartFile:
         if names_file(part, fd, self._directory):
             status = os.fstat(fd)  # checked again under the lock
             if status.st_nlink == 1 and status.st_uid == os.geteuid():
-                self._tighten(fd, status.st_mode)
+                if not is_new:
+                    self._tighten(fd, status.st_mode)
                 return True
             with suppress(FileNotFoundError):
                 os.unlink(part, dir_fd=self._directory)

@@ -67,7 +67,14 @@ def change_mode(fd: int, mode: int) -> None:
 
 
 def current_umask() -> int:
-    """Return the permission bits that new files of this process do not get."""
+    """
+    Return the permission bits that new files of this process do not get.
+
+    Linux tells them. Elsewhere they can only be exchanged for a moment, in which another thread may create a
+    file that others cannot read.
+    """
+    with suppress(OSError, StopIteration, ValueError), open("/proc/self/status", "rb") as status:
+        return int(next(line for line in status if line.startswith(b"Umask:"))[6:], 8)
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

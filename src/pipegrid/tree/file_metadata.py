@@ -129,6 +129,7 @@ def restored(
     extended: ExtendedRestore | None = None,
     *,
     is_file: bool = False,
+    umask: int | None = None,
 ) -> RestoredMetadata:
     """
     Return what can be restored of an entry's metadata. It is untrusted input: a value that makes no sense is
@@ -138,17 +139,18 @@ def restored(
         modes: which mode bits; see there.
         extended: how extended metadata is restored; None: not at all.
         is_file: this is a file, even if the metadata says that it is a directory.
+        umask: of this process, if the caller knows it.
 
     Entries of ``tahoe backup`` have ``st_mode`` and ``mtime``.
     """
     ours = metadata.get(KEY)
     more = None if extended is None else extended.of(metadata, ours)
     if not isinstance(ours, dict):
-        mode = _mode(metadata, metadata, modes, is_file)
+        mode = _mode(metadata, metadata, modes, is_file, umask)
         return RestoredMetadata(mode, _from_float(metadata.get("mtime")), extended=more)
     link = _exact(ours, "link")
     return RestoredMetadata(
-        _mode(ours, metadata, modes, is_file),
+        _mode(ours, metadata, modes, is_file, umask),
         _whole(ours.get("mtime_ns"), -_MAX_NS, _MAX_NS),
         link if link and b"\0" not in link else None,
         _exact(ours, "name"),
@@ -170,7 +172,11 @@ def _exact(ours: dict[str, Any], key: str) -> bytes | None:
 
 
 def _mode(
-    says: Mapping[str, Any], metadata: Mapping[str, Any], modes: Modes, is_file: bool
+    says: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+    modes: Modes,
+    is_file: bool,
+    umask: int | None,
 ) -> int | None:
     full = _whole(metadata.get("st_mode"), 0, 1 << 32)
     mode = full if says is metadata else _whole(says.get("mode"), 0, 1 << 32)
@@ -179,7 +185,7 @@ def _mode(
     if modes == "exact":
         return mode & _MODE_BITS
     if modes == "umask":
-        return mode & 0o777 & ~current_umask()
+        return mode & 0o777 & ~(current_umask() if umask is None else umask)
     kept = 0o3777 if not is_file and full is not None and stat.S_ISDIR(full) else 0o1777
     return mode & kept
 

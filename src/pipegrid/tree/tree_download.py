@@ -18,6 +18,7 @@ from pipegrid.core.caps import Cap, ChkCap, LitCap
 from pipegrid.core.text import printable
 from pipegrid.disk.atomic_write import is_part_name, part_path
 from pipegrid.disk.part_file import PartInUse, TargetExists
+from pipegrid.disk.private_files import current_umask
 from pipegrid.errors import CapError, PipegridError, SinkError, UsageError, naming
 from pipegrid.flow.concurrency_limits import Budget
 from pipegrid.reactor.deferreds import Waiters, start_cancellable
@@ -557,6 +558,7 @@ class TreeGet:
         self._limits = options.limits
         self._into = options.into
         self._modes = options.modes
+        self._umask = current_umask()
         self._wants = options.wants
         self._not_kept = reports.not_kept
         self._extended = options.extended
@@ -695,8 +697,13 @@ class TreeGet:
             if met.kind == "directory":
                 self._enter(None, parent, met, RestoredMetadata(), None)
             return
-        is_file = met.kind != "directory"
-        kept = restored(met.metadata, self._modes, self._extended, is_file=is_file)
+        kept = restored(
+            met.metadata,
+            self._modes,
+            self._extended,
+            is_file=met.kind != "directory",
+            umask=self._umask,
+        )
         if parent is not None and met.kind != "directory" and _is_part(met, kept):
             self.result.part_files += 1
             return
