@@ -52,21 +52,21 @@ class SmallFileDecoderTests(SynchronousTestCase):
         """Wherever a bit is wrong, nothing comes, or what is right: from the bytes that nobody reads."""
         random = Random(7)
         plaintext = random.randbytes(120)
-        geometry = Params(2, 3).geometry(len(plaintext))
-        shares, cap = encoder.encode_whole(geometry, random.randbytes(16), plaintext)
-        form = self.form(cap)
-        unread = range(form.where.unused, form.where.crypttext_hash_tree)
-        for number in (0, 2):
-            for at in range(form.share_bytes):
-                chosen = {0: shares[0], 2: shares[2]}
-                damaged = bytearray(chosen[number])
-                damaged[at] ^= 1 << random.randrange(8)
-                chosen[number] = bytes(damaged)
-                if at in unread:
-                    self.assertEqual(decode_whole(cap, form, chosen), plaintext)
-                else:
-                    with self.assertRaises(Unexpected):
-                        decode_whole(cap, form, chosen)
+        for k, n, numbers in ((2, 3, (0, 2)), (3, 5, (0, 1, 2)), (3, 5, (4, 3, 1))):
+            geometry = Params(k, n).geometry(len(plaintext))
+            shares, cap = encoder.encode_whole(geometry, random.randbytes(16), plaintext)
+            form = self.form(cap)
+            unread = range(form.where.unused, form.where.crypttext_hash_tree)
+            for number in numbers:
+                for at in range(form.share_bytes):
+                    damaged = bytearray(shares[number])
+                    damaged[at] ^= 1 << random.randrange(8)
+                    chosen = {each: shares[each] for each in numbers} | {number: bytes(damaged)}
+                    if at in unread:
+                        self.assertEqual(decode_whole(cap, form, chosen), plaintext)
+                    else:
+                        with self.assertRaises(Unexpected):
+                            decode_whole(cap, form, chosen)
 
     def test_other_lengths_and_shares(self) -> None:
         """Shares that are cut off, too long, empty, of another number or of another file."""

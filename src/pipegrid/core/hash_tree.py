@@ -7,7 +7,7 @@ Source: the format reference, sections 1.5, 4 and 7.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from pipegrid.core.hashes import HASH_BYTES, MERKLE_EMPTY_LEAF, MERKLE_NODE, Buffer
@@ -86,12 +86,15 @@ def node(tree: bytes, number: int) -> bytes:
     return tree[number * HASH_BYTES : (number + 1) * HASH_BYTES]
 
 
-def sibling_path(num_leaves: int, leaf: int) -> Iterator[int]:
-    """Yield the numbers of the nodes, from the bottom up, that together with the leaf give the root."""
+@lru_cache(maxsize=1024)
+def sibling_path(num_leaves: int, leaf: int) -> tuple[int, ...]:
+    """Return the nodes, from the bottom up, that together with the leaf give the root."""
     number = leaf_node(num_leaves, leaf)
+    path = []
     while number:
-        yield number + 1 if number & 1 else number - 1
+        path.append(number + 1 if number & 1 else number - 1)
         number = (number - 1) // 2
+    return tuple(path)
 
 
 @lru_cache(maxsize=1024)

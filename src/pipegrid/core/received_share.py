@@ -404,7 +404,12 @@ def parse_ueb_length(prefix: bytes, offset: int) -> int:
 
 
 def prove_leaf(
-    chain: bytes, share_number: int, total_shares: int, share_root_hash: bytes, offset: int
+    chain: bytes,
+    share_number: int,
+    total_shares: int,
+    share_root_hash: bytes,
+    offset: int,
+    proven: dict[int, bytes] | None = None,
 ) -> bytes:
     """
     Return the share's own leaf of the share hash tree, verified by its chain.
@@ -412,14 +417,17 @@ def prove_leaf(
     Args:
         chain: the stored entries, in any order: 2 bytes node number, 32 bytes hash.
         offset: where the chain begins, for the error.
+        proven: nodes of the tree that chains of other shares have proven; this chain adds its own. A proven
+            node's sibling is proven, too, and so are the nodes above it.
 
     Raises:
         BadPart: the leaf or a node on its path is missing, or they do not give the root.
     """
     nodes: dict[int, bytes] = {}
+    end = hash_tree.num_nodes(total_shares)
     for at in range(0, len(chain), CHAIN_ENTRY_BYTES):
         number = int.from_bytes(chain[at : at + 2], "big")
-        if number >= hash_tree.num_nodes(total_shares):
+        if number >= end:
             what = f"its hash chain names node {number}, which is outside the tree"
             raise BadPart("share_hashes", offset + at, what)
         value = chain[at + 2 : at + CHAIN_ENTRY_BYTES]
@@ -431,14 +439,26 @@ def prove_leaf(
     if leaf is None:
         raise BadPart("share_hashes", offset, "its hash chain lacks its own leaf")
     value = leaf
+    known = {} if proven is None else proven
+    fresh: dict[int, bytes] = {}
     for sibling in hash_tree.sibling_path(total_shares, share_number):
         other = nodes.get(sibling)
         if other is None:
             raise BadPart("share_hashes", offset, f"its hash chain lacks node {sibling}")
-        pair = (other, value) if sibling & 1 else (value, other)
-        value = MERKLE_NODE.hash_pair(*pair)
+        above = (number - 1) // 2
+        if number not in known:
+            fresh[number], fresh[sibling] = value, other
+            pair = (other, value) if sibling & 1 else (value, other)
+            value = MERKLE_NODE.hash_pair(*pair)
+        elif known[number] == value and known[sibling] == other:
+            value = known.get(above, share_root_hash)
+        else:
+            value = b""  # no hash: the comparison below fails
+            break
+        number = above
     if value != share_root_hash:
         raise BadPart("share_hashes", offset, "its hash chain does not lead to the file's root")
+    known.update(fresh)
     return leaf
 
 

@@ -83,6 +83,7 @@ def decode_whole(cap: ChkCap, form: WholeShareForm, shares: Mapping[int, bytes])
     if len(ends) != 1:
         raise Unexpected
     blocks: dict[int, bytes] = {}
+    proven: dict[int, bytes] = {}
     for number, share in shares.items():
         block = share[where.data : where.data + geometry.block_bytes]
         block_hash = BLOCK.hash(block)
@@ -95,7 +96,13 @@ def decode_whole(cap: ChkCap, form: WholeShareForm, shares: Mapping[int, bytes])
         ):
             raise Unexpected
         chain = share[where.share_hashes : where.uri_extension]
-        if _leaf(chain, number, geometry.total_shares, known.share_root_hash) != block_hash:
+        try:
+            leaf = prove_leaf(
+                chain, number, geometry.total_shares, known.share_root_hash, 0, proven
+            )
+        except BadPart:
+            raise Unexpected from None
+        if leaf != block_hash:
             raise Unexpected
         blocks[number] = block
     pieces = erasure.decode(blocks, geometry.required_shares, geometry.total_shares, length)
@@ -119,10 +126,3 @@ def _read_ueb(cap: ChkCap, form: WholeShareForm, share: bytes) -> ueb.Ueb:
     if known.segment_bytes != form.geometry.segment_bytes or ueb.contradiction(cap, known):
         raise Unexpected
     return known
-
-
-def _leaf(chain: bytes, share_number: int, total_shares: int, share_root_hash: bytes) -> bytes:
-    try:
-        return prove_leaf(chain, share_number, total_shares, share_root_hash, 0)
-    except BadPart:
-        raise Unexpected from None
