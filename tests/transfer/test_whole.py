@@ -163,3 +163,17 @@ class OverdueTests(SynchronousTestCase):
         clock.advance(0.5)
         self.assertEqual((early.told, late.told, done.told), (1, 1, 0))
         self.assertEqual(clock.getDelayedCalls(), [])
+
+    def test_after_a_long_turn(self) -> None:
+        """What has arrived while the process was busy is read before a server counts as silent."""
+        clock = HeapClock()
+        overdue = Deadlines(clock, 5.0)
+        active, silent = Slow(3.0), Slow(3.0)
+        overdue.add(active)
+        overdue.add(silent)
+        clock.callLater(3.0, setattr, active, "due_s", 4.0)
+        clock.advance(3.0)
+        self.assertEqual((active.told, silent.told), (0, 1))
+        clock.advance(1.0)
+        self.assertEqual((active.told, silent.told), (1, 1))
+        self.assertEqual(clock.getDelayedCalls(), [])

@@ -394,16 +394,26 @@ class Deadlines:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _look(self, again: bool = False) -> None:
+        """
+        Notify the transfers that are late.
+
+        Timers run before sockets are read. After a long turn of the reactor all servers seem silent, so what
+        they have sent is read first, and only transfers that are late ``again`` are notified.
+        """
         self._timer = None
         now = self._clock.seconds()
-        late = [transfer for transfer in self._tracked if transfer.due_s - now <= _ROUNDING_S]
+        due = {transfer: transfer.due_s for transfer in self._tracked}  # asks servers, so only once
+        late = [transfer for transfer, due_s in due.items() if due_s - now <= _ROUNDING_S]
+        if late and not again:
+            self._timer = self._clock.callLater(0, self._look, True)
+            return
         for transfer in late:
             self._tracked.pop(transfer, None)
             transfer.overdue()
         if self._tracked and self._timer is None:
-            left_s = min(each.due_s for each in self._tracked) - now
-            self._timer = self._clock.callLater(min(left_s, self._look_s), self._look)
+            left_s = min(due[each] for each in self._tracked) - now
+            self._timer = self._clock.callLater(max(0.0, min(left_s, self._look_s)), self._look)
 
 
 # A hundred small files given at once would be coded in one turn: a quarter of a second in which nothing is
