@@ -130,6 +130,14 @@ class LaunchedTorTests(TestCase):
         self.patch(tor_process, "USUAL_NAMES", ("no-such-tor",))
         with self.assertRaisesRegex(UsageError, "launch is true, and Tor is not installed"):
             await self.ask(self.launched(""))
+        (self.directory / "tor-1/torrc").mkdir(parents=True)
+        program = self.program(SCRIPT)
+        with self.assertRaisesRegex(UsageError, "what Tor needs in .*/tor-1: Is a directory; make"):
+            await self.ask(self.launched(program))
+        (self.directory / "tor-1/torrc").rmdir()
+        Path(program).write_text("#!/no/such/shell\n")
+        with self.assertRaisesRegex(UsageError, "cannot start .*/program: No such file .*; set"):
+            await self.ask(self.launched(program))
         said = "echo 'Jan 1 [warn] bad option'\necho 'Jan 1 [err] Reading config failed'\n"
         ending = self.launched(self.program(f"#!/bin/sh\n{said}exit 1\n"))
         with self.assertRaisesRegex(ProxyError, "Tor has ended at its start: bad option"):

@@ -122,9 +122,12 @@ class LaunchedTor:
         try:
             self._process = _run(program, place, lock)
         except OSError as error:
-            raise UsageError(
-                f"cannot start {program}: {error.strerror}; set [tor] tor.executable"
-            ) from None
+            text = f"cannot start {program}: {error.strerror}; set [tor] tor.executable"
+            if error.filename != program:  # such as a full disk
+                text = (
+                    f"cannot write what Tor needs in {place}: {error.strerror}; make that possible"
+                )
+            raise UsageError(text) from None
         finally:
             os.close(lock)  # Tor has it until it ends
         self._control = await self._control_port(reactor, place, until_s)
