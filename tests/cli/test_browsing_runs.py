@@ -208,6 +208,15 @@ class FindDiffTests(ProcessTestCase):
         ):
             self.assertIn(said, self.run_command("diff", *arguments, status=2)[1])
 
+    def test_names_like_runs(self) -> None:
+        """A directory whose name ends like a run is found by its path."""
+        (self.home / "odd/d@latest").mkdir(parents=True)
+        (self.home / "odd/d@latest/f").write_bytes(b"f")
+        self.run_command("backup", "odd")
+        runs = [json.loads(line) for line in self.run_command("--json", "backups")[0].splitlines()]
+        (cap,) = (run["cap"] for run in runs if run["name"] == "odd")
+        self.run_command("diff", f"{cap}/d@latest", f"{cap}/d@latest")
+
 
 class RestoreChoiceTests(ProcessTestCase):
     """What ``restore`` selects, shows and removes."""

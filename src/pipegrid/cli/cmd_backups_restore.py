@@ -221,8 +221,6 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
     _check_options(options)
     if options.output == "":
         raise usage_error(f"-o: {EMPTY_NAME}")
-    if options.numeric_owner and options.no_owner:
-        raise usage_error("give --numeric-owner or --no-owner, not both")
     # '/' is the whole run, but an empty argument is an unset variable.
     if any(not each.strip() for each in arguments):
         raise usage_error(f"CAP or PATH: {EMPTY_NAME}")
@@ -296,6 +294,8 @@ async def _root_of(
 
 def _check_options(options: RestoreOptions) -> None:
     """Raise an error for options that do not go together, or a malformed pattern."""
+    if options.numeric_owner and options.no_owner:
+        raise usage_error("give --numeric-owner or --no-owner, not both")
     choice = options.choice
     if "" in (*choice.include, *choice.exclude):
         raise usage_error(f"--include or --exclude: {EMPTY_NAME}")

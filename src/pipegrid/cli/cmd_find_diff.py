@@ -275,7 +275,8 @@ async def _end_of(
         root, within = str(run.cap), names
     else:
         at = text.rfind("@") + 1
-        if at and run_times.time_at(text, at) == len(text):
+        is_path = "/" in text or cap_lookup.begins_with_alias(text)
+        if at and not is_path and run_times.time_at(text, at) == len(text):
             text += ":"
         root, within = await finder.root_of(text)
         place = await grid_paths.resolve(grid, root, within)  # must exist, unlike PATH
