@@ -443,6 +443,28 @@ class BackupAndRestoreTests(TreeTestCase):
             self.assertEqual(attributes_of(found)[ACCESS], access_list(listed))
             found.unlink()
 
+    def test_set_id_bits_without_their_owner(self) -> None:
+        """Are not restored: the program would run as the user who restores."""
+        for name, size in (("a", 10), ("b", 2 << 20)):
+            program = self.source / name
+            program.write_bytes(b"x" * size)
+            os.chown(program, 1234, 4321)
+            program.chmod(0o6755)
+        done = self.backup()
+
+        def forbid(*_: Any, **__: Any) -> None:
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        for _ in range(2):
+            with patch.object(os, "chown", forbid):
+                result = self.restore(done, may_give_rights=True)
+            modes = [stat.S_IMODE((self.target / name).stat().st_mode) for name in "ab"]
+            self.assertEqual(modes, [0o755, 0o755])
+            self.assertEqual(result.not_restored.counts(), {"owner": 2, "set-id bit": 2})
+        self.restore(done, may_give_rights=True)
+        modes = [stat.S_IMODE((self.target / name).stat().st_mode) for name in "ab"]
+        self.assertEqual(modes, [0o6755, 0o6755])
+
     def test_the_lists_of_an_existing_target(self) -> None:
         """Stay: they say who may use it, and a restore into it, as of one file, does not change that."""
         self.write("f")

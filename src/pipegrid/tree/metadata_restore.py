@@ -44,6 +44,7 @@ number; ``none``: the user who restores.
 """
 
 _LISTS = (ACCESS_LIST, DEFAULT_LIST, "system.nfs4_acl")
+_SET_IDS = stat.S_ISUID | stat.S_ISGID
 _ABSENT = frozenset({errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
@@ -56,12 +57,13 @@ class RestoredExtended:
         lost: what could not be restored: kinds, and the reason of each.
     """
 
-    __slots__ = ("_group_bits", "_may_give_rights", "lost", "stored")
+    __slots__ = ("_group_bits", "_may_give_rights", "_set_ids", "lost", "stored")
 
     def __init__(self, stored: StoredMetadata, may_give_rights: bool) -> None:
         self.stored = stored
         self._may_give_rights = may_give_rights
         self._group_bits: int | None = None
+        self._set_ids = _SET_IDS
         self.lost: dict[str, str] = {}
         if stored.left_out:
             self.lost["extended attribute"] = (
@@ -80,6 +82,7 @@ class RestoredExtended:
             self._set_owner(at, os.stat(at))
         except OSError as error:
             self.lost["owner"] = _reason(error)
+            self._set_ids = self._kept_set_ids(at)
         if fresh:
             self._remove_lists(at)
         for name, value in sorted(self.stored.attributes, key=lambda each: _rank(each[0])):
@@ -91,9 +94,14 @@ class RestoredExtended:
         Return the mode to set after ``apply``.
 
         The bits for the group are those that a list grants at most, and its group may have fewer: without the
-        list that group gets only its own.
+        list that group gets only its own. A program whose owner was not restored does not run as another one.
         """
-        if mode is None or self._group_bits is None:
+        if mode is None:
+            return None
+        if mode & _SET_IDS & ~self._set_ids:
+            self.lost["set-id bit"] = "the owner was not restored"
+            mode &= ~_SET_IDS | self._set_ids
+        if self._group_bits is None:
             return mode
         return mode & (~stat.S_IRWXG | self._group_bits << 3)
 
@@ -138,6 +146,16 @@ class RestoredExtended:
                     if wanted[0] == found.st_uid:
                         return
             raise
+
+    def _kept_set_ids(self, at: int | str) -> int:
+        """Return the set-id bits that a file may have with the owner that it has now."""
+        kept = 0
+        with suppress(OSError):
+            found = os.stat(at)
+            kept |= stat.S_ISUID if self.stored.user in (None, found.st_uid) else 0
+            same_group = self.stored.group in (None, found.st_gid) or stat.S_ISDIR(found.st_mode)
+            kept |= stat.S_ISGID if same_group else 0
+        return kept
 
     def _remove_lists(self, at: int | str) -> None:
         wanted = {name for name, _ in self.stored.attributes}
