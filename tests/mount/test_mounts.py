@@ -139,6 +139,18 @@ class BackupsTests(MountTestCase):
         process.terminate()
         self.ended(process)
 
+    def test_other_encodings(self) -> None:
+        """Names are the bytes that were stored, whatever encoding this system uses for names."""
+        (self.source / "d/é").write_bytes(b"x")
+        self.run_command("backup", "src")
+        self.environment |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+        process = self.mount("point")
+        for name in ("d/é", os.fsdecode(b"not UTF-8 \xff")):
+            expected = (self.source / name).read_bytes()
+            self.assertEqual((self.point / "src/latest" / name).read_bytes(), expected)
+        process.terminate()
+        self.ended(process)
+
     def test_new_runs_appear(self) -> None:
         """After some seconds, without a new mount."""
         self.run_command("backup", "src")

@@ -8,6 +8,7 @@ against libfuse's headers, and brings an event loop of its own.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -171,6 +172,11 @@ class Mount:
             options |= {"allow_other": True, "default_permissions": True}
         error: BaseException | None = None
         try:
+            # As ``os.fsdecode`` does, which makes the names of the tree.
+            options |= {
+                "encoding": sys.getfilesystemencoding(),
+                "errors": sys.getfilesystemencodeerrors(),
+            }
             mfusepy.FUSE(self._operations, self._settings.directory, raw_fi=True, **options)
         except BaseException as raised:
             error = raised
