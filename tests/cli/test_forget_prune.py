@@ -86,7 +86,12 @@ class ForgetPruneCommandTests(SynchronousTestCase):
             would, r"keep .* photos  the newest; least is left out; one of the last 1\n"
         )
         before = self.stored_bytes()
-        self.assertIn("nothing to release", self.run_command("prune"))
+        said = self.run_command("prune")
+        self.assertIn("nothing to release", said)
+        self.assertRegex(
+            said,
+            r"2 objects \(about .* on servers\) that no run has any more stay: an alias, a pin",
+        )
         self.assertEqual(self.stored_bytes(), before)
         self.assertIn("kept: URI:DIR2-CHK:", self.run_command("pins"))
         self.run_command("-q", "get", "-r", runs[1]["cap"], "-o", "pinned")

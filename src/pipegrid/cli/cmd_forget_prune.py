@@ -144,9 +144,18 @@ def _show_pruned(console: Console, result: PruneResult, dry_run: bool) -> ExitSt
             "leases": result.released.leases,
             "freed_bytes": freed,
             "undone": result.undone,
+            "kept": result.kept,
+            "kept_share_bytes": result.kept_bytes,
             "without": list(result.without),
         },
     )
+    if result.kept:
+        size = f"about {amount(result.kept_bytes)} on servers"
+        console.say(
+            f"pipegrid: {counted(result.kept, 'object')} ({size}) that no run has any more stay: an alias, a "
+            "pin or another cap in 'private' reaches them, such as a run under an alias's 'Archives', which "
+            "'forget' leaves there"
+        )
     if result.without and result.objects:
         ends = catalogue.shown_time(time.time() + LEASE_S)
         console.say(
@@ -181,7 +190,7 @@ def pin_command(what: str, name: str | None) -> GridJob:
 
     RUN is NAME@TIME. The read cap is kept under NAME (by default what was given) in
     'private/pins' of the client's directory, and everything that it reaches gets a lease of this client.
-    Later 'pipegrid renew -r CAP' renews those.
+    'pipegrid renew -r CAP' renews those; do it each month, since backups renew only what they meet.
     """
     if what == "" or name == "":
         raise usage_error(EMPTY_NAME)

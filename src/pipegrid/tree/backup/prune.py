@@ -46,6 +46,8 @@ class PruneResult:
         released: what servers have done.
         undone: objects whose leases some server may still have; the next prune tries again.
         without: nicknames of servers that do not release leases; there they end by themselves.
+        kept, kept_bytes: objects that no run has any more but something else keeps, such as an alias, and
+            the bytes of their shares.
         is_complete: whether every forgotten run was read.
         problems: why something is undone.
     """
@@ -55,6 +57,8 @@ class PruneResult:
     released: Released = attrs.field(factory=Released)
     undone: int = 0
     without: tuple[str, ...] = ()
+    kept: int = attrs.field(default=0, kw_only=True)
+    kept_bytes: int = attrs.field(default=0, kw_only=True)
     is_complete: bool = True
     problems: tuple[PipegridError, ...] = ()
 
@@ -124,7 +128,8 @@ class Prune:
         is_complete = await reach.collect(candidates.forgotten())
         without = tuple(releaser.without)
         if dry_run or not releaser.is_possible:
-            return PruneResult(*sets.totals(), without=without, is_complete=is_complete)
+            found = PruneResult(*sets.totals(), without=without, is_complete=is_complete)
+            return _with_kept(found, sets)
         lock = self._grid.storing_lock
         await lock.exclude()
         try:
@@ -138,9 +143,16 @@ class Prune:
         finally:
             lock.release()
         undone = sets.totals()[0]
-        return PruneResult(
-            objects, share_bytes, released, undone, without, is_complete, tuple(problems)
+        found = PruneResult(
+            objects,
+            share_bytes,
+            released,
+            undone,
+            without,
+            is_complete=is_complete,
+            problems=tuple(problems),
         )
+        return _with_kept(found, sets)
 
     def _run_roots(self) -> list[Root]:
         """Return what the catalogue lists, and what it will list."""
@@ -193,6 +205,11 @@ class Prune:
                 problems.setdefault(str(problem), problem)
         self._place.candidates.set_indexes(sets.still_noted())
         return done, list(problems.values())
+
+
+def _with_kept(result: PruneResult, sets: ObjectSets) -> PruneResult:
+    kept, kept_bytes = sets.kept_totals()
+    return attrs.evolve(result, kept=kept, kept_bytes=kept_bytes)
 
 
 def _caps(database: Database) -> Iterator[tuple[str, ChkCap]]:

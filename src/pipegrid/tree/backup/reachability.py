@@ -176,6 +176,15 @@ class ObjectSets:
         ).fetchone()
         return count, size
 
+    def kept_totals(self) -> tuple[int, int]:
+        """Return how many candidates only something else than runs reaches, and the bytes of their shares."""
+        count, size = self._base.execute(
+            "SELECT count(*), coalesce(sum(share_bytes), 0) FROM candidates WHERE storage_index IN "
+            "(SELECT storage_index FROM reached WHERE purpose != ?)",
+            (Purpose.RUN,),
+        ).fetchone()
+        return count, size
+
     def still_noted(self) -> Iterator[bytes]:
         """
         Yield the candidates that no run reaches; what aliases and pins reach may be released later.
