@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sqlite3
@@ -14,7 +15,9 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, parse_cap
-from pipegrid.errors import CannotReach, CapError, UsageError
+from pipegrid.disk.safe_open import CannotLock
+from pipegrid.errors import CannotReach, CapError, SinkError, UsageError
+from pipegrid.grid import storing_lock
 from pipegrid.grid.storing_lock import StoringLock
 from pipegrid.storage.share_store import ShareStore
 from pipegrid.testing.grid import EPOCH_S
@@ -281,7 +284,9 @@ class PruneTests(SynchronousTestCase):
     def test_what_an_alias_reaches(self) -> None:
         """Stays, until it is unlinked."""
         self.do(lambda grid: self.client.link(grid, "keep", self.old))
-        self.assertEqual(self.prune().objects, 0)
+        result = self.prune()
+        self.assertEqual((result.objects, result.kept), (0, 2))
+        self.assertGreater(result.kept_bytes, 0)
         self.world.check_reachable()
         self.assertTrue(self.is_stored())
         self.do(lambda grid: Directory(grid, self.client.home(), self.client.now).unlink("keep"))
@@ -426,6 +431,48 @@ class PruneTests(SynchronousTestCase):
             self.do(lambda grid: grid.put(content(2)))
         self.world.grid.clock.callLater(20, lock.release)
         self.do(lambda grid: grid.put(content(2)))
+
+    def test_a_gateway(self) -> None:
+        """It hinders a prune until it has stored nothing for a while; then it takes part anew."""
+        clock = self.world.grid.clock
+        grid = self.client.start()
+        lock = grid.storing_lock
+        lock.leave_when_idle()
+        self.world.grid.run(grid.put(content(2)))
+        self.refused(UsageError)
+        self.world.grid.run(Deferred.fromCoroutine(lock.share()))
+        clock.advance(2 * storing_lock.IDLE_S)  # one operation that lasts
+        self.refused(UsageError)
+        lock.stored()
+        clock.advance(storing_lock.IDLE_S - 100)
+        self.refused(UsageError)
+        self.prune()
+        self.assertFalse(self.is_stored())
+        self.world.grid.run(grid.put(content(1)))
+        other = StoringLock((self.client.state,), clock)
+        self.assertRaises(UsageError, self.world.grid.run, Deferred.fromCoroutine(other.exclude()))
+        self.world.end(grid)
+        self.world.grid.run(Deferred.fromCoroutine(other.exclude()))
+        other.release()
+
+    def test_a_lock_that_cannot_be_opened(self) -> None:
+        """Without descriptors nothing is stored; where nothing can be written, no process prunes."""
+        for number, error, taken in (
+            (errno.EMFILE, OSError, False),
+            (errno.EACCES, OSError, True),
+            (errno.ENOLCK, CannotLock, True),
+        ):
+
+            def fails(*_: Any, kind: Any = error, number: int = number, **__: Any) -> None:
+                raise kind(number, os.strerror(number))
+
+            patched = self.patch(storing_lock, "open_locked", fails)
+            if taken:
+                self.do(lambda grid: grid.put(content(2)))
+            else:
+                with self.assertRaisesRegex(SinkError, "nothing was stored"):
+                    self.do(lambda grid: grid.put(content(2)))
+            patched.restore()
 
     def test_a_put_just_before_the_release(self) -> None:
         """On another machine with the same secrets: servers keep what was renewed since the prune began."""

@@ -71,6 +71,7 @@ class RunningGateway:
         self.site: GatewaySite | None = None
         self._reactor = reactor
         self._grid = RecordedGrid.of(grid)
+        grid.storing_lock.leave_when_idle()
         self._settings = settings
         self._say = say
         self._monitoring = Monitoring(self._grid, settings, lambda: self.files.token)

@@ -181,7 +181,8 @@ class FileGrid:
         self._mutables: Mutables | None = None
         self._earlier = GetHistory()
         self._small_gets: SmallFileGets | None = None
-        self._storing = StoringLock(config.caches, reactor)
+        states = () if config.state is None else (config.state,)
+        self._storing = StoringLock((*states, *config.caches) if config.caches else (), reactor)
         self._running: set[Deferred[Any]] = set()
         self._beginning = 0  # operations whose coroutine has not yet reached its first wait
         self._closed = False
@@ -527,8 +528,11 @@ class StoringGrid(FileGrid):
         elif convergence is None:
             convergence = self.config.convergence
         await self._storing.share()
-        await self._readiness.wait(happy, storing=True)
-        result = await self._open_putter().put(source, params, happy, convergence, reports)
+        try:
+            await self._readiness.wait(happy, storing=True)
+            result = await self._open_putter().put(source, params, happy, convergence, reports)
+        finally:
+            self._storing.stored()
         if isinstance(result.cap, ChkCap):
             self._warn_of_shares(params)
         return result
@@ -1140,7 +1144,11 @@ class ChangingGrid(FileGrid):
         private_key: bytes | None,
     ) -> CreateResult:
         await self._storing.share()
-        result = await self._open_mutables().create(source, format, params, progress, private_key)
+        try:
+            mutables = self._open_mutables()
+            result = await mutables.create(source, format, params, progress, private_key)
+        finally:
+            self._storing.stored()
         self._warn_of_shares(self.config.params if params is None else params)
         return result
 
@@ -1217,7 +1225,10 @@ class ChangingGrid(FileGrid):
 
         async def work() -> T:
             await self._storing.share()
-            return await write(self._open_mutables(), file)
+            try:
+                return await write(self._open_mutables(), file)
+            finally:
+                self._storing.stored()
 
         return self._start(work())
 

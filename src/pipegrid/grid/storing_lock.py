@@ -3,18 +3,22 @@ The lock between a client's processes that store, or link what is stored, and th
 
 A put that finds its file on servers relies on this client's lease of an earlier put. So no process of the
 client stores anything while another one releases leases; any number may store at the same time.
+
+A process that has stored keeps its part until it ends, since it may still link what it has stored. A gateway,
+which does not end, gives it up when it has stored and changed nothing for ``IDLE_S``.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import deferLater
 
-from pipegrid.disk.safe_open import open_locked
+from pipegrid.disk.safe_open import CannotLock, open_locked
 from pipegrid.errors import SinkError, UsageError
 
 NAME = "storing.lock"
@@ -22,8 +26,11 @@ NAME = "storing.lock"
 WAIT_S = 60.0
 """How long a process waits for others. A release of 10,000 leases takes a few seconds."""
 
+IDLE_S = 900.0
+"""After this time without storing a gateway does not hinder others; what it was given is linked by then."""
+
 _RETRY_S = 0.25
-_FLAGS = os.O_RDWR | os.O_CREAT
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
 
 
 class StoringLock:
@@ -31,31 +38,70 @@ class StoringLock:
     One process's part of the lock.
 
     Args:
-        caches: of the client's configuration; without any nothing is locked, as no state is kept either.
+        states: directories, of which the first has the lock; without any nothing is locked, as no state is
+            kept either.
     """
 
-    def __init__(self, caches: Sequence[Path], clock: IReactorTime) -> None:
-        self._path = caches[0] / NAME if caches else None
+    def __init__(self, states: Sequence[Path], clock: IReactorTime) -> None:
+        self._path = states[0] / NAME if states else None
         self._clock = clock
         self._fd = -1
+        self._is_shared = False
+        self._using = 0
+        self._idle_s: float | None = None
+        self._idle_since = 0.0
+        self._leaving: IDelayedCall | None = None
+
+    def leave_when_idle(self) -> None:
+        """Release the lock whenever nothing was stored for ``IDLE_S``: this process does not end."""
+        self._idle_s = IDLE_S
 
     async def share(self) -> None:
         """
-        Take part as a process that stores; a second call does nothing.
+        Take part as a process that stores. The caller calls ``stored`` when it has ended.
 
         Raises:
             UsageError: another process has been releasing leases for ``WAIT_S``.
+            SinkError: the lock cannot be opened now, for lack of descriptors for example.
         """
-        if self._fd >= 0 or self._path is None:
-            return
+        if self._path is not None and not (self._fd >= 0 and self._is_shared):
+            await self._share(self._path)
+        self._using += 1
+
+    async def _share(self, path: Path) -> None:
         try:
-            if not await self._take(self._path, shared=True):
-                raise UsageError(
-                    "'pipegrid prune' is releasing leases of this client, so nothing can be stored now; try "
-                    "again when it has ended"
-                )
-        except OSError:  # no locks, or nothing can be written here: then no process releases leases
+            taken = await self._take(path, shared=True)
+        except CannotLock:  # then no process releases leases
             self._path = None
+            return
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                raise SinkError(
+                    f"cannot lock {path}: {error.strerror}; nothing was stored: try again"
+                ) from error
+            return  # nothing can be written here: as above, until it can be
+        if not taken:
+            raise UsageError(
+                "'pipegrid prune' is releasing leases of this client, so nothing can be stored now; try "
+                "again when it has ended"
+            )
+
+    def stored(self) -> None:
+        """What has called ``share`` has ended."""
+        self._using -= 1
+        if not self._using and self._idle_s is not None and self._fd >= 0:
+            self._idle_since = self._clock.seconds()
+            if self._leaving is None:
+                self._leaving = self._clock.callLater(self._idle_s, self._leave, self._idle_s)
+
+    def _leave(self, idle_s: float) -> None:
+        self._leaving = None
+        if not self._using:  # otherwise ``stored`` calls again
+            left_s = self._idle_since + idle_s - self._clock.seconds()
+            if left_s > 0:
+                self._leaving = self._clock.callLater(left_s, self._leave, idle_s)
+            else:
+                self.release()
 
     async def exclude(self) -> None:
         """
@@ -67,6 +113,8 @@ class StoringLock:
         """
         if self._path is None:
             raise UsageError("this client keeps no state, so its leases cannot be released early")
+        if not self._using:
+            self.release()  # what this process has stored before
         try:
             taken = await self._take(self._path, shared=False)
         except OSError as error:
@@ -75,21 +123,23 @@ class StoringLock:
             ) from error
         if not taken:
             raise UsageError(
-                "another process of this client stores files, perhaps a gateway; nothing was released: try "
-                "again when it has ended"
+                "another process of this client stores files; nothing was released: try again when it has "
+                f"ended or, if it is a gateway, has stored nothing for {IDLE_S / 60:.0f} minutes"
             )
 
     async def _take(self, path: Path, *, shared: bool) -> bool:
         ends_s = self._clock.seconds() + WAIT_S
         while True:
             try:
-                fd = open_locked(str(path), _FLAGS, shared=shared, mode=0o600)
+                # Another user's process, such as root's, may have made the file: it can be read then.
+                flags = os.O_CREAT | (os.O_RDONLY if shared else os.O_RDWR)
+                fd = open_locked(str(path), flags, shared=shared, mode=0o644)
             except FileNotFoundError:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 continue
             if fd is not None:
                 self.release()  # another call of this process may have taken it meanwhile
-                self._fd = fd
+                self._fd, self._is_shared = fd, shared
                 return True
             if self._clock.seconds() >= ends_s:
                 return False
@@ -97,6 +147,9 @@ class StoringLock:
 
     def release(self) -> None:
         """Release the lock; a second call does nothing."""
+        leaving, self._leaving = self._leaving, None
+        if leaving is not None:
+            leaving.cancel()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
