@@ -278,6 +278,14 @@ class RestoreChoiceTests(ProcessTestCase):
         self.assertIn(
             "would write 1, replace 1, compare 1, keep 0, remove 2; nothing was changed", err
         )
+        out, _ = self.run_command("restore", "-o", "back", "--dry-run")
+        self.assertEqual(
+            out.splitlines()[1:],
+            [
+                "keep what exists, without -f: b.txt  300 B",
+                "keep if its content differs, without -f: e/f.txt  420 B",
+            ],
+        )
         out, _ = self.run_command("--json", "restore", "-o", "back", "--dry-run")
         self.assertEqual(
             [json.loads(line)["would"] for line in out.splitlines()],
@@ -286,6 +294,9 @@ class RestoreChoiceTests(ProcessTestCase):
         self.assertEqual(
             [(each, os.lstat(self.back / each).st_mtime_ns) for each in self.found()], before
         )
+        (self.back / "a.jpg").mkdir()
+        out, _ = self.run_command("restore", "-o", "back", "--dry-run", "-f")
+        self.assertEqual(out.splitlines()[0], "keep the directory that exists: a.jpg  300 B")
         out, _ = self.run_command("restore", "-o", "new", "--dry-run")
         self.assertEqual(len(out.splitlines()), 8)
         self.assertFalse((self.home / "new").exists())

@@ -62,6 +62,13 @@ class RestorePlanTests(SynchronousTestCase):
         self.assertEqual(len(plan.left), 1)
         self.assertIn("in use by this client", plan.left[0][1])
 
+    def test_below_what_is_not_replaced(self) -> None:
+        """Nothing is written; with ``force`` it is."""
+        (self.target / "a").write_bytes(b"a file")
+        tree: Tree = {"a": {"b": {"c": b"content"}}}
+        self.assertEqual(self.plan(tree).counts, {"blocked": 3})
+        self.assertEqual(self.plan(tree, force=True).counts, {"replace": 1, "write": 2})
+
     def test_what_is_protected_since(self) -> None:
         """Is not removed either; nor what has taken the name of something shown."""
         for name in ("a", "b", "c"):

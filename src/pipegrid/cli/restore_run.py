@@ -26,6 +26,10 @@ _STEPS = {
     "write": "write",
     "replace": "replace",
     "compare": "replace if its content differs:",
+    "blocked": "keep the directory that exists:",
+}
+_STEPS_WITHOUT_FORCE = _STEPS | {
+    "compare": "keep if its content differs, without -f:",
     "blocked": "keep what exists, without -f:",
 }
 
@@ -108,8 +112,8 @@ async def restore_tree(
         return status
     if status or plan.unreadable:
         console.say(
-            "pipegrid: nothing was removed, since the run could not be restored as a whole; run the same "
-            "command again"
+            "pipegrid: nothing was removed, since the run could not be restored as a whole; correct what "
+            "is named above, and run the same command again"
         )
         return status or ExitStatus.FAILED
     return _remove(grid, console, plan)
@@ -141,7 +145,8 @@ async def _planned(
     def step(done: RestoreStep, path: TreePath, size: int | None) -> None:
         if choice.dry_run:
             shown = "" if size is None else f"  {amount(size)}"
-            text = f"{_STEPS[done]} {cap_lookup.shown_path(path)}{shown}"
+            steps = _STEPS if how.force else _STEPS_WITHOUT_FORCE
+            text = f"{steps[done]} {cap_lookup.shown_path(path)}{shown}"
             console.result(text, {"path": list(path), "would": done, "size": size})
 
     assert root is not None

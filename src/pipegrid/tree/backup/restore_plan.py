@@ -236,8 +236,13 @@ async def plan_restore(
 @attrs.define
 class _Level:
     """
-    A directory of the run that the walk is in; ``local`` is where it exists already, ``mount`` its file
-    system, and ``loses`` whether something may be removed in it.
+    A directory of the run that the walk is in.
+
+    Attributes:
+        local: where it exists already.
+        mount: its file system.
+        loses: something may be removed in it.
+        blocked: something else is there, and is not replaced.
     """
 
     path: TreePath
@@ -245,6 +250,7 @@ class _Level:
     local: DirectoryFd | None
     mount: MountIdentity
     loses: bool
+    blocked: bool = False
 
 
 @attrs.define
@@ -271,11 +277,13 @@ class _Planner:
             self._take(met.path, is_directory)
         kept = restored(met.metadata)
         place = self._place(met, kept, parent)
+        blocked = parent is not None and parent.blocked
         if verdict == "take" and parent is not None:
-            self._note_step(met, kept, parent, place)
+            blocked = self._note_step(met, kept, parent, place) == "blocked"
         if not is_directory:
             return
         level = self._entered(met.path, verdict, place, parent)
+        level.blocked = blocked
         self.stack.append(level)
         if level.loses and level.local is not None and met.listing is not None:
             self._find_extras(level, _local_names(met.listing.entries))
@@ -336,12 +344,16 @@ class _Planner:
 
     def _note_step(
         self, met: Found, kept: RestoredMetadata, parent: _Level, place: str | None
-    ) -> None:
+    ) -> RestoreStep | None:
+        """Count a step, and report it; None: there is none."""
         size = None if met.kind == "directory" else size_of(met.cap)
-        how = _step(place, met.kind == "directory", kept, size, self.force)
+        how: RestoreStep | None = "blocked"
+        if not parent.blocked:
+            how = _step(place, met.kind == "directory", kept, size, self.force)
         if how is not None:
             self.plan.counts[how] = self.plan.counts.get(how, 0) + 1
             self.step(how, met.path, size)
+        return how
 
     def _find_extras(self, level: _Level, names: dict[str, str]) -> None:
         """Note the entries of a local directory that the run does not have."""
