@@ -361,6 +361,22 @@ class BackupTests(SynchronousTestCase):
         data = self.world.run(self.client.grid.read(cap.file))
         return [each.name for each in unpack(cap, data).entries]
 
+    def test_no_file_any_more(self) -> None:
+        """A run without a file, as of a disk that is not mounted, is stored with a warning."""
+        self.root.joinpath("empty").mkdir()
+        self.run_backup()
+        self.assertEqual(self.said, [])
+        self.write("file")
+        before = self.run_backup().run.time
+        self.root.joinpath("file").unlink()
+        self.days += 1
+        self.assertEqual(self.run_backup().run.files, 0)
+        (said,) = self.said
+        self.assertIn(
+            f"this run of 'home' has no file, and that of {before} has 1: mount the disk", said
+        )
+        self.assertIn(f"'--at {before}'", said)
+
     def test_nothing_changed(self) -> None:
         """Nothing is opened, nothing but a line of the list is sent: one round trip, in new processes too."""
         self.write_many()

@@ -27,6 +27,7 @@ from pipegrid.tree.backup.catalogue import (
     own_time,
     runs_of,
     warning_of_later_runs,
+    warning_of_no_files,
 )
 from pipegrid.tree.backup.catalogue_store import (
     CatalogueChange,
@@ -515,9 +516,10 @@ class Backups:
         when = own_time(name, self._now(), noted.runs)
         run = BackupRun(name, when, result.cap, machine=machine, tags=options.tags)
         run = _filled(run, storing.source.root, result)
-        later = warning_of_later_runs(run, noted.runs)
-        if later:
-            self._say(later)
+        for warn in (warning_of_later_runs, warning_of_no_files):
+            warning = warn(run, noted.runs)
+            if warning:
+                self._say(warning)
         listed = await self._lister.list(noted, archives, run, options.retention)
         if listed.is_nowhere and believed and isinstance(storing.source, BackupDirectories):
             run, result = await self._store_again(noted, listed.run, storing, options)

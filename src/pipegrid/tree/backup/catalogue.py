@@ -183,6 +183,20 @@ def warning_of_later_runs(run: BackupRun, listed: Iterable[BackupRun]) -> str:
     )
 
 
+def warning_of_no_files(run: BackupRun, listed: Iterable[BackupRun]) -> str:
+    """
+    Return a message if the run just stored has no file, but a listed one has; otherwise an empty string.
+    """
+    same = (each for each in listed if each.name == run.name and each.machine.id == run.machine.id)
+    before = max((each for each in same if each.files), key=lambda each: each.time, default=None)
+    if run.files or before is None:
+        return ""
+    return (
+        f"this run of {run.name!r} has no file, and that of {before.time} has {before.files}: mount the "
+        f"disk, if one is missing; a restore takes that run with '--at {before.time}'"
+    )
+
+
 def is_time(text: str) -> bool:
     """Return whether the whole text is the time of a run."""
     try:
