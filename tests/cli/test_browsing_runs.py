@@ -294,6 +294,8 @@ class RestoreChoiceTests(ProcessTestCase):
         self.assertEqual(
             [(each, os.lstat(self.back / each).st_mtime_ns) for each in self.found()], before
         )
+        _, err = self.run_command("restore", "src@latest", "-o", "new", status=2)
+        self.assertIn("a colon follows the time of a run: 'src@latest:'", err)
         (self.back / "a.jpg").mkdir()
         out, _ = self.run_command("restore", "-o", "back", "--dry-run", "-f")
         self.assertEqual(out.splitlines()[0], "keep the directory that exists: a.jpg  300 B")

@@ -354,7 +354,7 @@ async def _found(
         alone: whether no cap was given, so that this may be meant as one.
 
     Raises:
-        CapError: it was meant as a name or cap.
+        CapError, UsageError: it was meant as a name or cap, or as a run.
         NoSuchChild: it does not exist.
     """
     path = "/".join(names)
@@ -367,6 +367,7 @@ async def _found(
                 f"there is no '{printable(path)}' in the run; for the backup of that name say --as {shown}"
             ) from None
         if alone:
+            run_paths.parse_run_path(path, {})  # a run without its colon
             cap_file.check_no_file(path)
         raise
 
