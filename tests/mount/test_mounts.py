@@ -378,6 +378,7 @@ class WrongInputTests(MountTestCase):
             ((), "give the directory to mount on"),
             (("a", "b", "c"), "give the directory to mount on"),
             (("",), "the name is empty"),
+            (("point", "src@latest:"), "DIR comes last, after 'src@latest:'"),
             (("--cache-size", "5", "point"), "--cache-size is at least 1MiB, or 0"),
         ):
             _, err = self.run_command("mount", *arguments, status=2)

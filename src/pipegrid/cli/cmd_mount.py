@@ -85,6 +85,8 @@ def mount_command(arguments: tuple[str, ...], options: MountOptions) -> GridJob:
         raise usage_error("--cache-size is at least 1MiB, or 0")
     cap = arguments[0] if len(arguments) == 2 else None
     directory = arguments[-1]
+    if cap is not None and os.path.isdir(cap) and not os.path.isdir(directory):
+        raise usage_error(f"DIR comes last, after '{printable(directory)}'")
 
     async def work(reactor: Any, grid: Grid, console: Console) -> int:
         def say(sentence: str) -> None:
