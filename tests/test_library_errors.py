@@ -21,6 +21,7 @@ COMMANDS = {
     "buildbot.py",
     "cli",
     "mirror",
+    "mount",
     "server",
     "speedtest",
     "tree/backup",

@@ -196,6 +196,9 @@ class WallTimeTests(SynchronousTestCase):
             "cli/backup_reports.py",  # when a backup ended, for its metrics
             "cli/cmd_grid_manager.py",  # until when a certificate is valid
             "cli/cmd_status.py",  # the same
+            "cli/cmd_backups_restore.py",  # which runs are of the future
+            "cli/cmd_find_diff.py",  # the same
+            "tree/backup/run_paths.py",  # the same
             "cli/cmd_forget_prune.py",  # which runs are of the future, and when leases end
             "server/server_certificates.py",  # the same
             "disk/directory_claim.py",  # when a process began, for other programs

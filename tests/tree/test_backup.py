@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 import attrs
+from pipegrid.tree.backup.backup_sources import BackupStream
 from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -49,7 +50,6 @@ from pipegrid.tree.backup.backup_database import (
     signature_of,
 )
 from pipegrid.tree.backup.backup_run import BackupOptions, BackupResult, Backups, check_name
-from pipegrid.tree.backup.backup_sources import BackupStream
 from pipegrid.tree.backup.backup_state_directory import this_machine
 from pipegrid.tree.backup.catalogue import (
     BackupRun,

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import attrs
+from pipegrid.tree.backup.backup_sources import BackupStream
 from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -23,7 +24,6 @@ from pipegrid.storage.share_store import ShareStore
 from pipegrid.testing.grid import EPOCH_S
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.tree import kept_caps
-from pipegrid.tree.backup.backup_sources import BackupStream
 from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_of, runs_of, shown_time
 from pipegrid.tree.backup.forget import ForgetRequest, judge
 from pipegrid.tree.backup.prune import PruneResult

@@ -26,7 +26,7 @@ from pipegrid.cli.tree_transfers import (
 from pipegrid.core.text import amount, counted
 from pipegrid.errors import NotEnoughSharesError
 from pipegrid.tree import extended_metadata, grid_paths
-from pipegrid.tree.backup import backup_run, backup_sources, run_paths
+from pipegrid.tree.backup import backup_directories, backup_run, backup_stream, run_paths
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
@@ -110,7 +110,7 @@ def backup_command(
     chosen = SelectionOptions(**selection)
     path, named = _place_of(names)
     file_name = _file_name(sources, stdin, from_command, chosen)
-    directories = None if file_name else backup_sources.BackupDirectories(sources)
+    directories = None if file_name else backup_directories.BackupDirectories(sources)
     made_anew = chosen.of(*([] if directories is None else directories.selected))
     default_name = file_name if directories is None else directories.name
     outcome = BackupOutcome(named or default_name or "", reports.json_progress)
@@ -123,7 +123,7 @@ def backup_command(
         )
         backups = backup_run.Backups(grid, say=partial(_say, console))
         given = source_of("-", console.stdin) if stdin else sources
-        source = directories or backup_sources.BackupStream(file_name or "", given)
+        source = directories or backup_stream.BackupStream(file_name or "", given)
         do = _would_send if dry_run else partial(_run, grid.clock)
         status = await do(outcome, console, backups, source, options, chosen)
         chosen.report_unmatched(console)

@@ -306,6 +306,8 @@ def _check_options(options: RestoreOptions) -> None:
         )
     if choice.yes and not choice.delete:
         raise usage_error("--yes is for --delete; leave it out, or add --delete")
+    if options.numeric_owner and options.no_owner:
+        raise usage_error("give --numeric-owner or --no-owner, not both")
 
 
 def _run_path(text: str, options: RestoreOptions) -> RunPath | None:

@@ -25,7 +25,6 @@ from pipegrid.errors import UsageError
 from pipegrid.grid.client_paths import default_directory, is_configured
 from pipegrid.tree import aliases as tree_aliases
 from pipegrid.tree import directory_reading, grid_paths
-from pipegrid.tree.backup import run_paths
 
 if TYPE_CHECKING:
     from pipegrid.tree.grid_api import Grid
@@ -383,14 +382,27 @@ def on_grid(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
     if not is_configured(home):
         return []
 
-    if "@" not in head or run_paths.run_path_here(head, home) is None:
+    if not _is_in_run(head, home):
         grid_paths.parse_here(head, home)  # nothing is opened for a mistake
     return _items(head, _read(invocation, head), begun)
 
 
+def _is_in_run(path: str, home: Path) -> bool:
+    """Return whether a path is ``NAME@TIME:some/path``, and not below an alias."""
+    if "@" not in path:
+        return False
+    from pipegrid.tree.backup import run_paths
+
+    return run_paths.run_path_here(path, home) is not None
+
+
 def _run_end(text: str) -> int:
     """Return where ``NAME@TIME:`` ends in text; 0: it does not begin so."""
-    return run_paths.names_start(text) if "@" in text else 0
+    if "@" not in text:
+        return 0
+    from pipegrid.tree.backup import run_paths
+
+    return run_paths.names_start(text)
 
 
 def anywhere(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
@@ -448,6 +460,8 @@ def _read(invocation: Invocation, path: str) -> list[str]:
 
     async def work(grid: Grid, _: Console) -> int:
         if "@" in path:
+            from pipegrid.tree.backup import run_paths
+
             root, names = await run_paths.RunFinder(grid).root_of(path)
         else:
             root, names = grid_paths.parse_here(path, grid.config.directory)

@@ -288,7 +288,8 @@ class SelectionOptions:
             tags.append(file_selection.CACHES)
         self._more: dict[str, Any] = {"tags": tags, "max_file_bytes": given["exclude_larger_than"]}
         self._lines = _listed(given["files_from"], given["files_from0"])
-        file_selection.TreeSelection(self._patterns)  # reports invalid patterns now
+        if self._patterns:
+            file_selection.TreeSelection(self._patterns)  # reports invalid patterns now
 
     @property
     def is_any(self) -> bool:

@@ -152,8 +152,7 @@ class Trees:
             progress: called with bytes that are complete, and those known so far.
             problem: called with the path of what was left out, and why.
             done: called with the path of a file or link, ``fetched``, ``present`` or ``link``, and its size.
-            into: the directory above the target, or the target itself: nothing is written outside of it, even
-                if other processes replace directories by links.
+            into: the directory above the target, or the target itself: nothing is written outside of it.
             waiting: called with a sentence when too few servers are reachable; with None when it continues.
             modes: the mode bits to set: ``umask``, ``stored`` or ``exact``; see ``file_metadata.Modes``.
             max_paths: of files, directories and links, a million by default; a small tree can have many more.
@@ -173,11 +172,11 @@ class Trees:
         check_kind(metadata_json, bytes, "metadata_json", "bytes")
         reports = TreeGetReports(progress, problem, done, waiting, not_kept, not_restored)
         bounds = self._get_bounds(limits, max_paths)
-        kept = (metadata_json, force, paranoid, bounds, into, modes, extended, wants)
-        options = TreeGetOptions(*kept)
+        given = (metadata_json, force, paranoid, bounds, into, modes, extended, wants)
+        options = TreeGetOptions(*given)
         _check_get(reports, options)
-        path = os.fspath(directory)
-        return await TreeGet(self._grid, self._workers, as_cap(cap), path, options, reports).run()
+        target = (as_cap(cap), os.fspath(directory))
+        return await TreeGet(self._grid, self._workers, *target, options, reports).run()
 
     def _get_bounds(self, limits: GetTreeLimits | None, max_paths: int | None) -> GetTreeLimits:
         import attrs

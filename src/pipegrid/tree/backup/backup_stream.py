@@ -1,4 +1,4 @@
-"""What one run of a backup stores: a directory, several directories, or the output of a program."""
+"""A backup of one file that is read once: standard input, or the output of a program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import stat
 import subprocess
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from pipegrid.core.caps import ChkCap, LitCap
 from pipegrid.core.packed_directory import PackedChild, directory_cap, pack_immutable
@@ -18,122 +18,12 @@ from pipegrid.reactor.blocking_calls import BlockingCall
 from pipegrid.transfer.put.rereadable_source import open_for_put
 from pipegrid.transfer.put.source import Source, SourceLike, as_repeatable
 from pipegrid.tree.file_metadata import entry_metadata, entry_name
-from pipegrid.tree.file_selection import TreeSelection
-from pipegrid.tree.joined_walk import JoinedWalk
-from pipegrid.tree.local_walk import EntryWalk, LinkId, LocalWalk
 from pipegrid.tree.retry_queue import with_retries
 from pipegrid.tree.tree_upload import FileProgress, TreeCounts, TreeReports, TreeResult
 from pipegrid.tree.upload_target import KnownObjects
 
 END_S = 2.0
 """How long a command has to end after it was asked to, before it is killed. Nothing else runs meanwhile."""
-
-BETWEEN = ", "
-"""Separates the directories of one run in the catalogue."""
-
-MAX_ROOT_BYTES = 4096
-"""Of several directories, as many as fit are named in the catalogue, whose entries are bounded."""
-
-
-class BackupDirectories:
-    """
-    The directories of one run.
-
-    The tree of one directory has its content at the root. That of several has each at its absolute path, as
-    restic and borg store them, so names cannot collide. One that is inside another is part of it; if it is
-    mounted there, it is stored even if what else is mounted is not.
-
-    Args:
-        given: paths; what is a link is followed.
-
-    Attributes:
-        walked: absolute paths without links, none below another.
-        selected: the same, except that a single one is as it was given.
-        base: the directory whose content is at the root of the tree.
-        name: the default name of the backup.
-        root: the text that the catalogue has for them.
-    """
-
-    def __init__(self, given: Sequence[str]) -> None:
-        real = sorted({os.path.realpath(each) for each in given}, key=lambda each: each.split("/"))
-        self.walked: list[str] = []
-        self._inside: dict[str, list[str]] = {}
-        for each in real:
-            above = next((path for path in self.walked if _is_inside(each, path)), None)
-            if above is None:
-                self.walked.append(each)
-            else:
-                relative = each[len(above.rstrip("/")) + 1 :]
-                self._inside.setdefault(above, []).append(relative)
-        self.selected = [given[0]] if len(given) == 1 else self.walked
-        self.is_one = len(self.walked) == 1
-        self.base = self.walked[0] if self.is_one else "/"
-        names = (os.path.basename(os.path.abspath(each)) or "root" for each in self.selected)
-        self.name = "+".join(names)
-        self.root = _root_of(self.walked)
-
-    @property
-    def title(self) -> str:
-        """The directories as they were given, for messages."""
-        return BETWEEN.join(self.selected)
-
-    def walk(
-        self,
-        selection: Callable[[str], TreeSelection],
-        know: Callable[[str, os.stat_result], Any],
-        link_id: LinkId,
-        **options: Any,
-    ) -> EntryWalk:
-        """
-        Return a walk through them.
-
-        Args:
-            selection: called with each directory.
-            know, link_id: called with paths relative to ``base``.
-            options: of ``LocalWalk``.
-        """
-        if self.is_one:
-            inside = self._inside.get(self.base, ())
-            (directory,) = self.selected
-            chosen = selection(directory)
-            return LocalWalk(
-                directory, selection=chosen, know=know, link_id=link_id, mounted=inside, **options
-            )
-
-        def walk_of(directory: str, prefix: str, levels_above: int) -> LocalWalk:
-            return LocalWalk(
-                directory,
-                selection=selection(directory),
-                know=lambda path, found: know(f"{prefix}/{path}", found),
-                link_id=lambda found, path: link_id(found, f"{prefix}/{path}"),
-                mounted=self._inside.get(directory, ()),
-                levels_above=levels_above,
-                **options,
-            )
-
-        return JoinedWalk(self.walked, walk_of)
-
-
-def _root_of(paths: Sequence[str]) -> str:
-    """Return the text for directories in the catalogue."""
-    size, count = 0, 0
-    for count, path in enumerate(paths):
-        size += len(os.fsencode(path)) + len(BETWEEN)
-        if count and size > MAX_ROOT_BYTES:
-            return f"{BETWEEN.join(paths[:count])} and {len(paths) - count} more"
-    return BETWEEN.join(paths)
-
-
-def _is_inside(path: str, directory: str) -> bool:
-    return path.startswith(directory.rstrip("/") + "/")
-
-
-def still_exists(root: str) -> bool:
-    """Return whether what the catalogue calls this exists, at least in part; ``root`` is of such a source."""
-    if not root.startswith("/"):
-        return True  # the output of a program
-    separated = BETWEEN + "/"
-    return any(map(os.path.exists, (root, *root.replace(separated, "\0/").split("\0"))))
 
 
 class BackupStream:

@@ -1,0 +1,123 @@
+"""The directories that one run of a backup stores, as one tree."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from pipegrid.tree import joined_walk, local_walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pipegrid.tree.file_selection import TreeSelection
+    from pipegrid.tree.local_walk import EntryWalk, LinkId, LocalWalk
+
+# A command makes these before it connects, so the walks are loaded later: when one is made.
+
+BETWEEN = ", "
+"""Separates the directories of one run in the catalogue."""
+
+MAX_ROOT_BYTES = 4096
+"""Of several directories, as many as fit are named in the catalogue, whose entries are bounded."""
+
+
+class BackupDirectories:
+    """
+    The directories of one run.
+
+    The tree of one directory has its content at the root. That of several has each at its absolute path, as
+    restic and borg store them, so names cannot collide. One that is inside another is part of it; if it is
+    mounted there, it is stored even if what else is mounted is not.
+
+    Args:
+        given: paths; what is a link is followed.
+
+    Attributes:
+        walked: absolute paths without links, none below another.
+        selected: the same, except that a single one is as it was given.
+        base: the directory whose content is at the root of the tree.
+        name: the default name of the backup.
+        root: the text that the catalogue has for them.
+    """
+
+    def __init__(self, given: Sequence[str]) -> None:
+        real = sorted({os.path.realpath(each) for each in given}, key=lambda each: each.split("/"))
+        self.walked: list[str] = []
+        self._inside: dict[str, list[str]] = {}
+        for each in real:
+            above = next((path for path in self.walked if _is_inside(each, path)), None)
+            if above is None:
+                self.walked.append(each)
+            else:
+                relative = each[len(above.rstrip("/")) + 1 :]
+                self._inside.setdefault(above, []).append(relative)
+        self.selected = [given[0]] if len(given) == 1 else self.walked
+        self.is_one = len(self.walked) == 1
+        self.base = self.walked[0] if self.is_one else "/"
+        names = (os.path.basename(os.path.abspath(each)) or "root" for each in self.selected)
+        self.name = "+".join(names)
+        self.root = _root_of(self.walked)
+
+    @property
+    def title(self) -> str:
+        """The directories as they were given, for messages."""
+        return BETWEEN.join(self.selected)
+
+    def walk(
+        self,
+        selection: Callable[[str], TreeSelection],
+        know: Callable[[str, os.stat_result], Any],
+        link_id: LinkId,
+        **options: Any,
+    ) -> EntryWalk:
+        """
+        Return a walk through them.
+
+        Args:
+            selection: called with each directory.
+            know, link_id: called with paths relative to ``base``.
+            options: of ``LocalWalk``.
+        """
+        if self.is_one:
+            inside = self._inside.get(self.base, ())
+            (directory,) = self.selected
+            chosen = selection(directory)
+            return local_walk.LocalWalk(
+                directory, selection=chosen, know=know, link_id=link_id, mounted=inside, **options
+            )
+
+        def walk_of(directory: str, prefix: str, levels_above: int) -> LocalWalk:
+            return local_walk.LocalWalk(
+                directory,
+                selection=selection(directory),
+                know=lambda path, found: know(f"{prefix}/{path}", found),
+                link_id=lambda found, path: link_id(found, f"{prefix}/{path}"),
+                mounted=self._inside.get(directory, ()),
+                levels_above=levels_above,
+                **options,
+            )
+
+        return joined_walk.JoinedWalk(self.walked, walk_of)
+
+
+def _root_of(paths: Sequence[str]) -> str:
+    """Return the text for directories in the catalogue."""
+    size, count = 0, 0
+    for count, path in enumerate(paths):
+        size += len(os.fsencode(path)) + len(BETWEEN)
+        if count and size > MAX_ROOT_BYTES:
+            return f"{BETWEEN.join(paths[:count])} and {len(paths) - count} more"
+    return BETWEEN.join(paths)
+
+
+def _is_inside(path: str, directory: str) -> bool:
+    return path.startswith(directory.rstrip("/") + "/")
+
+
+def still_exists(root: str) -> bool:
+    """Return whether what the catalogue calls this exists, at least in part; ``root`` is of such a source."""
+    if not root.startswith("/"):
+        return True  # the output of a program
+    separated = BETWEEN + "/"
+    return any(map(os.path.exists, (root, *root.replace(separated, "\0/").split("\0"))))
