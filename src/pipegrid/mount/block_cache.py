@@ -102,7 +102,7 @@ class BlockFile:
             OSError: the disk is full, or fails; the block is not cached then.
         """
         with self._lock:
-            if key in self._blocks or self._closed:
+            if key in self._blocks or self._is_closed():
                 return
             slot = self._take_slot()
             self._users += 1
@@ -118,7 +118,7 @@ class BlockFile:
             self._leave()
         block = CachedBlock(slot, len(data), zlib.crc32(data))
         with self._lock:
-            if self._closed:
+            if self._is_closed():
                 return
             before = self._blocks.pop(key, None)
             if before is not None:  # another thread has stored the same
@@ -147,6 +147,9 @@ class BlockFile:
             self._closed = True
             self._users += 1
         self._leave()
+
+    def _is_closed(self) -> bool:
+        return self._closed
 
     def _leave(self) -> None:
         with self._lock:
