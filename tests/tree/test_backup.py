@@ -18,7 +18,6 @@ from random import Random
 from typing import Any
 
 import attrs
-from pipegrid.tree.backup.backup_sources import BackupStream
 from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -51,6 +50,7 @@ from pipegrid.tree.backup.backup_database import (
 )
 from pipegrid.tree.backup.backup_run import BackupOptions, BackupResult, Backups, check_name
 from pipegrid.tree.backup.backup_state_directory import this_machine
+from pipegrid.tree.backup.backup_stream import BackupStream
 from pipegrid.tree.backup.catalogue import (
     BackupRun,
     Machine,

@@ -11,8 +11,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import attrs
-from pipegrid.tree.backup.backup_sources import BackupStream
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, parse_cap
@@ -24,6 +23,7 @@ from pipegrid.storage.share_store import ShareStore
 from pipegrid.testing.grid import EPOCH_S
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.tree import kept_caps
+from pipegrid.tree.backup.backup_stream import BackupStream
 from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_of, runs_of, shown_time
 from pipegrid.tree.backup.forget import ForgetRequest, judge
 from pipegrid.tree.backup.prune import PruneResult
@@ -566,7 +566,7 @@ class PruneTests(SynchronousTestCase):
         self.do(self.client.backup)
         run = max(self.world.runs(), key=lambda run: (run.name == "ann", run.time))
         sent: set[bytes] = set()
-        self.do(lambda grid: succeed(self.world._read(grid, run.cap, sent)))
+        self.do(lambda grid: maybeDeferred(self.world._read, grid, run.cap, sent))
         state = self.client.state / "backup"
         (state / "candidates").write_bytes(b"".join(sent))
         for path in state.glob("database.sqlite*"):

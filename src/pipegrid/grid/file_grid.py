@@ -527,12 +527,9 @@ class StoringGrid(FileGrid):
             convergence = None
         elif convergence is None:
             convergence = self.config.convergence
-        await self._storing.share()
-        try:
+        async with self._storing:
             await self._readiness.wait(happy, storing=True)
             result = await self._open_putter().put(source, params, happy, convergence, reports)
-        finally:
-            self._storing.stored()
         if isinstance(result.cap, ChkCap):
             self._warn_of_shares(params)
         return result
@@ -1143,12 +1140,9 @@ class ChangingGrid(FileGrid):
         progress: Progress | None,
         private_key: bytes | None,
     ) -> CreateResult:
-        await self._storing.share()
-        try:
+        async with self._storing:
             mutables = self._open_mutables()
             result = await mutables.create(source, format, params, progress, private_key)
-        finally:
-            self._storing.stored()
         self._warn_of_shares(self.config.params if params is None else params)
         return result
 
@@ -1224,11 +1218,8 @@ class ChangingGrid(FileGrid):
             return fail(error)
 
         async def work() -> T:
-            await self._storing.share()
-            try:
+            async with self._storing:
                 return await write(self._open_mutables(), file)
-            finally:
-                self._storing.stored()
 
         return self._start(work())
 

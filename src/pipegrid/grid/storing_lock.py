@@ -94,6 +94,12 @@ class StoringLock:
             if self._leaving is None:
                 self._leaving = self._clock.callLater(self._idle_s, self._leave, self._idle_s)
 
+    async def __aenter__(self) -> None:
+        await self.share()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stored()
+
     def _leave(self, idle_s: float) -> None:
         self._leaving = None
         if not self._using:  # otherwise ``stored`` calls again

@@ -380,7 +380,7 @@ class Reachability:
         try:
             return unpack(cap, data, self._limits)
         except DirectoryError as error:
-            if root is FORGOTTEN:
+            if root == FORGOTTEN:
                 return Listing((), 0)
             raise self._unreadable(root, str(error)) from error
 
