@@ -70,7 +70,7 @@ def current_umask() -> int:
     """
     Return the permission bits that new files of this process do not get.
 
-    Linux tells them. Elsewhere they can only be exchanged for a moment, in which another thread may create a
+    Linux tells them. Other systems only let them be exchanged: for a moment, another thread may create a
     file that others cannot read.
     """
     with suppress(OSError, StopIteration, ValueError), open("/proc/self/status", "rb") as status:
