@@ -192,7 +192,7 @@ class ProxyTests(RpmCase):
 
     async def _test_socks(self) -> None:
         port, authority = self.serve_tls()
-        plain = urlsplit(self.serve(RpmArchive(self.signer))).port or 0
+        plain = urlsplit(self.serve(self.archive)).port or 0  # signed at the same second
         names = dict.fromkeys(("mirror.example", "localhost"), "127.0.0.1")
         socks = SocksProxy(reactor, names, wants=(b"me", b"secret"))
         loop: Any = reactor
