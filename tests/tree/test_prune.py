@@ -178,6 +178,14 @@ class JudgeTests(SynchronousTestCase):
         for which in ((), ("home",), ("nosuch",), ("home@",), ("home@2026-01-01",), ("home@2025",)):
             self.assertRaises(UsageError, self.forgotten, *which)
 
+    def test_a_tag_that_no_run_has(self) -> None:
+        """A mistyped tag would keep nothing, so it is refused."""
+        self.runs[1] = attrs.evolve(self.runs[1], tags=("kept",))
+        self.assertNotIn("etc@01_02", self.forgotten(tags={"kept"}))
+        with self.assertRaises(UsageError) as caught:
+            self.forgotten(last=1, tags={"kept", "kpet"})
+        self.assertIn("no run has the tag 'kpet'", str(caught.exception))
+
     def test_other_machines_and_the_future(self) -> None:
         """Rules leave them alone."""
         self.runs = [

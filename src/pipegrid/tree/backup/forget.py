@@ -59,7 +59,8 @@ def judge(runs: Sequence[BackupRun], request: ForgetRequest) -> list[JudgedRun]:
     Return what happens to the runs that a request is about, in the order of the runs.
 
     Raises:
-        UsageError: there is no such backup or run; or neither rules nor runs were given.
+        UsageError: there is no such backup or run, or no run has a tag that is to keep runs; or neither rules
+            nor runs were given.
     """
     names, named = _selected(runs, request)
     rules = request.retention
@@ -72,6 +73,12 @@ def judge(runs: Sequence[BackupRun], request: ForgetRequest) -> list[JudgedRun]:
         raise UsageError(
             f"'{printable(min(names))}' is a backup, and all its runs would be forgotten: give rules such as "
             "--keep-last 10, or its runs as NAME@TIME"
+        )
+    unknown = rules.tags.difference(*(run.tags for run in runs))
+    if unknown:
+        raise UsageError(
+            f"no run has the tag '{printable(min(unknown))}', which would keep nothing; 'pipegrid --json "
+            "backups' lists tags"
         )
     ruled = [run for run in runs if not rules.keeps_all and (not names or run.name in names)]
     if named and not names:
