@@ -8,7 +8,7 @@ endif
 VENV := .venv
 # What trial runs: `make trial TESTS="tests.core tests.cli.test_put"`.
 TESTS := tests
-LIMIT_S := 1500
+LIMIT_S := 2400
 # The other Pythons that are promised; those that are not installed are told of, and left out.
 PYTHONS := python3.10 python3.11 python3.12 python3.13 python3.14
 BIN := $(VENV)/bin
