@@ -2,9 +2,10 @@
 The examples in the documentation work.
 
 A ``console`` block is a session: lines after ``$ `` are commands, what follows is their output, stderr
-included, where ``...`` stands for anything. A ``python NAME`` block is saved under that name for the
-commands behind it. Each page runs in one shell, in a scratch directory that is also its home. On most pages
-the shell's ``pipegrid`` has a process forked (``tests.forked``); on those in ``FRESH`` it begins one itself.
+included, where ``...`` stands for anything. A ``python NAME`` or ``ini NAME`` block is saved under that
+name for the commands behind it. Each page runs in one shell, in a scratch directory that is also its home.
+On most pages the shell's ``pipegrid`` has a process forked (``tests.forked``); on those in ``FRESH`` it
+begins one itself.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FRESH = (
 )
 """What people meet first, and what begins processes itself."""
 
-_BLOCK = re.compile(r"^```(console|python \S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```(console|(?:ini|python) \S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 _ANCHORED = re.compile(r"\]\(([^)#:]*)#([^)]+)\)")
 _HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pipegrid.core.mutable.directory_edits import Link, Rename, Unlink
     from pipegrid.errors import (
         AccessProhibited,
+        CannotReach,
         CapError,
         CapMismatch,
         ChildExists,
@@ -105,6 +106,7 @@ _HOMES = {
 __all__ = [
     "AccessProhibited",
     "AutoWindow",
+    "CannotReach",
     "Cap",
     "CapError",
     "CapMismatch",
