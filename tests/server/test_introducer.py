@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from foolscap.api import Referenceable
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.internet.task import Clock
@@ -302,6 +302,34 @@ class ServiceTests(SynchronousTestCase):
         ):
             self.assertIn(line + "\n", metrics)
         self.assertNotIn("secret", page + metrics)
+
+
+class ListingFileTests(SynchronousTestCase):
+    """The file of what is listed."""
+
+    def test_a_reactor_that_has_stopped_the_workers(self) -> None:
+        """The file is written all the same, and nothing is said."""
+        directory, clock = Path(self.mktemp()), Clock()
+        path = directory / introducer_file.LISTED_NAME
+        path.parent.mkdir(parents=True)
+        service = introducer_service.IntroducerService(clock, introducer_service.LimitedLog(clock))
+
+        class StoppedWorkers:
+            """As ``Workers`` after the reactor's shutdown."""
+
+            def run(self, *_: Any) -> Deferred[Any]:
+                """Do nothing."""
+                return fail(CancelledError())
+
+        workers: Any = StoppedWorkers()
+        file = introducer_file.ListingFile(clock, service, directory, workers)
+        file.start()
+        service.changed()
+        clock.advance(introducer_file.SAVES_APART_S)
+        self.assertFalse(path.exists())
+        self.successResultOf(Deferred.fromCoroutine(file.stop()))
+        self.assertIsInstance(json.loads(path.read_bytes()), (dict, list))
+        self.assertEqual(self.flushLoggedErrors(), [])
 
 
 @implementer(RIIntroducerSubscriberClient)  # type: ignore[misc]

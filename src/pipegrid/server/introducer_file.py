@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
@@ -82,9 +82,8 @@ class ListingFile:
         self._save_timer.stop()
         if started:
             await self._saved()
-            self._save()
-            await self._saved()
             self._save_timer.stop()
+            self._save_now()
 
     def restore(self) -> None:
         """
@@ -153,12 +152,23 @@ class ListingFile:
         self._saving = self._workers.run(replace_file, self._path, data)
         self._saving.addCallbacks(self._did_save, self._did_not_save)
 
+    def _save_now(self) -> None:
+        """Write in this thread: a reactor that stops may have stopped the workers already."""
+        try:
+            replace_file(self._path, self.service.registry.as_json())
+        except OSError as error:
+            log.warn(
+                "cannot write {path}: {reason}", path=str(self._path), reason=str(error.strerror)
+            )
+
     def _did_save(self, _: None) -> None:
         self._saving = None
         self._save_failed = False
 
     def _did_not_save(self, failure: Any) -> None:
         self._saving = None
+        if failure.check(CancelledError):  # the reactor is stopping
+            return
         if failure.check(OSError) is None:
             log.failure("what is listed was not written", failure)
         elif not self._save_failed:  # once per outage
