@@ -11,7 +11,6 @@ import attrs
 from pipegrid.errors import UsageError
 from pipegrid.tree.backup.catalogue import BackupRun, Machine
 
-MAX_COUNT = 1_000_000
 _DURATION = re.compile(
     r"(?:(\d{1,4})y)?(?:(\d{1,4})m)?(?:(\d{1,4})w)?(?:(\d{1,5})d)?(?:(\d{1,6})h)?\Z"
 )
