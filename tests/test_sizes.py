@@ -35,6 +35,7 @@ SMALL = {
     "core/stream_cipher.py": "brings OpenSSL's cipher, which only some transfers need",
     "core/dates.py": _CONTRACT,
     "core/lease_secrets.py": _CONTRACT,
+    "disk/mount_table.py": "one list, for walks and for mounts",
     "disk/sqlite_databases.py": "brings SQLite, which only backups and some mirrors need",
     "grid/access_blacklist.py": "loaded by gateways alone",
     "grid/user_grids.py": "loaded only with --grid",

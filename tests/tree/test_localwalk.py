@@ -16,6 +16,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.disk.mount_table import mounted_file_systems
 from pipegrid.tree import local_walk
 from pipegrid.tree.file_selection import CACHES, DirectoryTag, TreeSelection
 from pipegrid.tree.local_walk import (
@@ -447,7 +448,7 @@ class LocalWalkTests(SynchronousTestCase):
         self.patch(os, "fstat", elsewhere)
         what = "the file system proc of the kernel, which has no files on a disk"
         self.assertEqual(self.seen(), ["+", "+mounted", f"~mounted: {what}", "-", "-"])
-        self.assertEqual(local_walk.kernel_devices(str(self.root / "none")), {})
+        self.assertEqual(list(mounted_file_systems(str(self.root / "none"))), [])
 
     def test_batches(self) -> None:
         """They end with so many things, so many bytes, or a file that is open."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 from pipegrid.core.text import printable
+from pipegrid.disk.mount_table import mounted_file_systems
 from pipegrid.errors import UsageError
 
 DEVICE = "/dev/fuse"
@@ -21,7 +20,6 @@ FILE_SYSTEM = "pipegrid"
 PROGRAMS = ("fusermount3", "fusermount")
 UNMOUNT_S = 10.0
 
-_TABLE = Path("/proc/self/mountinfo")
 _INSTALL = "install your system's package of FUSE, such as fuse3 on Debian"
 
 
@@ -130,22 +128,8 @@ def unmount_command(path: str) -> str:
 
 def mounted_type(path: str) -> str | None:
     """Return the type of the file system that is mounted exactly there; None: none."""
-    try:
-        table = _TABLE.read_bytes()
-    except OSError:
-        return None
-    found = None
-    wanted = os.fsencode(path)
-    for line in table.splitlines():
-        fields, _, more = line.partition(b" - ")
-        words = fields.split(b" ")
-        if len(words) > 4 and _unescaped(words[4]) == wanted:
-            found = os.fsdecode(more.split(b" ")[0])  # the last one hides the others
-    return found
-
-
-def _unescaped(word: bytes) -> bytes:
-    return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), word)
+    kinds = [each.kind for each in mounted_file_systems() if each.path == path]
+    return kinds[-1] if kinds else None  # the last one hides the others
 
 
 def unmount(path: str, lazy: bool = False) -> bool:

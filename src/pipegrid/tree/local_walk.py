@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import attrs
 
 from pipegrid.disk.atomic_write import is_part_name
+from pipegrid.disk.mount_table import mounted_file_systems
 from pipegrid.tree.directory_packing import MAX_ENTRIES
 from pipegrid.tree.extended_metadata import read_extended
 from pipegrid.tree.file_selection import DirectoryTag, TreeSelection
@@ -54,8 +55,6 @@ _OF_KERNEL = frozenset(
     }
 )
 """File systems that show the state of the kernel, and keep no files."""
-
-_MAX_MOUNTS_BYTES = 4 << 20
 
 
 @attrs.frozen
@@ -512,27 +511,9 @@ class LocalWalk(EntryWalk):
         )
 
 
-def kernel_devices(mounts: str = "/proc/self/mountinfo") -> dict[int, str]:
-    """
-    Return the mounted file systems that show the state of the kernel: their kinds, by device number.
-
-    Args:
-        mounts: the kernel's list; without it there are none.
-    """
-    found: dict[int, str] = {}
-    try:
-        with open(mounts, "rb") as file:
-            lines = file.read(_MAX_MOUNTS_BYTES).decode("utf-8", "replace").splitlines()
-    except OSError:
-        return found
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        fields, kind = before.split(" "), after.partition(" ")[0]
-        if kind in _OF_KERNEL and len(fields) > 2:
-            major, _, minor = fields[2].partition(":")
-            if major.isdigit() and minor.isdigit():
-                found[os.makedev(int(major), int(minor))] = kind
-    return found
+def kernel_devices() -> dict[int, str]:
+    """Return the mounted file systems that show the state of the kernel: their kinds, by device number."""
+    return {each.device: each.kind for each in mounted_file_systems() if each.kind in _OF_KERNEL}
 
 
 def own_directories(*paths: str | os.PathLike[str]) -> frozenset[tuple[int, int]]:
