@@ -160,7 +160,7 @@ def _modules() -> Iterator[Path]:
 def _glossary_words() -> set[str]:
     """Return the words of the terms that the glossary explains."""
     rows = [line.split("|") for line in GLOSSARY.read_text("utf-8").splitlines() if "|" in line]
-    terms = [row[1].lower() for row in rows if len(row) == 5]
+    terms = [row[1].lower() for row in rows if len(row) == 4]
     return {word for term in terms for word in re.findall(r"[a-z0-9]+", term)}
 
 
