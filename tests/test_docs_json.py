@@ -104,7 +104,7 @@ class JsonTests(ProcessTestCase):
         self.check("`check`, `repair`, `renew` of many caps", [last, last["summary"]])
         self.check("`status`, for each server", self.objects("status"))
         self.check("`backup --dry-run`", self.objects("backup", "--dry-run", "tree"))
-        self.check("`backup`", self.objects("backup", "tree"))
+        self.check("`put -r`", self.objects("backup", "tree"))
         self.check("`backups`", self.objects("backups"))
         *each, last = self.objects("restore", "-o", "restored")
         self.check("`get -r`, for each", each)
