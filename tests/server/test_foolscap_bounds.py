@@ -21,6 +21,7 @@ from pipegrid.server.foolscap.broker import (
     REST,
     Governor,
     HeldMemory,
+    MessageLimits,
     ServerBroker,
 )
 from pipegrid.server.foolscap.port import MAX_REMEMBERED, _Recent
@@ -76,7 +77,7 @@ class ServerTestCase(BrokerTestCase):
         broker = ServerBroker(
             TubRef("a" * 32),
             DECISION,
-            memory=self.memory,
+            limits=MessageLimits(self.memory),
             governor=Governor(self.clock, lambda: 0),
             refused=self.told.append,
             known=self.vouch,

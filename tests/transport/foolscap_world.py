@@ -24,7 +24,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
-from pipegrid.server.foolscap.broker import Governor, HeldMemory, ServerBroker
+from pipegrid.server.foolscap.broker import Governor, HeldMemory, MessageLimits, ServerBroker
 from pipegrid.server.foolscap.remote_objects import FoolscapStorage
 from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.storage.share_store import ShareStore
@@ -173,7 +173,7 @@ class FoolscapWorld:
         self.refusals: list[str] = []
         self.make_broker = partial(
             ServerBroker,
-            memory=HeldMemory(self.service.hold),
+            limits=MessageLimits(HeldMemory(self.service.hold)),
             governor=Governor(self.clock, lambda: 0),
             refused=self.refusals.append,
             known=lambda: None,

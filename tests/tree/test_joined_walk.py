@@ -16,7 +16,14 @@ from pipegrid.tree import local_walk
 from pipegrid.tree.backup.backup_directories import BackupDirectories, still_exists
 from pipegrid.tree.backup.backup_stream import BackupStream
 from pipegrid.tree.file_selection import TreeSelection
-from pipegrid.tree.local_walk import DirectoryBegun, DirectoryEnded, EntryWalk, FileMet, LeftOut
+from pipegrid.tree.local_walk import (
+    DirectoryBegun,
+    DirectoryEnded,
+    EntryWalk,
+    FileMet,
+    LeftOut,
+    WalkOptions,
+)
 
 
 class JoinedWalkTests(SynchronousTestCase):
@@ -43,7 +50,9 @@ class JoinedWalkTests(SynchronousTestCase):
         def link_id(_: os.stat_result, path: str) -> str:
             return os.path.join(source.base, path)
 
-        return source.walk(lambda _: TreeSelection(exclude or []), know, link_id, **options)
+        return source.walk(
+            lambda _: TreeSelection(exclude or []), know, link_id, WalkOptions(**options)
+        )
 
     def tree(self, walk: EntryWalk) -> dict[str, str]:
         """Return what is met, by path from the root; checks that numbers and nesting fit."""

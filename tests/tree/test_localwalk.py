@@ -26,6 +26,7 @@ from pipegrid.tree.local_walk import (
     LeftOut,
     LocalWalk,
     Skipped,
+    WalkOptions,
 )
 from tests.descriptors import left_open, open_files
 from tests.images import mounted_ext4
@@ -314,7 +315,7 @@ class LocalWalkTests(SynchronousTestCase):
         self.assertEqual((a.known, a.content, b.known, b.content), ("cap", None, None, b"x"))
         (a, b) = (
             each
-            for each in everything(LocalWalk(str(self.root), read=False))
+            for each in everything(LocalWalk(str(self.root), options=WalkOptions(read=False)))
             if isinstance(each, FileMet)
         )
         self.assertEqual((a.content, b.content), (None, None))
@@ -413,7 +414,7 @@ class LocalWalkTests(SynchronousTestCase):
         self.write("a")
         os.symlink("grid", self.root / "way")
         without = local_walk.own_directories(self.root / "way", self.root / "no")
-        self.assertEqual(self.seen(without=without), ["+", "a", "way", "-"])
+        self.assertEqual(self.seen(options=WalkOptions(without=without)), ["+", "a", "way", "-"])
 
     def test_one_file_system(self) -> None:
         """What is mounted in it comes as an empty directory."""
@@ -429,7 +430,9 @@ class LocalWalkTests(SynchronousTestCase):
             return found
 
         self.patch(os, "fstat", elsewhere)
-        self.assertEqual(self.seen(one_file_system=True), ["+", "+mounted", "-", "-"])
+        self.assertEqual(
+            self.seen(options=WalkOptions(one_file_system=True)), ["+", "+mounted", "-", "-"]
+        )
         self.assertEqual(self.seen(), ["+", "+mounted", "mounted/x", "-", "-"])
 
     def test_file_systems_of_the_kernel(self) -> None:

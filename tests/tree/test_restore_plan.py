@@ -15,6 +15,7 @@ from pipegrid.errors import SinkError, UsageError
 from pipegrid.tree.backup import restore_plan
 from pipegrid.tree.backup.restore_plan import (
     RestorePlan,
+    RestoreRules,
     RestoreSelection,
     plan_restore,
     remove_extra,
@@ -35,7 +36,7 @@ class RestorePlanTests(SynchronousTestCase):
         tree: Tree,
         selection: RestoreSelection | None = None,
         protected: tuple[Path, ...] = (),
-        **more: Any,
+        **rules: Any,
     ) -> RestorePlan:
         """Return a plan that may remove."""
         found = frozenset((os.stat(each).st_dev, os.stat(each).st_ino) for each in protected)
@@ -44,8 +45,7 @@ class RestorePlanTests(SynchronousTestCase):
             self.grid.directory(tree),
             str(self.target),
             selection or RestoreSelection(),
-            protected=found,
-            **more,
+            RestoreRules(protected=found, **rules),
         )
         return self.successResultOf(Deferred.fromCoroutine(work))
 
@@ -208,7 +208,8 @@ class RestorePlanTests(SynchronousTestCase):
             (self.target / f"{number}").write_bytes(b"")
         cap = self.grid.directory({})
         selection = RestoreSelection()
-        work = plan_restore(self.grid, cap, str(self.target), selection, protected=frozenset())
+        rules = RestoreRules(protected=frozenset())
+        work = plan_restore(self.grid, cap, str(self.target), selection, rules)
         self.failureResultOf(Deferred.fromCoroutine(work), SinkError)
 
     def test_what_cannot_be_read(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -13,7 +13,7 @@ from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.configured_options import ConfiguredCommand, configured_options
 from pipegrid.cli.console import Console, source_of
 from pipegrid.cli.error_report import ExitStatus, sentence, worst_status
-from pipegrid.cli.options import EMPTY_NAME, grid_options, limit_options, usage_error
+from pipegrid.cli.options import EMPTY_NAME, gathered, grid_options, limit_options, usage_error
 from pipegrid.cli.retention_options import retention_options, rules_of
 from pipegrid.cli.tree_transfers import (
     SelectionOptions,
@@ -33,6 +33,21 @@ if TYPE_CHECKING:
 
     from pipegrid.tree.backup.backup_run import BackupOptions, Backups, BackupSource
     from pipegrid.tree.grid_api import Grid
+
+
+class BackupArguments(NamedTuple):
+    """
+    What a run stores: directories, or a stream as one file.
+
+    Attributes:
+        sources: directories; or a command and its arguments.
+        stdin: the name of the file that has standard input.
+        from_command: the name of the file that has what the command prints.
+    """
+
+    sources: tuple[str, ...]
+    stdin: str | None
+    from_command: str | None
 
 
 @click.command(name="backup", cls=ConfiguredCommand)
@@ -73,11 +88,10 @@ if TYPE_CHECKING:
 @report_options
 @limit_options
 @grid_options
+@gathered("given", BackupArguments)
 def backup_command(
-    sources: tuple[str, ...],
+    given: BackupArguments,
     names: tuple[str, ...],
-    stdin: str | None,
-    from_command: str | None,
     dry_run: bool,
     tags: tuple[str, ...],
     rules: dict[str, Any],
@@ -104,12 +118,13 @@ def backup_command(
     Each option can also be set by a variable, such as PIPEGRID_BACKUP_LIMIT_RATE, and under its name in
     [backup NAME] of pipegrid.cfg; the command line counts most, then the variable.
     """
+    sources, stdin, from_command = given
     stored = sources if from_command is None else sources[:1]  # a command may have empty arguments
     if "" in (*stored, *names, *tags, stdin, from_command):
         raise usage_error(EMPTY_NAME)
     chosen = SelectionOptions(**selection)
     path, named = _place_of(names)
-    file_name = _file_name(sources, stdin, from_command, chosen)
+    file_name = _file_name(given, chosen)
     directories = None if file_name else backup_directories.BackupDirectories(sources)
     made_anew = chosen.of(*([] if directories is None else directories.selected))
     default_name = file_name if directories is None else directories.name
@@ -122,8 +137,8 @@ def backup_command(
             made_anew, chosen.one_file_system, kept, archives, named is not None, with_tags
         )
         backups = backup_run.Backups(grid, say=partial(_say, console))
-        given = source_of("-", console.stdin) if stdin else sources
-        source = directories or backup_stream.BackupStream(file_name or "", given)
+        stream = source_of("-", console.stdin) if stdin else sources
+        source = directories or backup_stream.BackupStream(file_name or "", stream)
         do = _would_send if dry_run else partial(_run, grid.clock)
         status = await do(outcome, console, backups, source, options, chosen)
         chosen.report_unmatched(console)
@@ -136,13 +151,9 @@ def _say(console: Console, sentence: str) -> None:
     console.say(f"pipegrid: {sentence}")
 
 
-def _file_name(
-    sources: tuple[str, ...],
-    stdin: str | None,
-    from_command: str | None,
-    chosen: SelectionOptions,
-) -> str | None:
+def _file_name(given: BackupArguments, chosen: SelectionOptions) -> str | None:
     """Return the name of the file if a stream is stored; None: directories are."""
+    sources, stdin, from_command = given
     if stdin is not None and from_command is not None:
         raise usage_error("give --stdin or --from-command, not both")
     if stdin is None and from_command is None:

@@ -71,27 +71,35 @@ class UpkeepOptions(NamedTuple):
     bounds: UpkeepSettings
 
 
+class UpkeepWork(NamedTuple):
+    """
+    What a command does to each object.
+
+    Attributes:
+        verb: for the progress bar.
+        todo: the fields of ``UpkeepRequest``.
+        show: prints one outcome, each line beginning with the given text; returns its status.
+        alone: does the work for the only object by its cap; None: as for many.
+        sample: percent of the objects that are verified, another part in each run; None: no part.
+    """
+
+    verb: str
+    todo: dict[str, bool]
+    show: Callable[[Console, NamedFile[Any], Any, str], ExitStatus]
+    alone: Callable[[Grid, Console, Any], Awaitable[Any]] | None
+    sample: Fraction | None = None
+
+
 def upkeep_job(
-    invocation: Invocation,
-    caps: CapArguments,
-    recursive: bool,
-    verb: str,
-    todo: dict[str, bool],
-    show: Callable[[Console, NamedFile[Any], Any, str], ExitStatus],
-    alone: Callable[[Grid, Console, Any], Awaitable[Any]] | None,
-    sample: Fraction | None = None,
+    invocation: Invocation, caps: CapArguments, recursive: bool, each: UpkeepWork
 ) -> GridJob:
     """
     Return the job of checking or maintaining files, or everything in directories.
 
     Args:
         caps: from ``checked_caps``.
-        verb: for the progress bar.
-        todo: the work for each object.
-        show: prints one outcome, each line beginning with the given text; returns its status.
-        alone: does the work for the only object by its cap; None: as for many.
-        sample: percent of the objects that are verified, another part in each run; None: no part.
     """
+    verb, todo, show, alone, sample = each
     understand: Callable[[Any], Any] = core_caps.walkable if recursive else core_caps.keepable
     files = cap_lookup.named_files(invocation.console, *caps, understand)
 
@@ -466,7 +474,8 @@ def check_command(
     sampled = sample is not None
     todo = {"verify": verify or sampled, "add_lease": add_lease, "repair": repair}
     only = None if repair or sampled else alone
-    return upkeep_job(invocation, caps, recursive, "check", todo, show, only, sample)
+    work = UpkeepWork("check", todo, show, only, sample)
+    return upkeep_job(invocation, caps, recursive, work)
 
 
 def print_check(
@@ -535,7 +544,7 @@ def repair_command(
             return await grid.repair(cap, progress=progress.transfer(), force=force)
 
     todo = {"verify": True, "repair": True, "force": force}
-    return upkeep_job(invocation, caps, recursive, "repair", todo, show, alone)
+    return upkeep_job(invocation, caps, recursive, UpkeepWork("repair", todo, show, alone))
 
 
 def report_repair(
@@ -604,7 +613,8 @@ def renew_command(invocation: Invocation, caps: CapArguments, recursive: bool) -
     async def alone(grid: Grid, console: Console, cap: Any) -> RenewResult:
         return await grid.renew(cap)
 
-    return upkeep_job(invocation, caps, recursive, "renew", {"renew": True}, report_renewal, alone)
+    work = UpkeepWork("renew", {"renew": True}, report_renewal, alone)
+    return upkeep_job(invocation, caps, recursive, work)
 
 
 def report_renewal(

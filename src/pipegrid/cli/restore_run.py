@@ -150,16 +150,12 @@ async def _planned(
             console.result(text, {"path": list(path), "would": done, "size": size})
 
     assert root is not None
-    plan = await restore_plan.plan_restore(
-        grid,
-        root,
-        target,
-        selection,
-        force=how.force,
-        protected=restore_plan.protected_directories(grid.config) if choice.delete else None,
-        untouched=restore_plan.client_directories(grid.config),
-        step=step,
+    rules = restore_plan.RestoreRules(
+        how.force,
+        restore_plan.protected_directories(grid.config) if choice.delete else None,
+        restore_plan.client_directories(grid.config),
     )
+    plan = await restore_plan.plan_restore(grid, root, target, selection, rules, step=step)
     if choice.dry_run:
         for extra in plan.extras:
             console.result(f"remove {_shown(extra)}", {"local": extra.path, "would": "remove"})

@@ -17,7 +17,7 @@ from pipegrid.disk.private_files import make_directory
 from pipegrid.reactor.workers import Workers
 from pipegrid.server import identity, systemd
 from pipegrid.server.fair_scheduler import FairTurns
-from pipegrid.server.foolscap.broker import HeldMemory
+from pipegrid.server.foolscap.broker import HeldMemory, MessageLimits
 from pipegrid.server.foolscap.port import FoolscapPort
 from pipegrid.server.identity import INTRODUCER_FURL_NAME
 from pipegrid.server.introducer_file import ListingFile
@@ -179,10 +179,10 @@ class IntroducerNode:
         self._foolscap = FoolscapPort(
             who,
             self.service,
-            memory=HeldMemory(lambda more: True, MAX_MEMORY_BYTES),
+            limits=MessageLimits(
+                HeldMemory(lambda more: True, MAX_MEMORY_BYTES), BOUNDS, FREE_BYTES
+            ),
             note_hostile=rejected.note_hostile,
-            bounds=BOUNDS,
-            free_bytes=FREE_BYTES,
         )
         crowd: ConnectionLimits[ProtocolDetector] = ConnectionLimits(
             min(settings.max_connections, raise_file_limit()),

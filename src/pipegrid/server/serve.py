@@ -30,7 +30,7 @@ from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS, ConnectionPol
 from pipegrid.reactor.process_settings import make_monotonic, wall_time
 from pipegrid.reactor.workers import Workers
 from pipegrid.server import identity, systemd
-from pipegrid.server.foolscap.broker import HeldMemory
+from pipegrid.server.foolscap.broker import HeldMemory, MessageLimits
 from pipegrid.server.foolscap.port import FoolscapPort, ServedObject
 from pipegrid.server.foolscap.remote_objects import FoolscapStorage
 from pipegrid.server.gbs.http_connection import GbsSite
@@ -815,7 +815,7 @@ def _foolscap_port(
     return FoolscapPort(
         who,
         FoolscapStorage(service),
-        memory=HeldMemory(service.hold),
+        limits=MessageLimits(HeldMemory(service.hold)),
         others=lambda: sum(service.requests.values()),
         note_hostile=note_hostile,
         more=more,

@@ -160,6 +160,27 @@ class EntryWalk(Protocol):
         """Number of entries that the selection has left out so far."""
 
 
+@attrs.frozen
+class WalkOptions:
+    """
+    How local directories are walked, however many one tree is made of.
+
+    Attributes:
+        one_file_system: what is mounted inside a directory appears as an empty directory.
+        without: directories to skip, each by device and inode; see ``own_directories``.
+        read: whether files are read at all.
+        now_ns: nanoseconds since 1970.
+    """
+
+    one_file_system: bool = False
+    without: Collection[tuple[int, int]] = ()
+    read: bool = True
+    now_ns: Callable[[], int] = time.time_ns
+
+
+_DEFAULTS = WalkOptions()
+
+
 class LocalWalk(EntryWalk):
     """
     One walk through a directory, in batches. All methods block: call them in a worker thread.
@@ -176,18 +197,16 @@ class LocalWalk(EntryWalk):
     Args:
         root: its path; if that is a link, it is followed, since the user named it.
         selection: what to store.
-        one_file_system: what is mounted inside appears as an empty directory, unless ``mounted`` has its
-            path, or that of something below it, which alone is met then.
-        mounted: paths of directories that must be met; those that are not are reported.
+        options: how to walk.
+        mounted: paths of directories that must be met, even if they, or something above them, are on another
+            file system than the root: of such a file system they alone are met. Those that are not are
+            reported.
         levels_above: of the tree that the root is in.
-        without: directories to skip, each by device and inode; see ``own_directories``.
         know: called with every regular file before it is opened; if it returns something, the file is not
             read.
-        read: whether files are read at all.
         link_id: called with a file that has several names, and its path; returns an identifier that all of
             them share. If it is given, extended metadata is read, too, and ``know`` returns an object with
             the attribute ``extended``; if that is None, it is read again.
-        now_ns: nanoseconds since 1970.
     """
 
     def __init__(
@@ -195,26 +214,20 @@ class LocalWalk(EntryWalk):
         root: str,
         *,
         selection: TreeSelection = _NOTHING,
-        one_file_system: bool = False,
+        options: WalkOptions = _DEFAULTS,
         mounted: Collection[str] = (),
         levels_above: int = 0,
-        without: Collection[tuple[int, int]] = (),
         know: Callable[[str, os.stat_result], Any] = lambda path, found: None,
-        read: bool = True,
         link_id: LinkId | None = None,
-        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._root = root
         self._selection = selection
-        self._one_file_system = one_file_system
         self._mounted = set(mounted)
         self._not_met = set(mounted)
         self._most_levels = MAX_DEPTH - levels_above
-        self._without = without
+        self._options = options
         self._know = know
-        self._read = read
         self._identify = link_id
-        self._now_ns = now_ns
         self._levels: list[_Level] = []
         self._numbers = 0
         self._bytes = 0
@@ -356,7 +369,7 @@ class LocalWalk(EntryWalk):
             return
         fd = os.open(name, _DIRECTORY, dir_fd=level.fd)
         found = os.fstat(fd)
-        if (found.st_dev, found.st_ino) in self._without:
+        if (found.st_dev, found.st_ino) in self._options.without:
             os.close(fd)
             return
         if any(each.identity == (found.st_dev, found.st_ino) for each in self._levels):
@@ -375,7 +388,7 @@ class LocalWalk(EntryWalk):
                 return
         self._not_met.discard(path)
         outside = is_mounted or level.is_outside
-        if not (self._one_file_system and outside) or path in self._mounted:
+        if not (self._options.one_file_system and outside) or path in self._mounted:
             yield from self._list()
         elif self._leads_to_mounted(path):
             entered = self._levels[-1]
@@ -411,7 +424,7 @@ class LocalWalk(EntryWalk):
         level.close()
 
     def _look(self, level: _Level, name: str, path: str) -> Iterator[Thing]:
-        began_ns = self._now_ns()
+        began_ns = self._options.now_ns()
         found = os.stat(name, dir_fd=level.fd, follow_symlinks=False)
         raw = os.fsencode(name)
         kind = stat.S_IFMT(found.st_mode)
@@ -432,7 +445,7 @@ class LocalWalk(EntryWalk):
             if not self._selection.takes_size(found.st_size):
                 return
             known = self._know(path, found)
-            if known is not None or not self._read:
+            if known is not None or not self._options.read:
                 extended = None if known is None else self._extended_of(known, level, path, found)
                 link_id = self._link_id(found, path)
                 yield FileMet(
@@ -459,7 +472,7 @@ class LocalWalk(EntryWalk):
         """Return the extended metadata of a known file; it is read if it is not known."""
         if self._identify is None:
             return None
-        if known.extended is not None or not self._read:
+        if known.extended is not None or not self._options.read:
             extended: dict[str, Any] | None = known.extended
             return extended
         name = path.rpartition("/")[2]
@@ -478,7 +491,7 @@ class LocalWalk(EntryWalk):
         """Read a small file; None: it changed during each attempt."""
         fd = file.fileno()
         for _ in range(_TRIES):
-            began_ns = self._now_ns()
+            began_ns = self._options.now_ns()
             found = os.fstat(fd)
             extended = None if self._identify is None else read_extended(fd, found)
             if found.st_size > SMALL_BYTES:

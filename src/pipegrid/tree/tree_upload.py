@@ -30,6 +30,7 @@ from pipegrid.tree.local_walk import (
     LeftOut,
     LocalWalk,
     Skipped,
+    WalkOptions,
     own_directories,
 )
 from pipegrid.tree.retry_queue import RetryQueue
@@ -770,10 +771,12 @@ def tree_upload(
     walk = LocalWalk(
         root,
         selection=selection or TreeSelection(),
-        one_file_system=one_file_system,
-        without=own_directories(
-            *([] if local is None else [local.directory]),
-            *(cache / NOTES_NAME for cache in grid.config.caches[:1]),
+        options=WalkOptions(
+            one_file_system,
+            own_directories(
+                *([] if local is None else [local.directory]),
+                *(cache / NOTES_NAME for cache in grid.config.caches[:1]),
+            ),
         ),
         know=(memory or KnownObjects()).file,
     )

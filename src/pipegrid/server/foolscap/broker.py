@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import attrs
 from foolscap import eventual
 from foolscap.banana import int2b128
 from foolscap.call import AnswerSlicer
@@ -236,16 +237,30 @@ BOUNDS = Bounds(call_cost=MAX_SHARE_DATA_BYTES + MAX_TOKENS * TOKEN_COST, turn_t
 """Allows a read-test-write with as many bytes, tests and writes as over HTTPS."""
 
 
+@attrs.frozen
+class MessageLimits:
+    """
+    Limits for the messages of clients.
+
+    Attributes:
+        memory: counts the memory of all connections.
+        bounds: of each message.
+        free_bytes: smaller messages and answers are not counted.
+    """
+
+    memory: HeldMemory
+    bounds: Bounds = BOUNDS
+    free_bytes: int = FREE_BYTES
+
+
 class ServerBroker(BoundedBroker):
     """
     One connection.
 
     Args:
-        memory, governor: shared by all connections.
+        limits, governor: shared by all connections.
         refused: called with the reason when the connection is closed for a violation.
         known: called when the client has named an existing object.
-        bounds: limits for messages.
-        free_bytes: smaller messages and answers are not counted.
     """
 
     slicerStack: list[Any]
@@ -253,17 +268,15 @@ class ServerBroker(BoundedBroker):
     def __init__(
         self,
         *args: Any,
-        memory: HeldMemory,
+        limits: MessageLimits,
         governor: Governor,
         refused: Callable[[str], None],
         known: Callable[[], None],
-        bounds: Bounds = BOUNDS,
-        free_bytes: int = FREE_BYTES,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, bounds=bounds, **kwargs)
-        self._free_bytes = free_bytes
-        self._memory = memory
+        super().__init__(*args, bounds=limits.bounds, **kwargs)
+        self._free_bytes = limits.free_bytes
+        self._memory = limits.memory
         self._governor = governor
         self._tell_refused = refused
         self._tell_known = known

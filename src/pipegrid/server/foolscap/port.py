@@ -13,15 +13,12 @@ from twisted.internet.interfaces import IAddress, IStreamServerEndpoint
 from zope.interface import implementer
 
 from pipegrid.server.foolscap.broker import (
-    BOUNDS,
-    FREE_BYTES,
     Governor,
-    HeldMemory,
+    MessageLimits,
     ServerBroker,
     ServerNegotiation,
 )
 from pipegrid.server.identity import Identity
-from pipegrid.wire.banana_receiver import Bounds
 from pipegrid.wire.server_address import Furl
 
 KEEPALIVE_S = 120
@@ -48,11 +45,9 @@ class FoolscapPort:
     Args:
         who: the certificate and the secret.
         served: the object that clients reach with the secret.
-        memory: counts the memory of all connections.
+        limits: for messages.
         others: returns a number that grows with the requests of other protocols.
         note_hostile: called with the address of a rejected client and the reason.
-        bounds: limits for messages.
-        free_bytes: smaller messages and answers are not counted by ``memory``.
         more: further objects, by the secrets that clients reach them with.
     """
 
@@ -61,19 +56,15 @@ class FoolscapPort:
         who: Identity,
         served: ServedObject,
         *,
-        memory: HeldMemory,
+        limits: MessageLimits,
         others: Callable[[], int] = lambda: 0,
         note_hostile: Callable[[str, str], None] = lambda peer, reason: None,
-        bounds: Bounds = BOUNDS,
-        free_bytes: int = FREE_BYTES,
         more: Mapping[str, ServedObject] | None = None,
     ) -> None:
         self._objects = {who.swissnum: served, **(more or {})}
-        self._free_bytes = free_bytes
         self._note_hostile = note_hostile
-        self._memory = memory
+        self._limits = limits
         self._others = others
-        self._bounds = bounds
         self._who = who
         self._tub: Any = None
         self._factory: Any = None
@@ -123,10 +114,8 @@ class FoolscapPort:
         tub.master_table, tub.slave_table = _Recent(), _Recent()
         self._make_broker = partial(
             ServerBroker,
-            memory=self._memory,
+            limits=self._limits,
             governor=Governor(eventual.reactor, self._others),
-            bounds=self._bounds,
-            free_bytes=self._free_bytes,
         )
         for name, served in self._objects.items():
             tub.registerReference(served, name=name)

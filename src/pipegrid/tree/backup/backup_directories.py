@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pipegrid.tree.file_selection import TreeSelection
-    from pipegrid.tree.local_walk import EntryWalk, LinkId, LocalWalk
+    from pipegrid.tree.local_walk import EntryWalk, LinkId, LocalWalk, WalkOptions
 
 # A command makes these before it connects, so the walks are loaded later: when one is made.
 
@@ -69,7 +69,7 @@ class BackupDirectories:
         selection: Callable[[str], TreeSelection],
         know: Callable[[str, os.stat_result], Any],
         link_id: LinkId,
-        **options: Any,
+        options: WalkOptions,
     ) -> EntryWalk:
         """
         Return a walk through them.
@@ -77,25 +77,30 @@ class BackupDirectories:
         Args:
             selection: called with each directory.
             know, link_id: called with paths relative to ``base``.
-            options: of ``LocalWalk``.
+            options: how each is walked.
         """
         if self.is_one:
             inside = self._inside.get(self.base, ())
             (directory,) = self.selected
             chosen = selection(directory)
             return local_walk.LocalWalk(
-                directory, selection=chosen, know=know, link_id=link_id, mounted=inside, **options
+                directory,
+                selection=chosen,
+                options=options,
+                know=know,
+                link_id=link_id,
+                mounted=inside,
             )
 
         def walk_of(directory: str, prefix: str, levels_above: int) -> LocalWalk:
             return local_walk.LocalWalk(
                 directory,
                 selection=selection(directory),
+                options=options,
                 know=lambda path, found: know(f"{prefix}/{path}", found),
                 link_id=lambda found, path: link_id(found, f"{prefix}/{path}"),
                 mounted=self._inside.get(directory, ()),
                 levels_above=levels_above,
-                **options,
             )
 
         return joined_walk.JoinedWalk(self.walked, walk_of)

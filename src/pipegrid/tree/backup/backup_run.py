@@ -41,7 +41,7 @@ from pipegrid.tree.backup.retention import Retention
 from pipegrid.tree.extended_metadata import HardLinks
 from pipegrid.tree.file_metadata import KEY
 from pipegrid.tree.file_selection import TreeSelection
-from pipegrid.tree.local_walk import own_directories
+from pipegrid.tree.local_walk import WalkOptions, own_directories
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports, TreeResult, TreeUpload
 from pipegrid.tree.upload_target import DryRunStore, GridFiles, StoresFiles
 
@@ -213,10 +213,12 @@ class Storing:
             files.selection,
             self.database.file,
             links.identifier,
-            without=own_directories(*own),
-            one_file_system=files.one_file_system,
-            read=not self._read_only,
-            now_ns=lambda: int(self._now() * 1e9),
+            WalkOptions(
+                files.one_file_system,
+                own_directories(*own),
+                read=not self._read_only,
+                now_ns=lambda: int(self._now() * 1e9),
+            ),
         )
         title = self.source.title
         upload = TreeUpload(self._grid, walk, store, title, self._reports, self.database)

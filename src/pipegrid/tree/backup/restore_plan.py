@@ -98,6 +98,22 @@ class RestoreSelection:
 
 
 @attrs.frozen
+class RestoreRules:
+    """
+    What a restore may do to files and directories that exist.
+
+    Attributes:
+        force: existing files are replaced.
+        protected: directories that are never removed; None: nothing is removed at all.
+        untouched: directories in which nothing is removed.
+    """
+
+    force: bool = False
+    protected: frozenset[InodeIdentity] | None = None
+    untouched: frozenset[InodeIdentity] = frozenset()
+
+
+@attrs.frozen
 class ExtraEntry:
     """
     An entry of the target that the run does not have.
@@ -204,10 +220,8 @@ async def plan_restore(
     cap: Cap,
     target: str,
     selection: RestoreSelection,
+    rules: RestoreRules,
     *,
-    force: bool = False,
-    protected: frozenset[InodeIdentity] | None = None,
-    untouched: frozenset[InodeIdentity] = frozenset(),
     step: Callable[[RestoreStep, TreePath, int | None], None] = lambda how, path, size: None,
     limits: WalkLimits | None = None,
 ) -> RestorePlan:
@@ -217,16 +231,13 @@ async def plan_restore(
     Args:
         cap: of the directory.
         target: the local directory, which need not exist.
-        force: existing files are replaced.
-        protected: directories that are never removed; None: nothing is removed at all.
-        untouched: directories in which nothing is removed.
         step: called with what would be written or replaced, and the size of a file.
 
     Raises:
         CapError: this is not the cap of a directory.
         SinkError: the target has too many entries that the run does not have.
     """
-    planner = _Planner(RestorePlan(selection), target, force, protected, untouched, step)
+    planner = _Planner(RestorePlan(selection), target, rules, step)
     with walk(grid, cap, all_paths=True, limits=limits) as tree:
         async for met in tree:
             planner.meet(met)
@@ -257,9 +268,7 @@ class _Level:
 class _Planner:
     plan: RestorePlan
     target: str
-    force: bool
-    protected: frozenset[InodeIdentity] | None
-    untouched: frozenset[InodeIdentity]
+    rules: RestoreRules
     step: Callable[[RestoreStep, TreePath, int | None], None]
     stack: list[_Level] = attrs.field(factory=list)
 
@@ -294,7 +303,7 @@ class _Planner:
         """Return the level of a directory; note why nothing is removed in it."""
         above = None if parent is None else parent.local
         local = None if verdict == "leave" else _local_directory(place, above)
-        loses = self.protected is not None and (parent is None or parent.loses)
+        loses = self.rules.protected is not None and (parent is None or parent.loses)
         mount: MountIdentity = (0, "")
         if local is None or not loses:
             return _Level(path, verdict, local, mount, False)
@@ -306,7 +315,7 @@ class _Planner:
         except (OSError, SinkError) as error:
             obstacle = f"it cannot be read: {getattr(error, 'strerror', None) or error}"
         else:
-            if (status.st_dev, status.st_ino) in self.untouched:
+            if (status.st_dev, status.st_ino) in self.rules.untouched:
                 obstacle = "it belongs to this client or its grid"
             elif parent is not None and mount != parent.mount:
                 obstacle = "another file system is mounted there"
@@ -349,7 +358,7 @@ class _Planner:
         size = None if met.kind == "directory" else size_of(met.cap)
         how: RestoreStep | None = "blocked"
         if not parent.blocked:
-            how = _step(place, met.kind == "directory", kept, size, self.force)
+            how = _step(place, met.kind == "directory", kept, size, self.rules.force)
         if how is not None:
             self.plan.counts[how] = self.plan.counts.get(how, 0) + 1
             self.step(how, met.path, size)
@@ -403,8 +412,8 @@ class _Planner:
         identity = (status.st_dev, status.st_ino)
         count, obstacle = 1, ""
         if is_directory:
-            assert self.protected is not None
-            never = self.protected | self.untouched
+            assert self.rules.protected is not None
+            never = self.rules.protected | self.rules.untouched
             count, obstacle = _inspected(place, path, mount, never, self.plan.selection)
         if obstacle == _EXCLUDED:
             return DirectoryFd(place, identity)
