@@ -388,9 +388,7 @@ def _misbehave(case: _Case, decoder: Decoder, number: int, choices: Choices, man
         decoder.ended(number, choices.number(2))
     elif manner == 2:
         decoder.received(number, choices.number(2), choices.take(50))
-    elif manner == 3:
-        decoder.unasked(number)
-    elif manner == 4:
+    elif manner in (3, 4):
         decoder.drop_share(number)
     elif manner == 5:
         decoder.drop_share(number)

@@ -446,7 +446,6 @@ class ReadingTests(SynchronousTestCase):
         grid = Grid(decoder, {n: encoded.shares[n] for n in (1, 4, 8)})
         self.assertEqual(grid.run(), encoded.plaintext)
         length = len(encoded.shares[1])
-        self.assertEqual(decoder.guessed_share_bytes, length)
         self.assertEqual(grid.asked[4], [Span(0, length)])
         self.assertEqual(grid.rounds, 1)
 
@@ -508,17 +507,6 @@ class ReadingTests(SynchronousTestCase):
                     decoder.received(0, span.offset, bytes(share[span.offset : span.end]))
         self.assertLess(total, 500_000)
         self.assertLess(decoder.held_bytes, 500_000)
-
-    def test_a_lost_connection_asks_again(self) -> None:
-        """What did not come is wanted again, and what came is not."""
-        decoder = Decoder(FILE.cap, guess_segment_bytes=FILE_SEGMENT)
-        decoder.add_share(0)
-        (span,) = decoder.wanted(0, 1 << 20)
-        decoder.received(0, 0, FILE.shares[0][:100])
-        self.assertEqual(decoder.wanted(0, 1 << 20), [])
-        decoder.unasked(0)
-        (again,) = decoder.wanted(0, 1 << 20)
-        self.assertEqual(again, Span(100, span.length - 100))
 
     def test_a_dropped_share_is_replaced(self) -> None:
         """Another share takes over; what the lost one gave is still used."""

@@ -41,7 +41,7 @@ class LeasesTests(SynchronousTestCase):
         lease_secret, index, seed = bytes(range(32)), bytes(range(16)), bytes(range(20))
         client = tag.hash(lease_secret)
         expected = tag.hash_pair(tag.hash_pair(client, index), seed)
-        secrets = lease_secrets.ClientSecrets(lease_secret).upload_secrets(index, seed)
+        secrets = lease_secrets.ClientSecrets(lease_secret).for_file(index).for_server(seed)
         self.assertEqual(secrets.upload, expected)
         self.assertEqual(
             expected.hex(), "9238efd4356649baffe93d5fdc68c337d51b5c42a88f0a053603d5b69edbdd88"
@@ -54,8 +54,8 @@ class LeasesTests(SynchronousTestCase):
             client = lease_secrets.ClientSecrets(lease_secret)
             for index in (b"i" * 16, b"j" * 16):
                 for seed in (b"s" * 20, b"t" * 20):
-                    secrets = client.upload_secrets(index, seed)
-                    self.assertEqual(secrets, client.upload_secrets(index, seed))
+                    secrets = client.for_file(index).for_server(seed)
+                    self.assertEqual(secrets, client.for_file(index).for_server(seed))
                     seen |= {secrets.renew, secrets.cancel, secrets.upload}
         self.assertEqual(len(seen), 24)
         self.assertEqual({len(secret) for secret in seen}, {32})

@@ -112,16 +112,6 @@ class ShareVerifierTests(SynchronousTestCase):
         verifier.feed(share)
         self.assertEqual(verifier.finish(), [])
 
-    def test_a_reader_knows_where_to_stop(self) -> None:
-        """Once the header is here, a bound on what is worth reading is known."""
-        verifier = ShareVerifier(FILES[0].cap, 0)
-        self.assertIsNone(verifier.share_end)
-        verifier.feed(FILES[0].shares[0][:100])
-        end = verifier.share_end
-        assert end is not None
-        self.assertGreaterEqual(end, len(FILES[0].shares[0]))
-        self.assertLess(end, len(FILES[0].shares[0]) + 2000)
-
     def test_problems_are_bounded(self) -> None:
         """A share that is wrong everywhere does not list every block."""
         encoded = encode(content(2000), 1, 1, 10)

@@ -192,9 +192,6 @@ class BaselineTests(SynchronousTestCase):
         builds = [(make_run(seed), False, False) for seed in range(2, 9)]
         baseline = self.offered(*builds)
         self.assertEqual(self.seeds(baseline), [2, 3, 4])
-        self.assertTrue(baseline.is_full())
-        self.assertFalse(self.offered(*builds[:2]).is_full())
-        self.assertTrue(EarlierBuilds(make_run(), 0).is_full())
 
     def test_regressions_do_not_become_normal(self) -> None:
         """A build that had regressed is no measure for the next one."""
@@ -207,7 +204,6 @@ class BaselineTests(SynchronousTestCase):
             (make_run(2), False, False), (make_run(3), True, True), (make_run(4), False, False)
         )
         self.assertEqual(self.seeds(baseline), [2, 3])
-        self.assertTrue(baseline.is_full())
 
     def test_what_is_not_alike_is_counted_and_left_out(self) -> None:
         """Other parameters or machines; another seed or number of rounds is no difference."""

@@ -10,7 +10,7 @@ import click
 from pipegrid.cli import log_file
 from pipegrid.cli.command_job import GridJob, ReactorGridJob
 from pipegrid.cli.error_report import ExitStatus
-from pipegrid.cli.options import grid_options
+from pipegrid.cli.options import grid_options, log_option
 from pipegrid.cli.startup import lazy_modules
 from pipegrid.errors import UsageError
 from pipegrid.gateway import gateway_service, gateway_settings
@@ -63,13 +63,7 @@ class GatewayJob(ReactorGridJob):
     is_flag=True,
     help="restic's clients need no password: all users of this machine have access, and no others.",
 )
-@click.option(
-    "--log",
-    "log_path",
-    type=click.Path(dir_okay=False, readable=False),
-    metavar="FILE",
-    help="Append the log to FILE, as JSON, one object per line; SIGHUP opens it again.",
-)
+@log_option
 @grid_options
 def gateway_command(
     port: str | None,

@@ -10,7 +10,7 @@ import click
 from pipegrid.cli import log_file
 from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, failure
 from pipegrid.cli.error_report import ExitStatus
-from pipegrid.cli.options import common_options, gathered
+from pipegrid.cli.options import common_options, connection_limit_options, gathered, log_option
 from pipegrid.cli.startup import lazy_modules
 from pipegrid.grid import introducer_settings
 from pipegrid.reactor.process_settings import SHORTAGE
@@ -28,7 +28,7 @@ class IntroducerOptions(NamedTuple):
     metrics: str | None = None
     max_connections: int | None = None
     max_per_address: int | None = None
-    log_file: str | None = None
+    log_path: str | None = None
 
 
 class IntroducerJob(GridJob):
@@ -45,7 +45,7 @@ class IntroducerJob(GridJob):
         console, options = invocation.console, self._options
         forget = systemd.end_without_memory()  # first, so that it logs failures of the code below
         try:
-            with log_file.logging_to(console, options.log_file, reactor):
+            with log_file.logging_to(console, options.log_path, reactor):
                 SHORTAGE.tell = None  # the log has it
                 given = invocation.directory
                 directory = introducer_settings.usual_directory() if given is None else Path(given)
@@ -104,25 +104,8 @@ class IntroducerJob(GridJob):
     help="Serve a status page, its numbers as JSON (/?t=json), and metrics for Prometheus (/metrics) at this "
     "port or endpoint.  [default: the directory's web.port]",
 )
-@click.option(
-    "--max-connections",
-    type=click.IntRange(min=16),
-    metavar="N",
-    help="Connections at a time; the limit of open files may allow less.  [default: 1000]",
-)
-@click.option(
-    "--max-per-address",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Connections from one address at a time.  [default: half of all]",
-)
-@click.option(
-    "--log",
-    "log_file",
-    type=click.Path(dir_okay=False, readable=False),
-    metavar="FILE",
-    help="Append the log to FILE, as JSON, one object per line; SIGHUP opens it again.",
-)
+@connection_limit_options
+@log_option
 @common_options
 @gathered("options", IntroducerOptions)
 def introducer_command(options: IntroducerOptions) -> GridJob:

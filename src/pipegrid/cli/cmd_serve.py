@@ -18,8 +18,10 @@ from pipegrid.cli.options import (
     RELAY_URL,
     byte_space,
     common_options,
+    connection_limit_options,
     gathered,
     kept_duration,
+    log_option,
     relay_option,
 )
 from pipegrid.cli.startup import lazy_modules
@@ -64,7 +66,7 @@ class ServeOptions(NamedTuple):
     certificates: tuple[str, ...] = ()
     max_connections: int | None = None
     max_per_address: int | None = None
-    log_file: str | None = None
+    log_path: str | None = None
     join: str | None = None
     relay_url: str = RELAY_URL
     tor: bool | None = None
@@ -160,7 +162,7 @@ class ServeJob(GridJob):
         console = invocation.console
         forget = systemd.end_without_memory()  # first, so that it logs failures of the code below
         try:
-            with log_file.logging_to(console, self._options.log_file, reactor):
+            with log_file.logging_to(console, self._options.log_path, reactor):
                 SHORTAGE.tell = None  # the log has it
                 if self._options.join is None:
                     settings, options = self._full_settings(invocation)
@@ -436,25 +438,8 @@ def settings_of(
     help="Announce this certificate of a grid manager, in addition to those that 'grid-manager install' has "
     "installed in -d; may be repeated.",
 )
-@click.option(
-    "--max-connections",
-    type=click.IntRange(min=16),
-    metavar="N",
-    help="Connections at a time; the limit of open files may allow less.  [default: 1000]",
-)
-@click.option(
-    "--max-per-address",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Connections from one address at a time.  [default: half of all]",
-)
-@click.option(
-    "--log",
-    "log_file",
-    type=click.Path(dir_okay=False, readable=False),
-    metavar="FILE",
-    help="Append the log to FILE, as JSON, one object per line; SIGHUP opens it again.",
-)
+@connection_limit_options
+@log_option
 @common_options
 @gathered("options", ServeOptions)
 def serve_command(options: ServeOptions) -> GridJob:

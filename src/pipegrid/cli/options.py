@@ -423,6 +423,32 @@ format_option = click.option(
 )
 
 
+log_option = click.option(
+    "--log",
+    "log_path",
+    type=click.Path(dir_okay=False, readable=False),
+    metavar="FILE",
+    help="Append the log to FILE, as JSON, one object per line; SIGHUP opens it again.",
+)
+"""The log of a command that serves."""
+
+connection_limit_options = all_of(
+    click.option(
+        "--max-per-address",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Connections from one address at a time.  [default: half of all]",
+    ),
+    click.option(
+        "--max-connections",
+        type=click.IntRange(min=16),
+        metavar="N",
+        help="Connections at a time; the limit of open files may allow less.  [default: 1000]",
+    ),
+)
+"""How many connections a server accepts."""
+
+
 def memory_size(text: str) -> int:
     """
     Return a number of bytes that is enough for a command.

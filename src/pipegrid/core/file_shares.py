@@ -36,7 +36,6 @@ class FileShares:
     Attributes:
         guessed_geometry: the assumed sizes of the file until its UEB is known.
         guessed_layout: the offsets that follow from them.
-        guessed_share_bytes: the length of a share that follows from them.
         geometry: the real sizes, once a good UEB has arrived.
         corrupt: what was found to be wrong so far, with share number and offset.
         foreign_uebs: share number to its UEB, where it is not the one that the cap names.
@@ -70,7 +69,6 @@ class FileShares:
         params = Params(cap.required_shares, cap.total_shares, guess_segment_bytes)
         self.guessed_geometry = params.geometry(cap.size)
         self.guessed_layout = layout.for_geometry(self.guessed_geometry)
-        self.guessed_share_bytes = layout.share_length(self.guessed_geometry, self.guessed_layout)
         self.geometry: Geometry | None = None
         self.corrupt: list[CorruptionError] = []
         self._ueb: Ueb | None = None
@@ -140,12 +138,6 @@ class FileShares:
         share = self._shares.get(share_number)
         if share is not None:
             share.available = False
-            share.store.forget_asked()
-
-    def unasked(self, share_number: int) -> None:
-        """Forget what was requested of a share and has not arrived, so that it is requested again."""
-        share = self._shares.get(share_number)
-        if share is not None:
             share.store.forget_asked()
 
     def received(self, share_number: int, offset: int, data: Buffer) -> None:

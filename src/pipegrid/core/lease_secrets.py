@@ -90,10 +90,6 @@ class ClientSecrets:
             upload=_UPLOAD.hash_pair(self._upload, storage_index),
         )
 
-    def upload_secrets(self, storage_index: bytes, lease_seed: bytes) -> ServerSecrets:
-        """Return the secrets of one file on one server; for many servers, call ``for_file`` once."""
-        return self.for_file(storage_index).for_server(lease_seed)
-
 
 def write_enabler(writekey: bytes, lease_seed: bytes) -> bytes:
     """Return the 32-byte write enabler of a mutable file on one server, for the holder of its write key."""

@@ -97,18 +97,6 @@ class ShareVerifier:
         self._hashed = 0
         self._block_hashes: list[bytes] = []
 
-    @property
-    def share_end(self) -> int | None:
-        """
-        The latest possible end of this share; None until its header has been fed.
-
-        A reader may stop there: later bytes do not belong to the share.
-        """
-        if self._layout is None or self._geometry is None:
-            return None
-        blocks_end = self._layout.data + self._geometry.share_data_bytes
-        return max(blocks_end, *(section.end for section in self._sections.values()))
-
     def feed(self, data: Buffer) -> None:
         """Accept the next bytes of the share, any number of them."""
         view = memoryview(data).cast("B")

@@ -150,13 +150,12 @@ class GroupCommit:
         clock: IReactorTime,
         policy: Policy = "batch",
         disk_calls: Disk | None = None,
-        grouping: Grouping[Storable] | None = None,
     ) -> None:
         self.policy = policy
         self._workers = workers
         self._clock = clock
         self._disk = disk_calls
-        self._grouping = Grouping[Storable]() if grouping is None else grouping
+        self._grouping = Grouping[Storable]()
         self._waiters: dict[Storable, list[Callable[[Storable, Ending], None]]] = {}
         self._beginning: set[Written] = set()
         self._timer: IDelayedCall | None = None

@@ -13,6 +13,7 @@ from pathlib import Path
 from pipegrid.core import base32
 from pipegrid.core.caps import Cap, UnknownCap, as_cap
 from pipegrid.core.text import printable
+from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import AccessProhibited
 from pipegrid.grid.tahoe_settings_check import BLACKLIST_NAME
 
@@ -63,8 +64,7 @@ class AccessBlacklist:
 
     def _read(self) -> dict[str, str]:
         try:
-            with self._path.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
+            data = read_file(self._path, MAX_BYTES + 1)
         except OSError as error:
             raise self._unreadable(error) from error
         if len(data) > MAX_BYTES:

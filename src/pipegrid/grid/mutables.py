@@ -5,7 +5,7 @@ The mutable files of a grid: checks the arguments of ``Grid``'s methods and runs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipegrid.argument_checks import check_callable, check_kind, check_whole, shown
@@ -61,21 +61,18 @@ class Mutables:
         config: GridConfig,
         readiness: Readiness,
         silence_s: float,
-        settings: MutableSettings | None = None,
-        random: Callable[[], float] | None = None,
     ) -> None:
         self._reactor = means.clock
         self._workers = means.workers
         self._readiness = readiness
         self._format = config.mutable_format
         self._usual = (config.params.required_shares, config.params.total_shares)
-        self._settings = settings or MutableSettings(happy=config.happy, silence_s=silence_s)
+        self._settings = MutableSettings(happy=config.happy, silence_s=silence_s)
         self.files = MutableFiles(
             means,
             usual=self._usual,
             settings=self._settings,
             known=VersionCache(config.caches[0] / KNOWN_NAME if config.caches else None),
-            random=random,
         )
 
     def close(self) -> None:

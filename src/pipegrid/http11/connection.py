@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
-from typing import Protocol as TypingProtocol
 
 import attrs
 from twisted.internet.defer import Deferred, succeed
@@ -50,22 +49,6 @@ from pipegrid.reactor.deferreds import Waiters
 _log = Logger()
 
 
-class ResponseReceiver(TypingProtocol):
-    """The connection, as far as the dispatch of responses calls it."""
-
-    def response_is_complete(self, exchange: Exchange) -> None:
-        """The response to the first written request is complete."""
-
-    def may_send_body(self) -> None:
-        """The server has sent 100 Continue."""
-
-    def cancel(self, exchange: Exchange, error: PipegridError) -> None:
-        """The exchange's reader raised: withdraw the request and let it fail with ``error``."""
-
-    def too_much(self, limit_bytes: int) -> None:
-        """The response to a withdrawn request has more bytes than this after the withdrawal."""
-
-
 class ResponseDispatch:
     """
     Passes the received events of one connection to its requests.
@@ -83,7 +66,7 @@ class ResponseDispatch:
         clock: IReactorTime,
         lane: RequestQueue,
         discard_limit_bytes: int,
-        receiver: ResponseReceiver,
+        receiver: PipelinedConnection,
     ) -> None:
         self._clock = clock
         self._lane = lane
@@ -460,6 +443,7 @@ class PipelinedConnection(Protocol):
     # Responses.
 
     def response_is_complete(self, exchange: Exchange) -> None:
+        """For ``ResponseDispatch``: the response to the first written request is complete."""
         head = exchange.response
         assert head is not None
         if not exchange.sent:
@@ -485,6 +469,7 @@ class PipelinedConnection(Protocol):
         self._writer.send_body()
 
     def too_much(self, limit_bytes: int) -> None:
+        """For ``ResponseDispatch``: a withdrawn request has more bytes than this left to read."""
         self._end(
             Loss(reason=f"more than {limit_bytes} bytes of an unwanted response were outstanding")
         )

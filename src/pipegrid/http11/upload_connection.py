@@ -26,6 +26,8 @@ from pipegrid.reactor.deferreds import Timer
 
 FIRST_WAIT_S = 0.25
 MAX_WAIT_S = 4.0
+MAX_LOSSES = 4
+"""In a row, without a response in between."""
 
 Answered = tuple[RawResponse, bool]
 """A response, and whether the request may have been processed before the attempt that got it."""
@@ -85,7 +87,7 @@ class UploadConnection:
     response to a repeated request can differ from the lost one (a write that completed its share now gets
     "no such upload"), so each response comes with whether the request may have been processed before.
 
-    **Limits.** It reconnects while the server makes progress: it may be lost ``max_losses`` times in a row
+    **Limits.** It reconnects while the server makes progress: it may be lost ``MAX_LOSSES`` times in a row
     without a response in between, and be unreachable for ``time_limit_s`` from the first loss on, with pauses
     that double from ``FIRST_WAIT_S``. A server that cannot be reached before anything was sent fails at
     once, since others can take its place. So does one that is silent for too long, or sends garbage.
@@ -102,7 +104,7 @@ class UploadConnection:
     Args:
         connect: makes the endpoint for one more connection.
         server: the server's name for messages.
-        time_limit_s, max_losses: see above.
+        time_limit_s: see above.
         crowd_bytes: the bytes of many small requests that may wait at the server; see ``RequestQueue``.
     """
 
@@ -113,7 +115,6 @@ class UploadConnection:
         server: str,
         limits: Limits,
         time_limit_s: float,
-        max_losses: int = 4,
         crowd_bytes: Callable[[], float] | None = None,
     ) -> None:
         self._clock = clock
@@ -122,7 +123,6 @@ class UploadConnection:
         self._server = server
         self._limits = limits
         self._time_limit_s = time_limit_s
-        self._max_losses = max_losses
         # The requests on no connection, in order; they follow all that are on one.
         self._waiting: dict[_Upload, None] = {}
         self._unanswered = 0
@@ -347,7 +347,7 @@ class UploadConnection:
             if self._lost_at_s is None:
                 self._lost_at_s = self._clock.seconds()
             at_once = self._losses <= 1
-            if self._losses > self._max_losses or not (at_once or self._retry_later()):
+            if self._losses > MAX_LOSSES or not (at_once or self._retry_later()):
                 self._give_up(errors, no_connection(self._server, loss.reason))
                 return
             gone = [upload for upload in self._waiting if upload.request.is_gone]

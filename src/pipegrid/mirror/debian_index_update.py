@@ -82,9 +82,6 @@ class ArchiveMirror(Protocol):
     ) -> Awaitable[Report]:
         """Fetch what is not present; see ``Mirror.sync``."""
 
-    def delete_others(self, paths: Iterable[str], dry_run: bool = False) -> Awaitable[list[str]]:
-        """Remove all files but these."""
-
 
 async def stage_indexes(
     mirror: ArchiveMirror, files: Sequence[ArchiveFile], staged: bool = True

@@ -220,7 +220,6 @@ class HashCache:
         self._path = path
         self.seen = seen
         self._ledger: Ledger | None = None
-        self._parents: Ledger | None = None
 
     def is_known(self, fd: int, wanted: ArchiveFile, status: os.stat_result) -> bool:
         """Return whether an open file is recorded as right, and has not changed."""

@@ -65,6 +65,9 @@ PIPELINED_STALL_S = 3.0
 WORTH_STEALING_S = 0.5
 """Requests that would be answered within this time are not taken over."""
 
+_LEAST_STOLEN_BYTES = 64 << 10
+"""So much at the least is taken over, so that a mirror that sends nothing is relieved."""
+
 RATE_MEMORY_S = 2.0
 
 REST_S = 0.5
@@ -152,13 +155,8 @@ class Theft(Value):
         self.size_bytes = size_bytes
 
 
-def choose_steal(standings: Sequence[MirrorRating], reserve_bytes: int = 64 << 10) -> Theft | None:
-    """
-    Return which mirror should take over from which, once nothing waits; None if no one should.
-
-    Args:
-        reserve_bytes: the least to take over, so that a mirror that sends nothing is relieved.
-    """
+def choose_steal(standings: Sequence[MirrorRating]) -> Theft | None:
+    """Return which mirror should take over from which, once nothing waits; None if no one should."""
     able = [one for one in standings if one.can_work]
     idle = [one for one in able if not one.outstanding_bytes]
     late = max(standings, key=lambda one: one.left_s, default=None)
@@ -167,7 +165,9 @@ def choose_steal(standings: Sequence[MirrorRating], reserve_bytes: int = 64 << 1
     thief = max(idle, key=lambda one: one.bytes_per_s)
     rates = thief.bytes_per_s + late.bytes_per_s
     share = thief.bytes_per_s / rates if rates else 0.5
-    return Theft(thief.mirror, late.mirror, max(reserve_bytes, int(late.outstanding_bytes * share)))
+    return Theft(
+        thief.mirror, late.mirror, max(_LEAST_STOLEN_BYTES, int(late.outstanding_bytes * share))
+    )
 
 
 class ScheduledConnection:

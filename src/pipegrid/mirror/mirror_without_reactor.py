@@ -359,9 +359,6 @@ class BlockingMirror:
             return work.sum_up()
         return await (await self._late()).finish(work)
 
-    async def delete_others(self, paths: Iterable[str], dry_run: bool = False) -> list[str]:
-        return await self.run(self.destination.delete_others, paths, dry_run)
-
 
 class _EarlySmallFiles:
     """Replaces ``mirror_api.SmallFiles``, of which archives use only ``fetch_all``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -37,28 +37,18 @@ if TYPE_CHECKING:
 CONNECTIONS = 4
 
 
-class SourceEvents(Protocol):
-    """What a source reports to its driver."""
-
-    def arrived(self, job: FetchJob) -> None:
-        """A file has arrived, and has its name."""
-
-    def changed(self) -> None:
-        """A file was put back, failed or refused: others may have work, or the run is complete."""
-
-
 class SourceContext(NamedTuple):
     """
     Shared by all sources of one driver.
 
     Attributes:
         sink: stores the files.
-        events: is notified of what happens to them.
+        driver: is notified of what happens to them.
     """
 
     sink: ArchiveSink
     clock: IReactorTime
-    events: SourceEvents
+    driver: TwistedDriver
     limits: Limits = LIMITS
 
 
@@ -127,7 +117,7 @@ class MirrorSource:
         self._schedule = host.mirror.schedule
         self._clock = context.clock
         self._connect = connect
-        self._events = context.events
+        self._driver = context.driver
         self._limits = context.limits
         self._name = host.address.netloc.decode("ascii")
         self._stats = HostStats(context.limits)
@@ -234,7 +224,7 @@ class MirrorSource:
             if wrong is not None:
                 self.refused(job, wrong, "wrong")
             elif self.host.mirror.stored(job, size):
-                self._events.arrived(job)
+                self._driver.arrived(job)
 
         receiver.finish(ended)
 
@@ -246,7 +236,7 @@ class MirrorSource:
             self.refuse(exchange, str(error), "refused")
             return
         self._take_back(exchange)
-        self._events.changed()
+        self._driver.changed()
 
     def defer(self, exchange: FileExchange, reason: str, busy_s: float | None = None) -> None:
         """The host does not give the file now. ``busy_s``: it is overloaded, for at least that long."""
@@ -254,7 +244,7 @@ class MirrorSource:
         self._rest(reason, busy_s or 0.0)  # before it could be asked again at once
         kind: FailureKind = "broken" if busy_s is None else "busy"
         self.host.mirror.failed(exchange.job, kind, reason)
-        self._events.changed()
+        self._driver.changed()
 
     def refuse(self, exchange: FileExchange, reason: str, kind: FailureKind) -> None:
         """The response is wrong, and its rest is not wanted."""
@@ -265,7 +255,7 @@ class MirrorSource:
             if connection.carrier is carrier:
                 connection.excused = True
                 connection.carrier.abort(reason)
-        self._events.changed()
+        self._driver.changed()
 
     def _take_back(self, exchange: FileExchange) -> None:
         exchange.release()
@@ -274,13 +264,13 @@ class MirrorSource:
     def refused(self, job: FetchJob, reason: str, kind: FailureKind = "refused") -> bool:
         """The host lacks the file, or has it wrong."""
         believed = self.host.mirror.failed(job, kind, reason)
-        self._events.changed()
+        self._driver.changed()
         return believed
 
     def failed(self, job: FetchJob, error: PipegridError) -> None:
         """The connection ended before the file was complete."""
         self.host.mirror.failed(job, "broken", str(error))
-        self._events.changed()
+        self._driver.changed()
 
     # Connections.
 
@@ -325,7 +315,7 @@ class MirrorSource:
             self.give_up(reason)
             return
         self._resting = self._clock.callLater(pause_s, self._rested)
-        self._events.changed()
+        self._driver.changed()
 
     def _rested(self) -> None:
         self._resting = None
@@ -338,7 +328,7 @@ class MirrorSource:
         for carrier in list(self._connections):
             carrier.abort(reason)
         self.host.give_up(reason)
-        self._events.changed()
+        self._driver.changed()
 
     # ``http11.Owner``.
 
@@ -366,7 +356,7 @@ class MirrorSource:
         for each in unsent:
             self.host.put_back(self._job_of(each))
         if unsent:
-            self._events.changed()
+            self._driver.changed()
 
     def lost(self, carrier: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]) -> None:
         now_s = self._clock.seconds()
@@ -385,7 +375,7 @@ class MirrorSource:
         self.host.lost(connection, jobs, reason, excused or unsent)
         mirror.note(now_s)
         if unanswered:
-            self._events.changed()
+            self._driver.changed()
         if self._closed:
             return
         if loss.answered or excused:
@@ -557,12 +547,14 @@ class TwistedDriver:
     # Events.
 
     def arrived(self, job: FetchJob) -> None:
+        """For sources: a file has arrived, and has its name."""
         for host, source in list(self._sources.items()):
             if job.in_flight >> host.mirror.number & 1:
                 source.forget(job)
         self._look_finished()
 
     def changed(self) -> None:
+        """For sources: a file was put back, failed or refused, so others may have work, or all is done."""
         self._work()
         self._look_finished()
 

@@ -114,12 +114,11 @@ class BlockingCalls:
     ``read`` or ``write`` cannot be interrupted; it ends when that returns, and its result is dropped.
     Threads are daemons, which do not keep the process alive.
 
-    At most ``limit`` threads run, including those of cancelled calls; further calls wait in order.
+    At most ``LIMIT`` threads run, including those of cancelled calls; further calls wait in order.
     """
 
-    def __init__(self, reactor: IReactorFromThreads, limit: int = LIMIT) -> None:
+    def __init__(self, reactor: IReactorFromThreads) -> None:
         self._reactor = reactor
-        self._limit = limit
         self._threads: set[_Entry] = set()
         self._waiting: deque[_Entry] = deque()
 
@@ -145,7 +144,7 @@ class BlockingCalls:
             entry.deferred.cancel()
 
     def _start_next(self) -> None:
-        while self._waiting and len(self._threads) < self._limit:
+        while self._waiting and len(self._threads) < LIMIT:
             entry = self._waiting.popleft()
             try:
                 self._start(entry)

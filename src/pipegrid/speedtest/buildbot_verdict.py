@@ -197,10 +197,6 @@ class EarlierBuilds:
         self.runs: list[Run] = []
         self.unlike = 0
 
-    def is_full(self) -> bool:
-        """Whether no more builds are needed."""
-        return self._closed
-
     def offer(self, document: bytes, regressed: bool, accepted: bool) -> None:
         """Examine the JSON of the next earlier build; one that this version cannot read is skipped."""
         if self._closed:

@@ -147,10 +147,6 @@ class IgnorePatterns:
         """Return whether a pattern has matched something."""
         return bool(self.met >> number & 1)
 
-    def is_negated(self, number: int) -> bool:
-        """Return whether a pattern begins with ``!``."""
-        return self._negated[number]
-
     def _leaves_out(self, found: int, is_directory: bool) -> bool:
         number = self._decide(found, is_directory)
         return number is not None and not self._negated[number]

@@ -99,8 +99,6 @@ class DeferredRefRelease:
 # Negotiation as in Foolscap, but with strong ciphers only, and with limits.
 
 NEGOTIATION_S = 30
-NEGOTIATION_BYTES = 4096
-"""Foolscap's own limit for negotiated parameters."""
 GRACE_S = 5.0
 """How long after an error was sent to the peer the connection is aborted."""
 
@@ -120,8 +118,7 @@ class StrictNegotiation(Negotiation):
 
 class BoundedNegotiation(StrictNegotiation):
     """
-    Limits the time before the broker: at most ``NEGOTIATION_BYTES`` in ``NEGOTIATION_S``; nothing is
-    logged.
+    Limits the time before the broker to ``NEGOTIATION_S``, as Foolscap limits the bytes; nothing is logged.
     """
 
     SERVER_TIMEOUT = NEGOTIATION_S

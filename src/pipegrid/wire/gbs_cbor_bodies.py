@@ -87,24 +87,19 @@ class AllocateRequest:
     share_bytes: int
 
 
-def sizes(
-    version: ServerVersion, max_mutable_share_bytes: int = MAX_MUTABLE_SHARE_BYTES
-) -> dict[bytes, int]:
+def sizes(version: ServerVersion) -> dict[bytes, int]:
     """Return the sizes that a server reports, with the keys of both protocols."""
     room = version.available_bytes
     return {
         IMMUTABLE_SIZE: version.max_share_bytes,
-        MUTABLE_SIZE: max_mutable_share_bytes,
+        MUTABLE_SIZE: MAX_MUTABLE_SHARE_BYTES,
         SPACE: UNKNOWN_SPACE if room is None else min(room, UNKNOWN_SPACE),
     }
 
 
-def pack_version(
-    version: ServerVersion, max_mutable_share_bytes: int = MAX_MUTABLE_SHARE_BYTES
-) -> bytes:
+def pack_version(version: ServerVersion) -> bytes:
     """Return the answer that reports what a server supports."""
-    known = sizes(version, max_mutable_share_bytes)
-    return cbor.dumps({PROTOCOL: known, APPLICATION: version.application.encode("utf-8")})
+    return cbor.dumps({PROTOCOL: sizes(version), APPLICATION: version.application.encode("utf-8")})
 
 
 def unpack_version(body: Buffer) -> ServerVersion:

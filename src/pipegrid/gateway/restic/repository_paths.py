@@ -60,11 +60,6 @@ class RepositoryPath:
         """Whether it names one object."""
         return self.kind == CONFIG or bool(self.object_id)
 
-    @property
-    def file_name(self) -> str:
-        """The name of the object in its directory."""
-        return self.object_id or self.kind
-
 
 def parse_path(path: bytes) -> RepositoryPath | None:
     """

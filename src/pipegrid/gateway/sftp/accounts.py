@@ -20,6 +20,7 @@ from twisted.conch.ssh.keys import BadKeyError, Key
 from twisted.logger import Logger
 
 from pipegrid.core.caps import DirectoryCap, as_cap
+from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import CapError, UsageError
 from pipegrid.tree.directory_reading import kind_of
 
@@ -121,8 +122,7 @@ class Accounts:
 
     def _read(self) -> list[Account]:
         try:
-            with self._path.open("rb") as file:
-                data = file.read(_MOST_FILE_BYTES + 1)
+            data = read_file(self._path, _MOST_FILE_BYTES + 1)
         except OSError as error:
             raise UsageError(
                 f"cannot read the accounts of SFTP in {self._path} ({error.strerror}); write a line "

@@ -140,10 +140,3 @@ def open_sftp(grid: Grid, settings: SftpSettings, directory: Path) -> SftpServer
             f"cannot make {directory} for temporary files ({error.strerror})"
         ) from error
     return SftpServer(grid, accounts, key, SftpBounds(directory))
-
-
-def sftp_factory(
-    grid: Grid, accounts: Accounts, host_keys: Key, bounds: SftpBounds | None = None
-) -> SftpFactory:
-    """Return the factory for an endpoint; see ``SftpServer``."""
-    return SftpServer(grid, accounts, host_keys, bounds).factory

@@ -127,12 +127,12 @@ class ApiResource(Resource):
         return respond(request, work(), self._grid.clock, problem_response)
 
 
-def when_done(call: ApiRequest, text: str, status: int = 200) -> HttpResponse:
+def when_done(call: ApiRequest, text: str) -> HttpResponse:
     """Return the response after a success: a text, or a redirection to ``when_done``."""
     target = call.arguments.get("when_done")
     if target:
         return redirect(local_target(target))
-    return HttpResponse(text, status)
+    return HttpResponse(text)
 
 
 def local_target(target: str) -> str:

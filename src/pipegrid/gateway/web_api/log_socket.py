@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.interfaces import IPushProducer
-from twisted.logger import ILogObserver, LogPublisher, formatEvent, globalLogPublisher
+from twisted.logger import ILogObserver, formatEvent, globalLogPublisher
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
@@ -144,15 +144,13 @@ class PrivateResource(Resource):
 
     Args:
         token: returns the secret.
-        log: whose events are sent.
     """
 
     isLeaf = True
 
-    def __init__(self, token: Callable[[], str], log: LogPublisher = globalLogPublisher) -> None:
+    def __init__(self, token: Callable[[], str]) -> None:
         super().__init__()
         self._token = token
-        self._log = log
         self._sockets = LogSockets()
 
     def render(self, request: Any) -> int:
@@ -210,11 +208,11 @@ class PrivateResource(Resource):
         def closed() -> None:
             self._sockets.open.pop(socket, None)
             if not self._sockets.open:
-                self._log.removeObserver(self._sockets)
+                globalLogPublisher.removeObserver(self._sockets)
 
         socket = LogSocket(request, connection, closed)
         if not self._sockets.open:
-            self._log.addObserver(self._sockets)
+            globalLogPublisher.addObserver(self._sockets)
         self._sockets.open[socket] = None
         request.channel.transport.write(answer)
         socket.begin()

@@ -17,7 +17,7 @@ from pipegrid.gateway.web_api.api_request import (
     method_not_allowed,
 )
 from pipegrid.gateway.web_api.children_json import links_of, packed_children, parse_children
-from pipegrid.gateway.web_api.path_lookup import cap_of, unknown_cap
+from pipegrid.gateway.web_api.path_lookup import cap_of
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.page_paths import opened_url
 from pipegrid.gateway.web_ui.page_templates import render_page
@@ -174,17 +174,3 @@ def private_key_of(call: ApiRequest) -> bytes | None:
         return urlsafe_b64decode(text.encode("ascii"))
     except ValueError:
         raise WebError(400, "private-key is not the base64url of a DER key") from None
-
-
-def check_known(cap: Cap | None) -> Cap:
-    """
-    Return a cap of a known kind.
-
-    Raises:
-        WebError: it is of an unknown kind.
-    """
-    if cap is None:
-        raise WebError(400, "no capability of this object is known")
-    if isinstance(cap, UnknownCap):
-        raise unknown_cap(cap)
-    return cap

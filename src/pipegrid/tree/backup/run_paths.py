@@ -270,18 +270,11 @@ class RunFinder:
     Args:
         grid: an open grid.
         say: called with sentences for the user; None: they become warnings of the grid.
-        now: seconds since 1970.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        say: Callable[[str], None] | None = None,
-        now: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, grid: Grid, say: Callable[[str], None] | None = None) -> None:
         self._grid = grid
         self._say = say or grid.add_warning
-        self._now = now
         self._runs: tuple[BackupRun, ...] | None = None
         self._reading: Waiters[tuple[BackupRun, ...]] | None = None
 
@@ -298,7 +291,7 @@ class RunFinder:
             return await self._reading.wait()
         waiting = self._reading = Waiters()
         try:
-            self._runs = await Backups(self._grid, say=self._say, now=self._now).runs()
+            self._runs = await Backups(self._grid, say=self._say).runs()
         except Exception as error:
             self._reading = None
             waiting.fail(error)
@@ -315,7 +308,7 @@ class RunFinder:
             UsageError: no run fits; the message lists what there is.
             PipegridError: the catalogue cannot be read.
         """
-        chosen = choose_run(await self.runs(), path.name, path.at, self._now())
+        chosen = choose_run(await self.runs(), path.name, path.at, time.time())
         if chosen.warning:
             self._say(chosen.warning)
         return chosen.run
