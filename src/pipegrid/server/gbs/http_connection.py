@@ -9,7 +9,6 @@ from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from typing import Protocol as Interface
 
 import attrs
 import httptools
@@ -204,32 +203,6 @@ class _Broken:
     reason: str
 
 
-class Site(Interface):
-    """
-    What a connection uses of its site.
-
-    Attributes:
-        turns: the scheduler.
-    """
-
-    turns: FairTurns[GbsConnection]
-
-    def seconds(self) -> float:
-        """Return the seconds of the clock that all connections share."""
-
-    def connected(self, connection: GbsConnection) -> None:
-        """Add a connection, and call its ``tick`` from now on."""
-
-    def disconnected(self, connection: GbsConnection) -> None:
-        """Remove a connection whose transport is lost."""
-
-    def has_ready(self, connection: GbsConnection) -> None:
-        """Call its ``send_ready`` once, soon."""
-
-    def note_hostile(self, peer: str, reason: str) -> None:
-        """Log why a client was rejected."""
-
-
 @implementer(IPushProducer)
 class GbsConnection(Protocol):
     """
@@ -240,7 +213,7 @@ class GbsConnection(Protocol):
         spending: the time spent on it.
     """
 
-    def __init__(self, site: Site, service: GbsService, now_s: float) -> None:
+    def __init__(self, site: GbsSite, service: GbsService, now_s: float) -> None:
         self._site = site
         self._turns = turns = site.turns
         self._order = RequestOrder(service, partial(site.has_ready, self), turns)
@@ -582,6 +555,7 @@ class GbsSite(Factory):
         return GbsConnection(self, self.service, self.seconds())
 
     def seconds(self) -> float:
+        """Return the seconds of the clock that all connections share."""
         return self._clock.seconds()
 
     def stop(self) -> Deferred[None]:
@@ -601,11 +575,13 @@ class GbsSite(Factory):
     # Called by connections.
 
     def connected(self, connection: GbsConnection) -> None:
+        """Add a connection, and call its ``tick`` from now on."""
         self.connections.add(connection)
         self._most = max(self._most, len(self.connections))
         self._timer.set(TICK_S)
 
     def disconnected(self, connection: GbsConnection) -> None:
+        """Remove a connection whose transport is lost."""
         self.connections.discard(connection)
         if not self.connections and self._timer.is_set:
             self._timer.stop()

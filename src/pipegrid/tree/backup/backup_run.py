@@ -32,7 +32,6 @@ from pipegrid.tree.backup.catalogue import (
 )
 from pipegrid.tree.backup.catalogue_store import (
     CatalogueChange,
-    CatalogueStore,
     Changed,
     GridCatalogues,
 )
@@ -80,7 +79,7 @@ class RunLister:
     """
 
     def __init__(
-        self, place: BackupPlace, catalogues: CatalogueStore, say: Callable[[str], None]
+        self, place: BackupPlace, catalogues: GridCatalogues, say: Callable[[str], None]
     ) -> None:
         self._place = place
         self._catalogues = catalogues
@@ -418,7 +417,6 @@ class Backups:
     Args:
         say: called with sentences for the user.
         now: seconds since 1970.
-        catalogues: where the list of runs is kept.
         machine: this one; None: the one that the system names.
     """
 
@@ -428,7 +426,6 @@ class Backups:
         *,
         say: Callable[[str], None] = lambda sentence: None,
         now: Callable[[], float] = time.time,
-        catalogues: CatalogueStore | None = None,
         machine: Machine | None = None,
     ) -> None:
         self._grid = grid
@@ -436,7 +433,7 @@ class Backups:
         self._now = now
         self._machine = machine
         self.place = BackupPlace(grid.config)
-        self.catalogues: CatalogueStore = catalogues or GridCatalogues(grid, now)
+        self.catalogues = GridCatalogues(grid, now)
         self.say = say
         self._lister = RunLister(self.place, self.catalogues, say)
 

@@ -8,7 +8,6 @@ machine has changed the list meanwhile, the edits are applied to the new content
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import attrs
 
@@ -112,8 +111,17 @@ class Changed:
     run: BackupRun | None = None
 
 
-class CatalogueStore(Protocol):
-    """Reads and changes the list of runs."""
+class GridCatalogues:
+    """
+    Keeps catalogues as directories on a grid. A write is retried if servers were unreachable.
+
+    Args:
+        now: seconds since 1970.
+    """
+
+    def __init__(self, grid: Grid, now: Callable[[], float]) -> None:
+        self._grid = grid
+        self._now = now
 
     async def create(self) -> DirectoryCap:
         """
@@ -122,6 +130,7 @@ class CatalogueStore(Protocol):
         Raises:
             PipegridError: it could not be stored.
         """
+        return (await with_retries(self._grid.clock, lambda: create_directory(self._grid))).cap
 
     async def load(self, cap: DirectoryCap) -> bytes:
         """
@@ -130,6 +139,15 @@ class CatalogueStore(Protocol):
         Raises:
             PipegridError: it cannot be read.
         """
+        file = cap.file
+        is_mutable = isinstance(file, MutableCap) and file.access != "verify"
+        if not (is_mutable or isinstance(file, (ChkCap, LitCap))):
+            raise CapError("this is not the cap that 'pipegrid backup' printed; use that one")
+        if not isinstance(file, ChkCap) or file.size <= MAX_BYTES:
+            data = await self._grid.read(file, 0, None if not is_mutable else MAX_BYTES + 1)
+            if len(data) <= MAX_BYTES:
+                return data
+        raise DirectoryError("this is not a catalogue of backups: it is too large for one")
 
     async def change(
         self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes | None = None
@@ -144,43 +162,6 @@ class CatalogueStore(Protocol):
             RollbackError: servers have an older version than this client has seen.
             PipegridError: it could not be changed.
         """
-
-    async def rewrite(
-        self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes
-    ) -> Changed:
-        """Change the remembered content of a catalogue, and write it over whatever the servers have."""
-
-
-class GridCatalogues:
-    """
-    Keeps catalogues as directories on a grid. A write is retried if servers were unreachable.
-
-    Args:
-        now: seconds since 1970.
-    """
-
-    def __init__(self, grid: Grid, now: Callable[[], float]) -> None:
-        self._grid = grid
-        self._now = now
-
-    async def create(self) -> DirectoryCap:
-        return (await with_retries(self._grid.clock, lambda: create_directory(self._grid))).cap
-
-    async def load(self, cap: DirectoryCap) -> bytes:
-        """Return the bytes of a catalogue."""
-        file = cap.file
-        is_mutable = isinstance(file, MutableCap) and file.access != "verify"
-        if not (is_mutable or isinstance(file, (ChkCap, LitCap))):
-            raise CapError("this is not the cap that 'pipegrid backup' printed; use that one")
-        if not isinstance(file, ChkCap) or file.size <= MAX_BYTES:
-            data = await self._grid.read(file, 0, None if not is_mutable else MAX_BYTES + 1)
-            if len(data) <= MAX_BYTES:
-                return data
-        raise DirectoryError("this is not a catalogue of backups: it is too large for one")
-
-    async def change(
-        self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes | None = None
-    ) -> Changed:
         directory = Directory(self._grid, cap, self._now)
         done: Changed | None = None
 
@@ -200,6 +181,7 @@ class GridCatalogues:
     async def rewrite(
         self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes
     ) -> Changed:
+        """Change the remembered content of a catalogue, and write it over whatever the servers have."""
         directory = Directory(self._grid, cap, self._now)
         listed = runs_of(cap, remembered)
         change.forgetting(change.done(listed).forgotten)
