@@ -17,8 +17,8 @@ from pipegrid.server.introducer_registry import (
     MAX_UNITS,
     UNIT_BYTES,
     AnnouncementRegistry,
+    AnnouncementVerdict,
     ListedServer,
-    Outcome,
     RefusedAnnouncement,
 )
 from pipegrid.wire.announcements import (
@@ -54,7 +54,9 @@ class RegistryTestCase(SynchronousTestCase):
         """Note what subscribers would receive."""
         self.heard.append(server.nickname)
 
-    def publish(self, signed: object, connection: object = None, place: str = HONEST) -> Outcome:
+    def publish(
+        self, signed: object, connection: object = None, place: str = HONEST
+    ) -> AnnouncementVerdict:
         """Announce something, on a connection of its own."""
         return self.registry.publish(signed, connection or object(), place)
 
@@ -76,25 +78,25 @@ class AcceptanceTests(RegistryTestCase):
     def test_new_and_changed(self) -> None:
         """Subscribers get the new and the changed, once; a lower number, or the same, is ignored."""
         old = announced(1, 1)
-        self.assertIs(self.publish(old), Outcome.NEW)
-        self.assertIs(self.publish(old), Outcome.KNOWN)
-        self.assertIs(self.publish(announced(1, 3)), Outcome.CHANGED)
+        self.assertIs(self.publish(old), AnnouncementVerdict.NEW)
+        self.assertIs(self.publish(old), AnnouncementVerdict.KNOWN)
+        self.assertIs(self.publish(announced(1, 3)), AnnouncementVerdict.CHANGED)
         for replayed in (old, announced(1, 3, extra="other"), announced(1, None)):
-            self.assertIs(self.publish(replayed), Outcome.OLD)
+            self.assertIs(self.publish(replayed), AnnouncementVerdict.OLD)
         self.assertEqual(self.heard, ["n1", "n1"])
         self.assertEqual([each.seqnum for each in self.registry], [3])
 
     def test_without_a_number(self) -> None:
         """Any announcement replaces one that has no number, as with Tahoe-LAFS."""
         self.publish(announced(1, None))
-        self.assertIs(self.publish(announced(1, None, extra="other")), Outcome.CHANGED)
-        self.assertIs(self.publish(announced(1, 1)), Outcome.CHANGED)
+        self.assertIs(self.publish(announced(1, None, extra="other")), AnnouncementVerdict.CHANGED)
+        self.assertIs(self.publish(announced(1, 1)), AnnouncementVerdict.CHANGED)
 
     def test_services_are_apart(self) -> None:
         """One key may announce several services; each has its own numbers."""
         self.publish(announced(1, 5))
         other = announced(1, 1, service="other")
-        self.assertIs(self.publish(other), Outcome.NEW)
+        self.assertIs(self.publish(other), AnnouncementVerdict.NEW)
         self.assertEqual([each.signed for each in self.registry.of_service("other")], [other])
 
     def test_forged_and_malformed(self) -> None:
@@ -136,7 +138,7 @@ class AcceptanceTests(RegistryTestCase):
         for number in range(100, 100 + MAX_PER_CONNECTION):
             self.publish(announced(number), one)
         self.assertEqual(self.refusal(announced(99), one), "connection")
-        self.assertIs(self.publish(announced(7), one), Outcome.KNOWN)
+        self.assertIs(self.publish(announced(7), one), AnnouncementVerdict.KNOWN)
 
 
 class SpaceTests(RegistryTestCase):
@@ -180,7 +182,7 @@ class SpaceTests(RegistryTestCase):
     def test_new_servers_during_a_flood(self) -> None:
         """A server at another address is listed although there is no space; the flood's last gives way."""
         self.flood(MAX_UNITS)
-        self.assertIs(self.publish(self.unsigned(1), place=HONEST), Outcome.NEW)
+        self.assertIs(self.publish(self.unsigned(1), place=HONEST), AnnouncementVerdict.NEW)
         self.assertNotIn(f"n{10_000 + MAX_UNITS - 1}", self.listed())
         self.assertEqual((len(self.registry), self.registry.replaced), (MAX_UNITS, 1))
         self.assertEqual(self.flood(1000, first=50_000), 1000)
@@ -263,7 +265,9 @@ class SpaceTests(RegistryTestCase):
         self.registry.tick()
         self.assertEqual(self.registry.established, MAX_ESTABLISHED_UNITS)
         for number in range(64):
-            self.assertIs(self.publish(self.unsigned(number), place=f"{number}"), Outcome.NEW)
+            self.assertIs(
+                self.publish(self.unsigned(number), place=f"{number}"), AnnouncementVerdict.NEW
+            )
 
     def test_half_for_one_address(self) -> None:
         """Of the space of established servers, those of one address take half."""
@@ -279,7 +283,7 @@ class SpaceTests(RegistryTestCase):
         self.now_s += ESTABLISHED_S
         self.registry.tick()
         self.assertEqual(self.refusal(self.unsigned(10_000, 8, seqnum=2)), "full")
-        self.assertIs(self.publish(self.unsigned(10_000, 1, seqnum=2)), Outcome.CHANGED)
+        self.assertIs(self.publish(self.unsigned(10_000, 1, seqnum=2)), AnnouncementVerdict.CHANGED)
         self.assertEqual((len(self.registry), self.registry.units), (MAX_UNITS, MAX_UNITS))
         self.assertEqual(sum(each.units for each in self.registry), MAX_UNITS)
 

@@ -45,7 +45,7 @@ class CpuUsage:
         return self._spent_s > BURST_S
 
 
-class Waiting(Protocol):
+class QueuedConnection(Protocol):
     """
     What a ``FairQueue`` contains.
 
@@ -56,7 +56,7 @@ class Waiting(Protocol):
     place: str
 
 
-class Member(Waiting, Protocol):
+class ServedConnection(QueuedConnection, Protocol):
     """
     A connection that takes turns.
 
@@ -70,8 +70,8 @@ class Member(Waiting, Protocol):
         """Do as much as possible before the turn is over."""
 
 
-W = TypeVar("W", bound=Waiting)
-M = TypeVar("M", bound=Member)
+W = TypeVar("W", bound=QueuedConnection)
+M = TypeVar("M", bound=ServedConnection)
 
 
 class FairQueue(Generic[W]):

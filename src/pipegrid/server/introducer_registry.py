@@ -62,7 +62,7 @@ ListingKey = tuple[str, str]
 """Service and server id; each has one announcement."""
 
 
-class Outcome(Enum):
+class AnnouncementVerdict(Enum):
     """What was done with an announcement."""
 
     NEW = "new"
@@ -190,7 +190,7 @@ class AnnouncementRegistry:
         """Return whether this very announcement is listed, which takes no verification."""
         return self._same(signed) is not None
 
-    def publish(self, signed: object, connection: Hashable, place: str) -> Outcome:
+    def publish(self, signed: object, connection: Hashable, place: str) -> AnnouncementVerdict:
         """
         Accept an announcement, or ignore it if it is known or old.
 
@@ -204,7 +204,7 @@ class AnnouncementRegistry:
         known = self._same(signed)
         if known is not None:
             self._hold(known, connection)
-            return Outcome.KNOWN
+            return AnnouncementVerdict.KNOWN
         announcement, signed = _verified(signed)
         service = _service_of(announcement)
         known = self._servers.get((service, announcement.server_id))
@@ -212,11 +212,11 @@ class AnnouncementRegistry:
             return self._add(announcement, service, signed, connection, place)
         if _fields(known.signed) == announcement.fields:  # signed again
             self._hold(known, connection)
-            return Outcome.KNOWN
+            return AnnouncementVerdict.KNOWN
         if not _is_newer(announcement.seqnum, known.seqnum):
-            return Outcome.OLD
+            return AnnouncementVerdict.OLD
         self._replace(known, announcement, signed, connection, place)
-        return Outcome.CHANGED
+        return AnnouncementVerdict.CHANGED
 
     def lost(self, connection: Hashable) -> None:
         """Record that a connection has ended: the servers that it announced may be absent now."""
@@ -305,7 +305,7 @@ class AnnouncementRegistry:
         signed: Signed,
         connection: Hashable,
         place: str,
-    ) -> Outcome:
+    ) -> AnnouncementVerdict:
         if len(self._held.get(connection, ())) >= MAX_PER_CONNECTION:
             raise RefusedAnnouncement(
                 "connection", f"one connection may announce {MAX_PER_CONNECTION} servers, no more"
@@ -325,7 +325,7 @@ class AnnouncementRegistry:
         self._count_units(server, 1)
         self._hold(server, connection)
         self._changed(server, True)
-        return Outcome.NEW
+        return AnnouncementVerdict.NEW
 
     def _replace(
         self,

@@ -25,9 +25,9 @@ from pipegrid.reactor.deferreds import Timer
 from pipegrid.server.foolscap.remote_objects import client_of
 from pipegrid.server.introducer_registry import (
     AnnouncementRegistry,
+    AnnouncementVerdict,
     ListedServer,
     ListingKey,
-    Outcome,
     RefusedAnnouncement,
     units_of,
 )
@@ -290,9 +290,9 @@ class IntroducerService(Referenceable):
                 )
             outcome = self.registry.publish(announcement, client.broker, client.place)
             reason = outcome.value
-            if outcome is Outcome.CHANGED:
+            if outcome is AnnouncementVerdict.CHANGED:
                 client.charge(units_of(announcement) - 1)
-            if outcome is Outcome.OLD:
+            if outcome is AnnouncementVerdict.OLD:
                 self._note(client, announcement, "a later one is known")
         except RefusedAnnouncement as error:
             reason = error.reason

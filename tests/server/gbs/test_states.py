@@ -7,9 +7,9 @@ from typing import Any
 from pipegrid.server.gbs.request_order import (
     LIFE,
     TURN,
-    Life,
+    ConnectionLife,
     ServerEvent,
-    Taking,
+    TurnEvent,
     TurnState,
     TurnTaking,
 )
@@ -43,7 +43,7 @@ class StatesTests(ServerTestCase):
 
     def test_every_state_is_in_them(self) -> None:
         """And can be come to."""
-        for table, states in ((LIFE, Life), (TURN, TurnState)):
+        for table, states in ((LIFE, ConnectionLife), (TURN, TurnState)):
             table_: Any = table
             self.assertEqual(table_.states, tuple(states))
             reached = {table_.states[0]}
@@ -58,8 +58,8 @@ class StatesTests(ServerTestCase):
 
     def test_nothing_leads_back(self) -> None:
         """Who drains does not begin anything any more, and who has gone does not come back."""
-        order = list(Life)
-        for life in Life:
+        order = list(ConnectionLife)
+        for life in ConnectionLife:
             for happening in ServerEvent:
                 if LIFE.allows(life, happening):
                     self.assertGreaterEqual(
@@ -70,17 +70,17 @@ class StatesTests(ServerTestCase):
         """It is open, drains with a last request, closes behind the answer, and is gone."""
         connection, transport = self.connect()
         order = connection._order
-        self.assertIs(order.life, Life.OPEN)
+        self.assertIs(order.life, ConnectionLife.OPEN)
         connection.dataReceived(VERSION)
-        self.assertIs(order.life, Life.OPEN)
+        self.assertIs(order.life, ConnectionLife.OPEN)
         connection.dataReceived(VERSION.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         self.assertEqual(len(parse_replies(transport.written)), 2)
-        self.assertIs(order.life, Life.CLOSING)
+        self.assertIs(order.life, ConnectionLife.CLOSING)
         connection.drain()  # the server stops meanwhile
-        self.assertIs(order.life, Life.CLOSING)
+        self.assertIs(order.life, ConnectionLife.CLOSING)
         connection._check_invariants()
         transport.lose()
-        self.assertIs(order.life, Life.GONE)
+        self.assertIs(order.life, ConnectionLife.GONE)
         connection._check_invariants()
         self.assertRaises(NotInTable, order.move, ServerEvent.CLOSES)
 
@@ -89,7 +89,7 @@ class StatesTests(ServerTestCase):
         connection, transport = self.connect()
         connection.dataReceived(VERSION + b"nonsense\r\n\r\n")
         self.assertEqual([each.status for each in parse_replies(transport.written)], [200, 400])
-        self.assertIs(connection._order.life, Life.CLOSING)
+        self.assertIs(connection._order.life, ConnectionLife.CLOSING)
         connection._check_invariants()
 
     def test_turns(self) -> None:
@@ -113,7 +113,7 @@ class StatesTests(ServerTestCase):
         turn.is_over()
         self.assertIs(turn.state, TurnState.NOT_WANTED)
         self.assertEqual(turns.log, ["waits", "ended", "ended"])
-        self.assertRaises(NotInTable, turn._move, Taking.IS_OVER)
+        self.assertRaises(NotInTable, turn._move, TurnEvent.IS_OVER)
 
     def test_a_turn_that_others_have(self) -> None:
         """It is waited for."""

@@ -139,7 +139,7 @@ MAX_HELD_BYTES = 192 << 20
 """The largest message has 128 MiB, and its tokens take 52 MiB more."""
 
 
-class Holder(Protocol):
+class MemoryHolder(Protocol):
     """A connection whose memory is counted here."""
 
     def crowd_out(self) -> None:
@@ -159,12 +159,12 @@ class HeldMemory:
         self._ask = ask
         self._limit_bytes = limit_bytes
         self.total_bytes = 0  # held by all of them
-        self._held: dict[Holder, int] = {}
+        self._held: dict[MemoryHolder, int] = {}
 
     def __repr__(self) -> str:
         return f"<HeldMemory, {self.total_bytes} bytes by {len(self._held)}>"
 
-    def hold(self, holder: Holder, more_bytes: int) -> bool:
+    def hold(self, holder: MemoryHolder, more_bytes: int) -> bool:
         """
         Count more memory for a holder; returns whether that is allowed: if not, the holder must close.
         """
@@ -178,7 +178,7 @@ class HeldMemory:
         self._held[holder] = would_hold
         return True
 
-    def release(self, holder: Holder, fewer_bytes: int) -> None:
+    def release(self, holder: MemoryHolder, fewer_bytes: int) -> None:
         """Count less memory for a holder, which may have been closed before."""
         held = self._held.get(holder, 0)
         fewer_bytes = min(fewer_bytes, held)
@@ -186,7 +186,7 @@ class HeldMemory:
             self._take(-fewer_bytes)
             self._held[holder] = held - fewer_bytes
 
-    def release_all(self, holder: Holder) -> None:
+    def release_all(self, holder: MemoryHolder) -> None:
         """Count no memory any more for a closed holder."""
         held = self._held.pop(holder, 0)
         if held:

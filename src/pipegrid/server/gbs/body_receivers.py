@@ -14,7 +14,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.errors import NoSuchShare, PipegridError
 from pipegrid.reactor.bulk_sockets import gather
 from pipegrid.server.gbs import responses
-from pipegrid.server.gbs.request_check import Admitted, Operation, Rule
+from pipegrid.server.gbs.request_check import AdmittedRequest, Operation, Rule
 from pipegrid.server.gbs.responses import STREAM_PIECE_BYTES, Answer
 from pipegrid.storage.share_reader import ShareReader
 from pipegrid.storage.share_store import ShareStore
@@ -378,7 +378,7 @@ class AllocateCall(InSteps):
     """
 
     def __init__(
-        self, service: Service, admitted: Admitted, store: ShareStore, headers: bytes
+        self, service: Service, admitted: AdmittedRequest, store: ShareStore, headers: bytes
     ) -> None:
         shares = (admitted.target.key,)
         super().__init__(service, admitted.rule, shares, self._allocate, self._say)

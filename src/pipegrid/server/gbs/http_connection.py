@@ -24,7 +24,13 @@ from pipegrid.reactor.bulk_sockets import set_bulk_buffers
 from pipegrid.reactor.deferreds import Timer, Waiters
 from pipegrid.server.fair_scheduler import CpuUsage, FairTurns
 from pipegrid.server.gbs.request_check import Request
-from pipegrid.server.gbs.request_order import Life, RequestOrder, ServerEvent, TurnState, TurnTaking
+from pipegrid.server.gbs.request_order import (
+    ConnectionLife,
+    RequestOrder,
+    ServerEvent,
+    TurnState,
+    TurnTaking,
+)
 from pipegrid.server.gbs.request_parser import RequestParser
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.storage.uploads.eviction import Client, address_of
@@ -128,7 +134,7 @@ STUCK_TIMEOUT_S = 600.0
 CLOSE_TIMEOUT_S = 30.0
 
 
-class GivenUp(Enum):
+class CloseReason(Enum):
     """Why a connection is closed; the value is a clause for the log, or empty."""
 
     STUCK = "it does not read its answers"
@@ -155,7 +161,7 @@ class ActivityTimes:
 
 def overdue(
     now_s: float, moments: ActivityTimes, order: RequestOrder, in_head: bool, queued: bool
-) -> GivenUp | None:
+) -> CloseReason | None:
     """
     Return which time limit the connection has exceeded, or None; it is not closing.
 
@@ -164,19 +170,19 @@ def overdue(
         queued: parsed input waits to be carried out.
     """
     if not order.can_write:
-        return GivenUp.STUCK if now_s - moments.moved_s > STUCK_TIMEOUT_S else None
+        return CloseReason.STUCK if now_s - moments.moved_s > STUCK_TIMEOUT_S else None
     since_s = now_s - moments.began_s
     if in_head and not queued:
-        return GivenUp.REQUEST if since_s > HEAD_TIMEOUT_S else None
+        return CloseReason.REQUEST if since_s > HEAD_TIMEOUT_S else None
     if order.unanswered or queued:
         return None  # its client waits for the server's answer
     if order.receives_message:
         more_s = order.message_bytes / BODY_BYTES_PER_S
-        return GivenUp.REQUEST if since_s > BODY_TIMEOUT_S + more_s else None
+        return CloseReason.REQUEST if since_s > BODY_TIMEOUT_S + more_s else None
     if not order.known and order.receiver is not None:
-        return GivenUp.REFUSED if since_s > HEAD_TIMEOUT_S else None
+        return CloseReason.REFUSED if since_s > HEAD_TIMEOUT_S else None
     time_limit_s = IDLE_TIMEOUT_S if order.known else HEAD_TIMEOUT_S
-    return GivenUp.IDLE if now_s - moments.heard_s > time_limit_s else None
+    return CloseReason.IDLE if now_s - moments.heard_s > time_limit_s else None
 
 
 # ``RequestOrder`` carries out and answers the requests; ``request_order`` has the tables of states.
@@ -304,7 +310,7 @@ class GbsConnection(Protocol):
         if why is not None:
             if why.value:
                 self._site.note_hostile(self._peer(), why.value)
-            if why is GivenUp.STUCK:
+            if why is CloseReason.STUCK:
                 self._transport.abortConnection()
             else:
                 self._close()
@@ -438,7 +444,7 @@ class GbsConnection(Protocol):
 
     def _begin(self, request: Request) -> None:
         order = self._order
-        if order.life is not Life.OPEN:
+        if order.life is not ConnectionLife.OPEN:
             return
         order.begin(request)
         self._note_use()
@@ -447,7 +453,7 @@ class GbsConnection(Protocol):
         self._intake.body_begins()
 
     def _refuse(self, broken: _Broken) -> None:
-        if self._order.life is not Life.OPEN:
+        if self._order.life is not ConnectionLife.OPEN:
             return  # after the last request of a connection anything may follow
         self._site.note_hostile(self._peer(), broken.reason)
         self._order.refuse(broken.answer)

@@ -228,7 +228,7 @@ _NO_SUCH_METHOD = {
 
 
 @attrs.frozen
-class Admitted:
+class AdmittedRequest:
     """A request that passed all checks of its head."""
 
     rule: Rule
@@ -245,7 +245,7 @@ class Admitted:
         )
 
 
-def admit(request: Request, authorization: bytes) -> Admitted | Answer:
+def admit(request: Request, authorization: bytes) -> AdmittedRequest | Answer:
     """
     Return the checked request, or the answer that rejects it.
 
@@ -279,7 +279,7 @@ def admit(request: Request, authorization: bytes) -> Admitted | Answer:
             return responses.WRONG_TYPE
         if request.content_length is not None and request.content_length > rule.body_limit_bytes:
             return responses.TOO_LARGE
-    return Admitted(rule, target, secrets, request.client)
+    return AdmittedRequest(rule, target, secrets, request.client)
 
 
 def is_authorized(request: Request, authorization: bytes) -> bool:

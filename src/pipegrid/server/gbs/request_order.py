@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 # Tables of states; None: the event cannot happen.
 #
-# ``Life``, changed only by ``RequestOrder.move``: OPEN begins requests. DRAINING begins none, answers those
-# that have begun, and closes: the server is stopping, a request was the last, or the input is not HTTP.
-# CLOSING has closed the transport, and carries out nothing. GONE has lost the transport.
+# ``ConnectionLife``, changed only by ``RequestOrder.move``: OPEN begins requests. DRAINING begins none,
+# answers those that have begun, and closes: the server is stopping, a request was the last, or the input is
+# not HTTP. CLOSING has closed the transport, and carries out nothing. GONE has lost the transport.
 #
 # ``TurnState``, changed only by ``TurnTaking._move``: a connection has nothing to do (NOT_WANTED), WAITS for
 # its turn, or HAS it; one that has used up its turn WAITS_AGAIN, until its current work ends.
 
 
-class Life(Named):
+class ConnectionLife(Named):
     """The life of a client's connection; a comment above describes the states."""
 
     OPEN = "is open"
@@ -67,7 +67,7 @@ class TurnState(Named):
     WAITS_AGAIN = "has had its turn and waits for the next"
 
 
-class Taking(Named):
+class TurnEvent(Named):
     """Events of a connection with regard to turns."""
 
     IS_GIVEN = "it is its turn"
@@ -75,8 +75,8 @@ class Taking(Named):
     IS_OVER = "its turn is over"
 
 
-def _life() -> Table[Life, ServerEvent]:
-    (open_, draining, closing, gone) = Life
+def _life() -> Table[ConnectionLife, ServerEvent]:
+    (open_, draining, closing, gone) = ConnectionLife
     # fmt: off
     return Table("a client's connection", tuple(ServerEvent), {
         #           DRAINS    CLOSES   LOST
@@ -88,10 +88,10 @@ def _life() -> Table[Life, ServerEvent]:
     # fmt: on
 
 
-def _turn() -> Table[TurnState, Taking]:
+def _turn() -> Table[TurnState, TurnEvent]:
     (not_wanted, waits, has, waits_again) = TurnState
     # fmt: off
-    return Table("a client's connection", tuple(Taking), {
+    return Table("a client's connection", tuple(TurnEvent), {
         #             IS_GIVEN  STANDS_IN_LINE  IS_OVER
         not_wanted:  (has,      waits,          None),
         waits:       (has,      waits,          None),
@@ -194,7 +194,7 @@ class RequestOrder:
         self.committing: dict[bytes, list[int]] = {}
         self.can_write = True
         self.attended = False
-        self.life = Life.OPEN
+        self.life = ConnectionLife.OPEN
         self.begun = 0
         self.known = False
         self.ended = False
@@ -210,8 +210,8 @@ class RequestOrder:
     def move(self, happening: ServerEvent) -> None:
         """Change the state of the connection because of an event."""
         self.life = life = LIFE.after(self.life, happening)
-        self.lost = life is Life.GONE
-        self.ended = self.lost or life is Life.CLOSING
+        self.lost = life is ConnectionLife.GONE
+        self.ended = self.lost or life is ConnectionLife.CLOSING
 
     @property
     def receives_message(self) -> bool:
@@ -364,7 +364,9 @@ class RequestOrder:
             places.popleft()
         if out:
             transport.write(b"".join(out))
-        return last or (self.life is Life.DRAINING and not places and self.receiver is None)
+        return last or (
+            self.life is ConnectionLife.DRAINING and not places and self.receiver is None
+        )
 
     def _write(self, out: list[bytes], place: ResponseSlot, transport: Any) -> None:
         """Write what comes before a stream, and its head, once."""
@@ -430,8 +432,8 @@ class RequestOrder:
             self._on_ready()
 
     def _check_invariants(self) -> None:
-        assert self.lost == (self.life is Life.GONE), self
-        assert self.ended == (self.life in (Life.CLOSING, Life.GONE)), self
+        assert self.lost == (self.life is ConnectionLife.GONE), self
+        assert self.ended == (self.life in (ConnectionLife.CLOSING, ConnectionLife.GONE)), self
         assert not self.lost or not self.unanswered, "a client that has gone gets no answers"
         assert not self.ended or self.receiver is None, "what has ended receives nothing"
         assert len(self.unanswered) <= 2 * MAX_UNANSWERED, self
@@ -458,7 +460,7 @@ class TurnTaking(Generic[M]):
         self._member = member
         self.state = TurnState.NOT_WANTED
 
-    def _move(self, taking: Taking) -> None:
+    def _move(self, taking: TurnEvent) -> None:
         self.state = TURN.after(self.state, taking)
 
     def may_go_on(self) -> bool:
@@ -469,7 +471,7 @@ class TurnTaking(Generic[M]):
         elif self.state is not TurnState.NOT_WANTED:
             return False
         elif self._turns.may_have(self._member):
-            self._move(Taking.IS_GIVEN)
+            self._move(TurnEvent.IS_GIVEN)
             return True
         self.wait_in_queue()
         return False
@@ -477,16 +479,16 @@ class TurnTaking(Generic[M]):
     def wait_in_queue(self) -> None:
         """Queue the connection, unless it is queued already."""
         before = self.state
-        self._move(Taking.STANDS_IN_LINE)
+        self._move(TurnEvent.STANDS_IN_LINE)
         if before is not self.state:
             self._turns.wait(self._member)
 
     def is_given(self) -> None:
         """Record that it is first in the queue."""
-        self._move(Taking.IS_GIVEN)
+        self._move(TurnEvent.IS_GIVEN)
 
     def is_over(self) -> None:
         """Record that it has nothing to do now; the time it has used in its turn is counted."""
         if self.state is TurnState.HAS or self.state is TurnState.WAITS_AGAIN:
-            self._move(Taking.IS_OVER)
+            self._move(TurnEvent.IS_OVER)
             self._turns.end(self._member)

@@ -24,7 +24,7 @@ from pipegrid.errors import NoSpace, Overloaded, PipegridError, UsageError
 from pipegrid.reactor.bulk_sockets import gather
 from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.body_receivers import InSteps, Service
-from pipegrid.server.gbs.request_check import Admitted, Operation
+from pipegrid.server.gbs.request_check import AdmittedRequest, Operation
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.storage.mutable.slots import Slots
 from pipegrid.wire import gbs_cbor_bodies, gbs_mutable, gbs_paths_headers
@@ -192,7 +192,7 @@ class SlotChangeCall(InSteps):
     def __init__(
         self,
         service: Service,
-        admitted: Admitted,
+        admitted: AdmittedRequest,
         slots: Slots,
         queue: SlotQueue,
         body_bytes: int | None,
@@ -322,7 +322,7 @@ class SlotHandlers:
         self._queue = queue
         self._headers = headers
 
-    def list_shares(self, admitted: Admitted, body: Buffer) -> Deferred[Answer]:
+    def list_shares(self, admitted: AdmittedRequest, body: Buffer) -> Deferred[Answer]:
         """Answer with the numbers of all mutable shares of the storage index."""
         storage_index = admitted.target.storage_index
         numbers = self._queue.read(storage_index, self._slots.list_shares, storage_index)

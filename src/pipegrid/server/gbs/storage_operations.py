@@ -36,7 +36,13 @@ from pipegrid.server.gbs.body_receivers import (
     Write,
 )
 from pipegrid.server.gbs.bundles import Bundle, ReadBundle
-from pipegrid.server.gbs.request_check import Admitted, Operation, Request, admit, is_authorized
+from pipegrid.server.gbs.request_check import (
+    AdmittedRequest,
+    Operation,
+    Request,
+    admit,
+    is_authorized,
+)
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.server.gbs.slot_requests import SlotChangeCall, SlotHandlers, SlotQueue
 from pipegrid.server.gbs.surveys import LeaseReleasesCall, Survey
@@ -105,7 +111,9 @@ class GbsService:
         self._held_bytes = 0
         self._held_most = 0  # the maximum since memory was given back
         self._held_lock = threading.Lock()  # what slots read is counted in a worker thread
-        self._handlers: dict[Operation, Callable[[Admitted, Buffer], Answer | Deferred[Answer]]] = {
+        self._handlers: dict[
+            Operation, Callable[[AdmittedRequest, Buffer], Answer | Deferred[Answer]]
+        ] = {
             Operation.CORRUPT: self._corrupt,
             Operation.VERSION: self._version,
             Operation.ABORT: self._abort,
@@ -251,12 +259,12 @@ class GbsService:
     def _counted_as(self, name: str) -> Callable[[Answer], Answer]:
         return lambda answer: self.count(name, answer)
 
-    def _version(self, _: Admitted, body: Buffer) -> Answer:
+    def _version(self, _: AdmittedRequest, body: Buffer) -> Answer:
         return responses.cbor(
             gbs_cbor_bodies.pack_version(self.store.version()), headers=self.offer
         )
 
-    def _begin_write(self, request: Request, admitted: Admitted) -> Answer | Write:
+    def _begin_write(self, request: Request, admitted: AdmittedRequest) -> Answer | Write:
         try:
             begin, end = gbs_paths_headers.parse_content_range(
                 request.headers.get(b"content-range", b"")
@@ -274,7 +282,7 @@ class GbsService:
             return responses.BAD_CONTENT_RANGE
         return Write(self, upload, begin, end)
 
-    def _abort(self, admitted: Admitted, body: Buffer) -> Answer:
+    def _abort(self, admitted: AdmittedRequest, body: Buffer) -> Answer:
         target = admitted.target
         _check_number(target)
         try:
@@ -285,7 +293,7 @@ class GbsService:
             raise
         return responses.OK
 
-    def _list(self, admitted: Admitted, body: Buffer) -> Answer:
+    def _list(self, admitted: AdmittedRequest, body: Buffer) -> Answer:
         return responses.cbor(
             gbs_cbor_bodies.pack_shares(self.store.list_shares(admitted.target.storage_index)),
             headers=self.offer,
@@ -337,7 +345,7 @@ class GbsService:
         data = reader.read_exactly(begin, end - begin)
         return responses.make(status, data, gbs_paths_headers.SHARE_CONTENT_TYPE, headers)
 
-    def _corrupt(self, admitted: Admitted, body: Buffer) -> Answer:
+    def _corrupt(self, admitted: AdmittedRequest, body: Buffer) -> Answer:
         try:
             reason = gbs_cbor_bodies.unpack_corrupt(body)
         except ValueError as error:
@@ -358,7 +366,7 @@ class GbsService:
                 reason=printable(reason[:200]),
             )
 
-    def _lease(self, admitted: Admitted, body: Buffer) -> Answer | Deferred[Answer]:
+    def _lease(self, admitted: AdmittedRequest, body: Buffer) -> Answer | Deferred[Answer]:
         index = admitted.target.storage_index
         added = self.slots.read(index, self.store.add_lease, index, admitted.lease)
         return added.addCallback(lambda _: responses.LEASE_ADDED)
