@@ -7,7 +7,7 @@ import io
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.mirror_options import Display, MirrorOptions, RunOutcome
+from pipegrid.cli.mirror_options import MirrorOptions, MirrorProgress, RunOutcome
 from pipegrid.mirror.file_scheduler import Report, Tally
 from tests.cli.support import Terminal
 
@@ -21,7 +21,7 @@ class ToldTests(SynchronousTestCase):
             terminal = Terminal()
             report = Report()
             report.wanted_files, report.wanted_bytes = files, 100
-            with Display(Console(None, None, terminal)) as display:
+            with MirrorProgress(Console(None, None, terminal)) as display:
                 display.show(report)
                 assert display._bar is not None
                 display._bar.refresh()

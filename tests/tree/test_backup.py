@@ -42,7 +42,7 @@ from pipegrid.tree.backup.backup_database import (
     LATEST_S,
     RACY_NS,
     SOONEST_S,
-    Recorded,
+    FileRecord,
     Signature,
     is_due,
     is_unchanged,
@@ -86,10 +86,10 @@ class ChangesTests(SynchronousTestCase):
         """A file's state."""
         return status(mtime_ns=10 * 10**9)
 
-    def recorded(self, read_ns: int, **changes: int) -> Recorded:
+    def recorded(self, read_ns: int, **changes: int) -> FileRecord:
         """The same file as it was recorded."""
         same = Signature(5, 10 * 10**9, 9, 77)
-        return Recorded(attrs.evolve(same, **changes), read_ns)
+        return FileRecord(attrs.evolve(same, **changes), read_ns)
 
     def test_unchanged(self) -> None:
         """All of it must be as it was."""
@@ -117,13 +117,13 @@ class ChangesTests(SynchronousTestCase):
         for ahead_ns, unchanged in ((RACY_NS + 1, True), (10**18, True), (RACY_NS, False)):
             found = status(mtime_ns=read_ns + ahead_ns)
             self.assertEqual(
-                is_unchanged(Recorded(signature_of(found), read_ns), found), unchanged, ahead_ns
+                is_unchanged(FileRecord(signature_of(found), read_ns), found), unchanged, ahead_ns
             )
         found = os.stat_result(
             (0o100644, 77, 1, 1, 0, 0, 5, 1, 10, 0),
             {"st_mtime_ns": 10**18, "st_ctime_ns": read_ns - 1},
         )
-        self.assertFalse(is_unchanged(Recorded(signature_of(found), read_ns), found))
+        self.assertFalse(is_unchanged(FileRecord(signature_of(found), read_ns), found))
 
     def test_beyond_64_bits(self) -> None:
         """Inodes without a sign, and years that 64 bits of nanoseconds do not reach, are as good as any."""
@@ -133,9 +133,9 @@ class ChangesTests(SynchronousTestCase):
             signature = signature_of(found)
             for number in attrs.astuple(signature):
                 self.assertTrue(-(1 << 63) <= number < 1 << 63, number)
-            self.assertTrue(is_unchanged(Recorded(signature, 10 * RACY_NS), found))
+            self.assertTrue(is_unchanged(FileRecord(signature, 10 * RACY_NS), found))
             other = attrs.evolve(signature, inode=signature.inode ^ 1)
-            self.assertFalse(is_unchanged(Recorded(other, 10 * RACY_NS), found))
+            self.assertFalse(is_unchanged(FileRecord(other, 10 * RACY_NS), found))
 
     def test_due(self) -> None:
         """Each at an age of its own, none earlier or later than said."""

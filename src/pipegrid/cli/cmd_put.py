@@ -143,7 +143,7 @@ def put_command(files: tuple[str, ...], options: PutOptions) -> GridJob:
         how = {**_encoding(grid, options.encoding, options.happy), **options.key}
         if placed:
             kind = (options.format or grid.config.mutable_format) if options.mutable else None
-            place = put_files.Place(path, kind, options.force, options.read_only)
+            place = put_files.PutTarget(path, kind, options.force, options.read_only)
             await put_files.put_at(grid, console, sources[0], place, how)
             return ExitStatus.DONE
         if selected is not None:

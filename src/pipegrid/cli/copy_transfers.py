@@ -87,7 +87,7 @@ async def store_copies(
             return put.addCallback(stored)
 
         def calls(files: Sequence[Any]) -> dict[str, Any]:
-            return put_files.BarsOfFiles(progress, files).calls if progress.is_wanted else {}
+            return put_files.FileProgressBars(progress, files).calls if progress.is_wanted else {}
 
         reports = copy_to_grid.CopyReports(printer.done, printer.failed)
         copier = copy_to_grid.Copier(grid, put_tree, reports, force, calls)

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipegrid.cli.command_job import GridJob, ReactorJob
 from pipegrid.cli.error_report import Interrupted
-from pipegrid.cli.mirror_options import Display, MirrorOptions, RunOutcome, report_skipped, store
+from pipegrid.cli.mirror_options import (
+    MirrorOptions,
+    MirrorProgress,
+    RunOutcome,
+    report_skipped,
+    store,
+)
 from pipegrid.core.text import counted, printable
 from pipegrid.mirror import (
     debian,
@@ -210,7 +216,7 @@ class ArchiveRun:
             preconnected = stack.enter_context(closing(fetching.dial(addresses)))
             # While the connections are being made there is time for imports.
 
-            display = stack.enter_context(Display(console))
+            display = stack.enter_context(MirrorProgress(console))
             if target is None:
                 target = destination.Destination(self._dest)
                 opened.callback(target.close)

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 
 from pipegrid.cli.command_job import GridJob, ReactorJob
 from pipegrid.cli.error_report import Interrupted, unreadable
-from pipegrid.cli.mirror_options import Display, MirrorOptions, RunOutcome, store
+from pipegrid.cli.mirror_options import MirrorOptions, MirrorProgress, RunOutcome, store
 from pipegrid.errors import SourceError, UsageError
 from pipegrid.mirror import (
     destination,
@@ -62,7 +62,7 @@ class ListRun:
             preconnected = stack.enter_context(closing(fetching.dial(addresses, self._each())))
             # While the connections are being made there is time for imports.
 
-            display = stack.enter_context(Display(console))
+            display = stack.enter_context(MirrorProgress(console))
             if target is None:
                 target = destination.Destination(self._dest)
                 stack.callback(target.close)

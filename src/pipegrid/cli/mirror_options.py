@@ -57,7 +57,7 @@ APT = "/etc/apt"
 """The directory of apt's ``auth.conf`` and ``auth.conf.d``."""
 
 
-class Display:
+class MirrorProgress:
     """A context manager: a bar on stderr, if that is a terminal."""
 
     def __init__(self, console: Console) -> None:
@@ -82,7 +82,7 @@ class Display:
         bar.set_postfix_str(f"{done}/{counted(report.wanted_files, 'file')}", refresh=False)
         bar.update(report.present_bytes + report.fetched_bytes - bar.n)
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> MirrorProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -265,11 +265,11 @@ class MirrorOptions:
     @asynccontextmanager
     async def mirror(
         self, reactor: Any, console: Console, dest: str | Destination
-    ) -> AsyncIterator[tuple[mirror_api.Mirror, Display]]:
+    ) -> AsyncIterator[tuple[mirror_api.Mirror, MirrorProgress]]:
         """Open a mirror with a progress bar, as soon as no other run uses it; it is closed at the end."""
         from twisted.internet.task import deferLater
 
-        with Display(console) as display:
+        with MirrorProgress(console) as display:
 
             def make() -> mirror_api.Mirror:
                 return mirror_api.Mirror(

@@ -7,7 +7,7 @@ import os
 
 from pipegrid.cli.command_job import OfflineJob
 from pipegrid.cli.console import Console
-from pipegrid.cli.mirror_options import Display, report_verified
+from pipegrid.cli.mirror_options import MirrorProgress, report_verified
 from pipegrid.mirror import (
     archive_file,
     destination,
@@ -38,7 +38,7 @@ def verify_job(
 
     def work(console: Console) -> int:
         manifest.check_complete(dest)
-        with Display(console) as display:
+        with MirrorProgress(console) as display:
             destination = _open(dest)
             try:
                 report = verify.verify_rest(destination, glimpse) or verify.verify(

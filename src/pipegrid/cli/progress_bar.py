@@ -96,7 +96,7 @@ def close_bar(console: Console, bar: Any) -> None:
 
 
 @attrs.define
-class Sums:
+class TransferSums:
     """
     The progress of some transfers, in bytes of their files.
 
@@ -113,7 +113,7 @@ class Sums:
     hashed: int = 0
     hashing: int = 0
 
-    def exchange(self, before: Sums, after: Sums) -> None:
+    def exchange(self, before: TransferSums, after: TransferSums) -> None:
         """Replace one transfer's previous numbers by its new ones."""
         for name in ("done", "total", "found", "hashed", "hashing"):
             change = getattr(after, name) - getattr(before, name)
@@ -129,10 +129,12 @@ class OneTransfer:
         size: of its file, if the reports count something else, such as bytes of shares.
     """
 
-    def __init__(self, changed: Callable[[Sums, Sums], None], size: int | None) -> None:
+    def __init__(
+        self, changed: Callable[[TransferSums, TransferSums], None], size: int | None
+    ) -> None:
         self._changed = changed
         self._size = size
-        self._now = Sums()
+        self._now = TransferSums()
         self._become(total=size or 0)
 
     def sent(self, done: int, total: int) -> None:
@@ -172,7 +174,7 @@ class ProgressBar:
         self._console = console
         self._verb = verb
         self._unit = unit
-        self._sums = Sums()
+        self._sums = TransferSums()
         self._bar: Any = None
         self._shown_s = 0.0
         self._waits = ""
@@ -196,7 +198,7 @@ class ProgressBar:
         if self._bar is not None:
             self._describe(self._verb, self._bar.postfix or "")
 
-    def _show(self, before: Sums, after: Sums) -> None:
+    def _show(self, before: TransferSums, after: TransferSums) -> None:
         sums, bar = self._sums, self._bar
         sums.exchange(before, after)
         if bar is None:

@@ -73,7 +73,7 @@ class Uploads:
         try:
             sources = [source_of(path, self._console.stdin) for path in self._files]
             with ProgressBar(self._console, "put") as progress:
-                bars = BarsOfFiles(progress, sources)
+                bars = FileProgressBars(progress, sources)
                 await self._grid.put_many(
                     sources,
                     **(bars.calls if progress.is_wanted else {}),
@@ -144,7 +144,7 @@ class Uploads:
             console.result(text, fields)
 
 
-class BarsOfFiles:
+class FileProgressBars:
     """
     Shows the reports of one ``put``'s files, by their numbers, on one bar.
 
@@ -184,7 +184,7 @@ def destination_of(files: Sequence[str]) -> str | None:
     return last.strip() if last.strip() != "-" and destination_child.is_on_grid(last) else None
 
 
-class Place(NamedTuple):
+class PutTarget(NamedTuple):
     """
     The place and format of one file.
 
@@ -203,7 +203,7 @@ class Place(NamedTuple):
 
 
 async def put_at(
-    grid: Grid, console: Console, file: str, place: Place, options: dict[str, Any]
+    grid: Grid, console: Console, file: str, place: PutTarget, options: dict[str, Any]
 ) -> None:
     """
     Store one file and print its cap.
@@ -269,7 +269,7 @@ def _name_of(file: str) -> str | None:
 async def _put_into(
     spot: GridDestination,
     source: Any,
-    place: Place,
+    place: PutTarget,
     options: dict[str, Any],
     stored: Callable[[Cap], None],
 ) -> None:

@@ -18,7 +18,7 @@ from pipegrid.core.caps import ChkCap, LitCap
 from pipegrid.disk.safe_open import CannotLock, names_file, open_locked
 from pipegrid.errors import PipegridError
 from pipegrid.grid.file_grid import Grid
-from pipegrid.tree.backup.backup_database import Database
+from pipegrid.tree.backup.backup_database import BackupDatabase
 from pipegrid.tree.local_walk import FileMet
 from pipegrid.tree.tree_upload import NOTES_NAME
 from pipegrid.tree.upload_target import KnownObject, KnownObjects
@@ -107,7 +107,7 @@ class UploadJournal(KnownObjects):
         self._began_s = now()
         self._unwritten: list[Callable[[KnownObjects], None]] = []
         self._unwritten_bytes = 0
-        self._database: Database | None = None
+        self._database: BackupDatabase | None = None
         self._lock = -1
         self._off = False
         if self._path.exists():
@@ -183,7 +183,7 @@ class UploadJournal(KnownObjects):
             if lock is None:
                 raise BlockingIOError
             self._lock = lock
-            self._database = Database(self._path, self._context, self._root, now=self._now)
+            self._database = BackupDatabase(self._path, self._context, self._root, now=self._now)
         except (OSError, PipegridError) as error:
             # Another put uses the journal, or nothing can be written: this one has none.
             self._off = True

@@ -14,7 +14,7 @@ from pipegrid.gateway.sftp.sftp_messages import (
     SftpError,
     Status,
 )
-from pipegrid.gateway.sftp.sftp_tree import AccountTree, Path, Spot, no_such_file, shown
+from pipegrid.gateway.sftp.sftp_tree import AccountTree, Path, PathTarget, no_such_file, shown
 from pipegrid.tree.file_reader import FileReader, ReadSpace
 
 MAX_OFFSET = 1 << 50
@@ -26,7 +26,7 @@ class OpenListing:
     """A directory that is being listed, with the last name sent."""
 
     tree: AccountTree
-    spot: Spot
+    spot: PathTarget
     cap: DirectoryCap
     after: str | None = None
     ended: bool = False
@@ -52,7 +52,7 @@ class ReadHandle:
     """A file that is open for reading, as it was when it was opened."""
 
     tree: AccountTree
-    spot: Spot
+    spot: PathTarget
     reader: FileReader
 
     async def read(self, offset: int, length: int) -> bytes:
@@ -167,7 +167,7 @@ async def open_file(
     return await _open_for_reading(tree, spot, space)
 
 
-async def _open_for_reading(tree: AccountTree, spot: Spot, space: ReadSpace) -> ReadHandle:
+async def _open_for_reading(tree: AccountTree, spot: PathTarget, space: ReadSpace) -> ReadHandle:
     assert spot.entry is not None
     cap = spot.entry.cap
     if cap is None:
@@ -179,7 +179,7 @@ async def _open_for_reading(tree: AccountTree, spot: Spot, space: ReadSpace) -> 
 
 
 async def _open_for_writing(
-    tree: AccountTree, owner: object, spot: Spot, flags: int, attributes: FileAttributes
+    tree: AccountTree, owner: object, spot: PathTarget, flags: int, attributes: FileAttributes
 ) -> WriteHandle:
     if not spot.exists and not flags & OpenFlag.CREATE:
         raise no_such_file(spot.path)

@@ -95,7 +95,7 @@ _ANY_TIME = float("inf")
 
 
 @attrs.frozen
-class Spot:
+class PathTarget:
     """
     What a path leads to.
 
@@ -169,7 +169,7 @@ class AccountTree:
         self.grid = grid
         self._root_attributes = FileAttributes()
 
-    async def locate(self, path: Path) -> Spot:
+    async def locate(self, path: Path) -> PathTarget:
         """
         Return what a path leads to.
 
@@ -178,20 +178,20 @@ class AccountTree:
             PipegridError: one could not be read.
         """
         if not path:
-            return Spot((), (), entry_of("", self.root, {}))
+            return PathTarget((), (), entry_of("", self.root, {}))
         above = [self.root]
         for depth, name in enumerate(path[:-1], 1):
             entry = (await self.views.view(above[-1])).entries.get(name)
             if entry is None:
                 raise no_such_file(path[:depth])
-            above.append(Spot(path[:depth], (), entry).directory)
+            above.append(PathTarget(path[:depth], (), entry).directory)
         entry = (await self.views.view(above[-1])).entries.get(path[-1])
         written = self.files.at(above[-1].storage_index, path[-1])
         if written is not None:
             entry = written.entry
-        return Spot(path, tuple(above), entry, written)
+        return PathTarget(path, tuple(above), entry, written)
 
-    def place(self, spot: Spot) -> LinkPlace:
+    def place(self, spot: PathTarget) -> LinkPlace:
         """
         Return the place where something can be stored.
 
@@ -209,7 +209,7 @@ class AccountTree:
 
     # Attributes.
 
-    async def attributes(self, spot: Spot) -> FileAttributes:
+    async def attributes(self, spot: PathTarget) -> FileAttributes:
         """
         Return the attributes for a client of what a path leads to.
 
@@ -244,7 +244,7 @@ class AccountTree:
         kind = (usual.mode or 0) & ~0o7777
         return attrs.evolve(made, size=usual.size, mode=kind | ((made.mode or 0) & 0o7777))
 
-    async def set_attributes(self, spot: Spot, change: FileAttributes) -> None:
+    async def set_attributes(self, spot: PathTarget, change: FileAttributes) -> None:
         """
         Set mode, times and owner of what a path leads to; they are stored in its entry.
 
@@ -285,7 +285,7 @@ class AccountTree:
 
     # Directories.
 
-    async def list_directory(self, spot: Spot) -> DirectoryCap:
+    async def list_directory(self, spot: PathTarget) -> DirectoryCap:
         """Read a directory for a client that lists it; returns its cap for ``page``."""
         cap = spot.directory
         await self.views.view(cap, LISTED_S)
@@ -334,7 +334,7 @@ class AccountTree:
             shown_last = name
         return names, last if names else None
 
-    async def make_directory(self, spot: Spot, attributes: FileAttributes) -> None:
+    async def make_directory(self, spot: PathTarget, attributes: FileAttributes) -> None:
         """
         Create a directory.
 
@@ -361,7 +361,7 @@ class AccountTree:
             place.directory.cap, place.name, entry_of(place.name, made.cap, metadata)
         )
 
-    async def remove_directory(self, spot: Spot) -> None:
+    async def remove_directory(self, spot: PathTarget) -> None:
         """
         Remove an empty directory.
 
@@ -388,7 +388,7 @@ class AccountTree:
 
     # Files.
 
-    async def remove_file(self, spot: Spot) -> None:
+    async def remove_file(self, spot: PathTarget) -> None:
         """
         Remove a file; open handles can still read it.
 
@@ -456,7 +456,7 @@ class AccountTree:
             finally:
                 file.lock.release()
 
-    async def _check_may_move(self, source: Spot, target: Spot, replace: bool) -> None:
+    async def _check_may_move(self, source: PathTarget, target: PathTarget, replace: bool) -> None:
         if source.kind == "directory" and source.directory in target.above:
             raise SftpError(f"'{shown(source.path)}' cannot be moved into itself")
         if not target.exists:

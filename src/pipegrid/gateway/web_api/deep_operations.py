@@ -99,7 +99,7 @@ def error_name(error: BaseException | None, cap: Cap | None = None) -> str:
 
 
 @attrs.define
-class Problems:
+class OperationProblems:
     """
     Failed reads and repairs as messages, a bounded number.
 
@@ -145,7 +145,7 @@ async def visit(
     grid: Grid,
     root: Cap,
     stats: TreeStats,
-    problems: Problems,
+    problems: OperationProblems,
     found: Callable[[TreePath, Cap | None], None] | None = None,
     ready: ReaderReady | None = None,
 ) -> None:
@@ -171,7 +171,7 @@ async def visit(
 
 async def stream_manifest(grid: Grid, root: DirectoryCap, sink: LineSink) -> None:
     """Send a line for each object of a tree, then the statistics, then errors."""
-    stats, problems = TreeStats(), Problems()
+    stats, problems = TreeStats(), OperationProblems()
 
     def found(path: TreePath, cap: Cap | None) -> None:
         sink.write(_line(object_json(path, cap)))
@@ -184,7 +184,7 @@ async def stream_deep_check(
     grid: Grid, root: DirectoryCap, todo: UpkeepRequest, sink: LineSink
 ) -> None:
     """Send a line with its check for each object of a tree, then the statistics, then errors."""
-    stats, problems = TreeStats(), Problems()
+    stats, problems = TreeStats(), OperationProblems()
     key = "check-and-repair-results" if todo.repair else "check-results"
 
     def ended(one: CheckedObject) -> None:
@@ -194,7 +194,7 @@ async def stream_deep_check(
     _end_stream(sink, stats, problems)
 
 
-def _end_stream(sink: LineSink, stats: TreeStats, problems: Problems) -> None:
+def _end_stream(sink: LineSink, stats: TreeStats, problems: OperationProblems) -> None:
     if problems.root is None:
         sink.write(_line({"type": "stats", "stats": stats_json(stats)}))
     for line in problems.lines():
@@ -251,7 +251,7 @@ async def deep_check(
     root: Cap,
     todo: UpkeepRequest,
     stats: TreeStats,
-    problems: Problems,
+    problems: OperationProblems,
     ended: Callable[[CheckedObject], None],
     ready: ReaderReady | None = None,
 ) -> None:
@@ -300,7 +300,7 @@ async def _check_failed_repair(
     place: FirstMet,
     failure: Failure,
     todo: UpkeepRequest,
-    problems: Problems,
+    problems: OperationProblems,
     ended: Callable[[CheckedObject], None],
 ) -> None:
     cannot = failure.check(CapError) is not None
@@ -358,7 +358,7 @@ class DeepOperation:
         self.error: Exception | None = None
         self.memory_bytes = 0
         self.stats = TreeStats()
-        self.problems = Problems()
+        self.problems = OperationProblems()
 
     async def run(self, grid: Grid, hold: Callable[[int], None]) -> None:
         """

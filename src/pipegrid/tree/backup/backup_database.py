@@ -59,7 +59,7 @@ class Signature:
 
 
 @attrs.frozen
-class Recorded:
+class FileRecord:
     """
     A file when it was stored.
 
@@ -88,7 +88,7 @@ def _kept(number: int) -> int:
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def is_unchanged(recorded: Recorded, found: os.stat_result) -> bool:
+def is_unchanged(recorded: FileRecord, found: os.stat_result) -> bool:
     """Return whether a file certainly has the content that was stored."""
     signature = recorded.signature
     changed_ns = signature.ctime_ns
@@ -139,7 +139,7 @@ CREATE TABLE IF NOT EXISTS objects (cap TEXT PRIMARY KEY, checked REAL NOT NULL)
 """
 
 
-class Database(KnownObjects):
+class BackupDatabase(KnownObjects):
     """
     The database of one client's backups.
 
@@ -227,7 +227,7 @@ class Database(KnownObjects):
             "LEFT JOIN objects ON objects.cap = files.cap WHERE path = ? AND context = ?",
             (self._key(path), self._context),
         )
-        if row is None or not is_unchanged(Recorded(Signature(*row[:4]), row[4]), found):
+        if row is None or not is_unchanged(FileRecord(Signature(*row[:4]), row[4]), found):
             return None
         return self._known(row[5], row[6], row[7])
 

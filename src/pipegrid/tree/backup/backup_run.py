@@ -16,7 +16,7 @@ from pipegrid.core.text import composed, counted, printable
 from pipegrid.errors import NotEnoughSharesError, PipegridError, RollbackError, UsageError
 from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.deferreds import gather
-from pipegrid.tree.backup.backup_database import Database
+from pipegrid.tree.backup.backup_database import BackupDatabase
 from pipegrid.tree.backup.backup_directories import BackupDirectories, still_exists
 from pipegrid.tree.backup.backup_state_directory import BackupPlace, CatalogueState
 from pipegrid.tree.backup.backup_stream import BackupStream
@@ -32,7 +32,7 @@ from pipegrid.tree.backup.catalogue import (
 )
 from pipegrid.tree.backup.catalogue_store import (
     CatalogueChange,
-    Changed,
+    ChangedCatalogue,
     GridCatalogues,
 )
 from pipegrid.tree.backup.prune_candidates import SentObjects
@@ -112,13 +112,13 @@ class RunLister:
         outcomes = await gather(steps)
         problems = tuple(each for each in outcomes if isinstance(each, PipegridError))
         changed = outcomes[0]
-        if not isinstance(changed, Changed):
+        if not isinstance(changed, ChangedCatalogue):
             nowhere = isinstance(changed, NotEnoughSharesError) and not changed.found
             return ListedRun(run, (), problems, nowhere)
         self._place.note(CatalogueState(noted.cap, changed.content, (), changed.version))
         return ListedRun(changed.run or run, changed.forgotten, problems)
 
-    async def _change(self, noted: CatalogueState, change: CatalogueChange) -> Changed:
+    async def _change(self, noted: CatalogueState, change: CatalogueChange) -> ChangedCatalogue:
         assert noted.cap is not None
         try:
             return await self._catalogues.change(noted.cap, change, noted.content)
@@ -147,7 +147,7 @@ class SelectsFiles(Protocol):
         """Leave out what is mounted."""
 
 
-class Storing:
+class RunUpload:
     """
     Stores what one run of one client has.
 
@@ -184,7 +184,7 @@ class Storing:
         self._reports = reports
         self._say = say
         self._read_only = read_only
-        self.database = Database(
+        self.database = BackupDatabase(
             place.database,
             repr(numbers).encode() + grid.config.convergence,
             source.base if isinstance(source, BackupDirectories) else "/",
@@ -501,7 +501,7 @@ class Backups:
         noted: CatalogueState,
         name: str,
         machine: Machine,
-        storing: Storing,
+        storing: RunUpload,
         options: BackupOptions,
     ) -> tuple[CatalogueState, TreeCounts, ListedRun]:
         """Store a directory, and list the run; also returns the catalogue as it was remembered then."""
@@ -530,7 +530,7 @@ class Backups:
         return noted, result.counts, listed
 
     async def _store_again(
-        self, noted: CatalogueState, run: BackupRun, storing: Storing, options: BackupOptions
+        self, noted: CatalogueState, run: BackupRun, storing: RunUpload, options: BackupOptions
     ) -> tuple[BackupRun, TreeResult]:
         """
         Store a directory on a grid that has lost the list, and perhaps all other objects: nothing is trusted.
@@ -655,8 +655,8 @@ class Backups:
 
     def _storing(
         self, source: BackupSource, reports: TreeReports | None, read_only: bool = False
-    ) -> Storing:
-        return Storing(
+    ) -> RunUpload:
+        return RunUpload(
             self._grid,
             self.place,
             source,

@@ -74,11 +74,13 @@ class CatalogueChange:
             placed.append(free)
         return tuple(placed)
 
-    def done(self, listed: Sequence[BackupRun]) -> Changed:
+    def done(self, listed: Sequence[BackupRun]) -> ChangedCatalogue:
         """Return the result of the change, still without content and version."""
         stay, forgotten = self.apply(listed)
         placed = self.placed(listed)
-        return Changed(b"", 0, tuple(stay), tuple(forgotten), placed[-1] if placed else None)
+        return ChangedCatalogue(
+            b"", 0, tuple(stay), tuple(forgotten), placed[-1] if placed else None
+        )
 
     def edits(self, listed: Sequence[BackupRun]) -> list[Edit]:
         """Return the edits for a directory with these runs."""
@@ -92,7 +94,7 @@ class CatalogueChange:
 
 
 @attrs.frozen
-class Changed:
+class ChangedCatalogue:
     """
     A catalogue after a change.
 
@@ -151,7 +153,7 @@ class GridCatalogues:
 
     async def change(
         self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes | None = None
-    ) -> Changed:
+    ) -> ChangedCatalogue:
         """
         Change a catalogue, whatever other machines have written.
 
@@ -163,7 +165,7 @@ class GridCatalogues:
             PipegridError: it could not be changed.
         """
         directory = Directory(self._grid, cap, self._now)
-        done: Changed | None = None
+        done: ChangedCatalogue | None = None
 
         def edits(content: bytes) -> list[Edit]:
             nonlocal done
@@ -180,7 +182,7 @@ class GridCatalogues:
 
     async def rewrite(
         self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes
-    ) -> Changed:
+    ) -> ChangedCatalogue:
         """Change the remembered content of a catalogue, and write it over whatever the servers have."""
         directory = Directory(self._grid, cap, self._now)
         listed = runs_of(cap, remembered)

@@ -10,7 +10,7 @@ import attrs
 from pipegrid.core.caps import ChkCap, DirectoryCap, parse_cap
 from pipegrid.errors import CannotReach, CapError, PipegridError, ServerError, UsageError
 from pipegrid.transfer.lease_release import LeaseReleaser
-from pipegrid.tree.backup.backup_database import Database
+from pipegrid.tree.backup.backup_database import BackupDatabase
 from pipegrid.tree.backup.backup_state_directory import BackupPlace
 from pipegrid.tree.backup.reachability import ObjectSets, Purpose, Reachability, share_bytes_of
 from pipegrid.tree.grid_api import Grid
@@ -104,12 +104,14 @@ class Prune:
         finally:
             self._place.unlock()
 
-    def _database(self, read_only: bool) -> Database:
-        return Database(
+    def _database(self, read_only: bool) -> BackupDatabase:
+        return BackupDatabase(
             self._place.database, b"", "/", now=self._now, say=self._say, read_only=read_only
         )
 
-    async def _prune(self, sets: ObjectSets, database: Database, dry_run: bool) -> PruneResult:
+    async def _prune(
+        self, sets: ObjectSets, database: BackupDatabase, dry_run: bool
+    ) -> PruneResult:
         try:
             releaser = await self._grid.lease_releaser()
         except ServerError as error:
@@ -212,7 +214,7 @@ def _with_kept(result: PruneResult, sets: ObjectSets) -> PruneResult:
     return attrs.evolve(result, kept=kept, kept_bytes=kept_bytes)
 
 
-def _caps(database: Database) -> Iterator[tuple[str, ChkCap]]:
+def _caps(database: BackupDatabase) -> Iterator[tuple[str, ChkCap]]:
     """Yield the caps of the database that name objects on servers."""
     for text in database.stored_caps():
         try:
@@ -224,12 +226,12 @@ def _caps(database: Database) -> Iterator[tuple[str, ChkCap]]:
             yield text, file
 
 
-def _sized(database: Database) -> Iterator[tuple[bytes, int]]:
+def _sized(database: BackupDatabase) -> Iterator[tuple[bytes, int]]:
     for _, cap in _caps(database):
         yield cap.storage_index, share_bytes_of(cap)
 
 
-def _unreached(database: Database, sets: ObjectSets) -> Iterator[str]:
+def _unreached(database: BackupDatabase, sets: ObjectSets) -> Iterator[str]:
     """Yield the caps of the database that will be released."""
     for text, cap in _caps(database):
         if sets.is_unreached(cap.storage_index):
