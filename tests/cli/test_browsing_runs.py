@@ -163,6 +163,14 @@ class FindDiffTests(ProcessTestCase):
         self.assertIn(r"'src@", self.run_command("find", "new*")[0])
         self.assertIn(r"new\nline", self.run_command("find", "new*")[0])
 
+    def test_find_in_another_catalogue(self) -> None:
+        """What a line begins with can be pasted, too."""
+        catalogue, _ = self.run_command("-q", "backup", "src")
+        out, _ = self.run_command("find", "b.txt", "--in", catalogue.strip())
+        self.assertEqual(self.run_command("cat", out.split()[0])[0], "b" * 300)
+        shown, _ = self.run_command("--json", "find", "b.txt", "--in", catalogue.strip())
+        self.assertEqual(self.run_command("cat", json.loads(shown)["place"])[0], "b" * 300)
+
     def test_find_nothing(self) -> None:
         """Is status 1 and a sentence; mistakes are status 2."""
         out, err = self.run_command("find", "*.jpg", "*.gif", status=1)
@@ -196,6 +204,10 @@ class FindDiffTests(ProcessTestCase):
         out, _ = self.run_command("diff", cap, "latest", "d/a.txt", status=1)
         self.assertEqual(out, "M a.txt  300 B -> 400 B")
         self.assertEqual(self.run_command("diff", cap, "latest", "d/old/b.txt")[0], "")
+        shutil.copytree(self.source, self.home / "other")
+        self.run_command("backup", "other")
+        self.assertEqual(self.run_command("diff", "latest", "src@latest")[0], "")
+        self.assertIn("choose one with --as", self.run_command("diff", "now", "now", status=2)[1])
 
     def test_diff_mistakes(self) -> None:
         """Are status 2."""

@@ -144,6 +144,7 @@ class ConfiguredTests(ProcessTestCase):
             ("KEEP_LAST", "x", "$PIPEGRID_BACKUP_KEEP_LAST: 'x' is not a whole number; correct it"),
             ("STRICT", "often", "$PIPEGRID_BACKUP_STRICT is 'often', and it must be yes or no"),
             ("LIMIT_RATE", "1M,2M", "$PIPEGRID_BACKUP_LIMIT_RATE: '1M' is not a time"),
+            ("EXLUDE", "*.key", "$PIPEGRID_BACKUP_EXLUDE sets no option of 'backup' (did you mean"),
         ):
             self.environment[f"PIPEGRID_BACKUP_{variable}"] = value
             for arguments in (("photos",), ("--all",)):
@@ -151,6 +152,7 @@ class ConfiguredTests(ProcessTestCase):
                 self.assertIn(words, err)
             del self.environment[f"PIPEGRID_BACKUP_{variable}"]
         self.environment["PIPEGRID_BACKUP_STRICT"] = "yes"
+        self.environment["PIPEGRID_BACKUP_NAME"] = "that of a backup whose hook this is"
         os.mkfifo(self.home / "docs/pipe")
         self.run_command("backup", "docs", "--as", "other", status=1)
 

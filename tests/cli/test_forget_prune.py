@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -75,15 +76,17 @@ class ForgetPruneCommandTests(SynchronousTestCase):
         self.assertEqual([run["tags"] for run in runs], [["a tag"], [], []])
         said = self.run_command("space")
         self.assertIn("backup photos: ", said)
+        for run in runs:
+            self.assertRegex(said, rf"run {re.escape(run['path'])} \S+ \S+ in no other run\n")
         self.assertIn("reclaimable: 0 B", said)
         self.run_command("pin", runs[1]["path"].removesuffix(":"), "kept")
         rules = ("--keep-last", "1", "--keep-tag", "a tag")
         would = self.run_command("-q", "forget", *rules, "--dry-run")
         self.assertEqual(self.run_command("-q", "forget", *rules), would)
-        self.assertRegex(would, r"keep .* photos \[a tag\]  tag 'a tag'\n")
-        self.assertRegex(would, r"forget .* photos  no rule keeps it\n")
+        self.assertRegex(would, r"keep    photos@\S+: \[a tag\]  tag 'a tag'\n")
+        self.assertRegex(would, r"forget  photos@\S+:  no rule keeps it\n")
         self.assertRegex(
-            would, r"keep .* photos  the newest; least is left out; one of the last 1\n"
+            would, r"keep    photos@\S+:  the newest; least is left out; one of the last 1\n"
         )
         before = self.stored_bytes()
         said = self.run_command("prune")
@@ -102,7 +105,7 @@ class ForgetPruneCommandTests(SynchronousTestCase):
         self.assertRegex(self.run_command("prune"), "released 2 objects; servers freed ")
         self.assertLess(self.stored_bytes(), before)
         said = self.run_command("-q", "forget", runs[0]["path"])
-        self.assertIn(f"forget  {runs[0]['time']}  photos [a tag]  it was named", said)
+        self.assertIn(f"forget  {runs[0]['path']} [a tag]  it was named", said)
         self.run_command("prune")
         self.run_command("check", "-r", catalogue)
         self.run_command("-q", "restore", "-o", "back")

@@ -271,7 +271,7 @@ class PruneWorld:
         if run.name != client.name:
             # What no backup of this client has stored is not freed; its leases end by themselves.
             self._read(grid, cap, self.by_hand)
-        name = f"{what}{self.random.randrange(1000)}"
+        name = f"{what}{len(self.log)}"  # another each time
         self.log.append(f"{client.name}: {what} {name} = {cap}")
         # Another client may have stored it, so it needs a lease of this one.
         if what == "pin":

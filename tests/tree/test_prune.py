@@ -366,13 +366,14 @@ class PruneTests(SynchronousTestCase):
         for grid in grids:
             self.world.end(grid)
 
-    def refused(self, error: type[Exception] = CannotReach) -> None:
-        """Check that a prune releases nothing, and that the next one is able to."""
+    def refused(self, error: type[Exception] = CannotReach) -> str:
+        """Check that a prune releases nothing; return what it said."""
         before = self.world.stored()
         with self.assertRaises(error) as caught:
             self.prune()
         self.assertIn("nothing was released", str(caught.exception))
         self.assertEqual(self.world.stored(), before)
+        return str(caught.exception)
 
     def test_an_absent_server(self) -> None:
         """May have a newer version of what is kept."""
@@ -399,7 +400,8 @@ class PruneTests(SynchronousTestCase):
         for server in self.world.grid.servers:
             for number in server.store.list_shares(listed.storage_index):
                 os.unlink(server.share_path(listed.storage_index, number))
-        self.refused()
+        run = self.world.runs()[-1]
+        self.assertIn(f"the run {run.name} {run.time} cannot be read as a whole", self.refused())
 
     def test_without_a_catalogue(self) -> None:
         """Everything would seem to be unreachable."""

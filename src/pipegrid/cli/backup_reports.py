@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from pipegrid.cli import backup_hooks, backup_metrics
+from pipegrid.cli import backup_hooks, backup_metrics, configured_options
 from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, status_of_job
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, sentence
@@ -65,7 +65,7 @@ class BackupOutcome:
     def variables(self) -> dict[str, str]:
         """The environment variables of a hook: no secret, and no cap."""
         found = {
-            "PIPEGRID_BACKUP_NAME": self.name,
+            configured_options.NAME_VARIABLE: self.name,
             "PIPEGRID_EXIT_STATUS": str(int(self.status)),
             "PIPEGRID_ELAPSED_S": f"{self.elapsed_s:.1f}",
         }

@@ -86,7 +86,7 @@ def find_command(patterns: tuple[str, ...], options: FindOptions) -> GridJob:
         wanted = _wanted(patterns, options, now)
         runs = await cmd_backups_restore.listed_runs(grid, console, options.catalogue, some=True)
         series = _series(runs, options, now)
-        printer = _FoundPrinter(console)
+        printer = _FoundPrinter(console, options.catalogue is None)
         directories = tree_history.CachedDirectories(grid)
         try:
             for each in series:
@@ -151,17 +151,23 @@ def _series(runs: Sequence[BackupRun], options: FindOptions, now: float) -> list
 
 
 class _FoundPrinter:
-    """Prints versions; ``count`` is their number, ``statuses`` those of directories that cannot be read."""
+    """
+    Prints versions; ``count`` is their number, ``statuses`` those of directories that cannot be read.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        own: whether the runs are in this client's catalogue, so that it resolves NAME@TIME.
+    """
+
+    def __init__(self, console: Console, own: bool) -> None:
         self._console = console
+        self._own = own
         self.count = 0
         self.statuses: set[ExitStatus] = set()
 
     def found(self, version: FoundVersion) -> None:
         """Print one version, as a line or as JSON."""
         self.count += 1
-        root = run_paths.run_path_text(version.last)
+        root = run_paths.run_path_text(version.last) if self._own else f"{version.last.cap}/"
         place = root + printable("/".join(version.path))
         if self._console.json:
             fields = {
@@ -221,10 +227,11 @@ def diff_command(old: str, new: str, path: str | None, name: str | None) -> Grid
     """
     Show what differs between two runs of a backup, or below PATH in them.
 
-    A RUN is NAME@TIME, or a TIME alone if there is one backup, such as yesterday or 2026-11-22, or any CAP
-    or ALIAS:some/path of a directory. A line begins with + (added), - (removed), M (content changed), T (has
-    become a directory, file or link), or U (only permissions or time changed). Directories that are equal
-    are not read.
+    A RUN is NAME@TIME, or any CAP or ALIAS:some/path of a directory. A TIME alone, such as yesterday or
+    2026-11-22, means the NAME of the other RUN, or the only backup.
+
+    A line begins with + (added), - (removed), M (content changed), T (has become a directory, file or link),
+    or U (only permissions or time changed). Directories that are equal are not read.
 
     The exit status is 0 if nothing differs, 1 if something does, and 2 or more after an error.
     """
@@ -234,7 +241,8 @@ def diff_command(old: str, new: str, path: str | None, name: str | None) -> Grid
 
     async def work(grid: Grid, console: Console) -> int:
         finder = run_paths.RunFinder(grid, lambda sentence: console.say(f"pipegrid: {sentence}"))
-        ends = [await _end_of(grid, finder, text, names, name) for text in (old, new)]
+        called = name or _name_in(old, grid) or _name_in(new, grid)
+        ends = [await _end_of(grid, finder, text, names, called) for text in (old, new)]
         if ends == [None, None]:
             shown = printable("/".join(names))
             raise NoSuchChild(f"there is no '{shown}' in either; check the path", names[-1])
@@ -256,6 +264,12 @@ def _is_time(text: str) -> bool:
     return run_times.time_at(text, 0) == len(text)
 
 
+def _name_in(text: str, grid: Grid) -> str | None:
+    """Return the NAME of a RUN that is a path into a run; None: it is none."""
+    path = run_paths.run_path_here(run_paths.whole_run(text), grid.config.directory)
+    return None if path is None else path.name
+
+
 async def _end_of(
     grid: Grid,
     finder: run_paths.RunFinder,
@@ -274,11 +288,7 @@ async def _end_of(
         run = run_paths.choose_run(await finder.runs(), name, text, time.time()).run
         root, within = str(run.cap), names
     else:
-        at = text.rfind("@") + 1
-        is_path = "/" in text or cap_lookup.begins_with_alias(text)
-        if at and not is_path and run_times.time_at(text, at) == len(text):
-            text += ":"
-        root, within = await finder.root_of(text)
+        root, within = await finder.root_of(run_paths.whole_run(text))
         place = await grid_paths.resolve(grid, root, within)  # must exist, unlike PATH
         within += names
         if not names:

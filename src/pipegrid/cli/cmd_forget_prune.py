@@ -23,6 +23,7 @@ from pipegrid.tree.backup import backup_run, catalogue, forget, prune, run_paths
 if TYPE_CHECKING:
     from pipegrid.core.caps import Cap
     from pipegrid.tree.backup.backup_run import Backups
+    from pipegrid.tree.backup.catalogue import BackupRun
     from pipegrid.tree.backup.forget import JudgedRun
     from pipegrid.tree.backup.prune import PruneResult
     from pipegrid.tree.grid_api import Grid
@@ -79,8 +80,9 @@ def _show_judged(console: Console, judged: JudgedRun, dry_run: bool) -> None:
     tags = f" [{', '.join(map(printable, run.tags))}]" if run.tags else ""
     reasons = printable("; ".join(judged.reasons))
     console.result(
-        f"{what:6}  {run.time}  {printable(run.name)}{tags}  {reasons}",
+        f"{what:6}  {run_paths.shell_text(run)}{tags}  {reasons}",
         {
+            "path": run_paths.run_path_text(run),
             "name": run.name,
             "time": run.time,
             "cap": str(run.cap),
@@ -282,7 +284,7 @@ def space_command() -> GridJob:
         for name, size in found.backups.items():
             _show_space(console, "backup", name, size)
         for run, size in zip(runs, found.runs, strict=True):
-            _show_space(console, "run", run.name, size, run.time)
+            _show_space(console, "run", run.name, size, run)
         for name, size in found.kept.items():
             _show_space(console, "alias", name, size)
         for name in found.unreadable:
@@ -301,8 +303,18 @@ def space_command() -> GridJob:
     return GridJob(work, makes=False)
 
 
-def _show_space(console: Console, kind: str, name: str, size: int, at: str = "") -> None:
-    label = " ".join(filter(None, (kind, printable(name), at)))
-    only = " in no other run" if kind == "run" else ""
-    fields = {"kind": kind, "name": name, "share_bytes": size, "computed": True}
-    console.result(f"{label}: {amount(size)}{only}", {**fields, **({"time": at} if at else {})})
+def _show_space(
+    console: Console, kind: str, name: str, size: int, run: BackupRun | None = None
+) -> None:
+    fields: dict[str, Any] = {
+        "kind": kind,
+        "name": name,
+        "share_bytes": size,
+        "computed": True,
+    }
+    if run is None:
+        label = f"{kind} {printable(name)}:" if name else f"{kind}:"
+        console.result(f"{label} {amount(size)}", fields)
+        return
+    fields |= {"path": run_paths.run_path_text(run), "time": run.time}
+    console.result(f"{kind} {run_paths.shell_text(run)} {amount(size)} in no other run", fields)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +59,10 @@ configured_options = all_of(
     ),
 )
 """The options of a ``ConfiguredCommand``, which it handles itself."""
+
+
+NAME_VARIABLE = "PIPEGRID_BACKUP_NAME"
+"""Tells a command that ``backup`` runs which backup it was; it sets no option."""
 
 
 class BackupSection(NamedTuple):
@@ -131,13 +135,26 @@ class ConfiguredCommand(click.Command):
     def _environment(self, environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the values of variables, and the variable of each."""
         values, where = {}, {}
+        known = {NAME_VARIABLE}  # a command that 'backup' runs may run another
         for name, param in self._settable().items():
             variable = f"PIPEGRID_{self.name}_{name}".upper().replace("-", "_")
             text = environment.get(variable, "")
             if text and param.name is not None:
                 values[param.name] = _value(param, text, f"${variable}", None)
                 where[param.name] = f"${variable}"
+            known.add(variable)
+        self._check_variables(environment, known)
         return values, where
+
+    def _check_variables(self, environment: Mapping[str, str], known: Collection[str]) -> None:
+        """Refuse a variable that has the form of an option's and is none: an option would be missing."""
+        start = f"PIPEGRID_{self.name}_".upper()
+        for variable, text in environment.items():
+            if variable.startswith(start) and text and variable not in known:
+                close = strict_config.closest_name(variable, known)
+                raise UsageError(
+                    f"${printable(variable)} sets no option of '{self.name}'{close}; correct or unset it"
+                )
 
     # Sections.
 

@@ -12,7 +12,13 @@ from pipegrid.errors import CannotReach, CapError, PipegridError, ServerError, U
 from pipegrid.transfer.lease_release import LeaseReleaser
 from pipegrid.tree.backup.backup_database import BackupDatabase
 from pipegrid.tree.backup.backup_state_directory import BackupPlace
-from pipegrid.tree.backup.reachability import ObjectSets, Purpose, Reachability, share_bytes_of
+from pipegrid.tree.backup.reachability import (
+    CATALOGUE,
+    ObjectSets,
+    Purpose,
+    Reachability,
+    share_bytes_of,
+)
 from pipegrid.tree.grid_api import Grid
 from pipegrid.tree.kept_caps import Root, kept_caps, tahoe_backup_objects
 from pipegrid.wire.storage_messages import Released
@@ -165,7 +171,7 @@ class Prune:
                 "nothing was released"
             )
         unlisted = [Root(f"the run {run.name} {run.time}", run.cap) for run in noted.unlisted]
-        return [Root("the list of backups", noted.cap), *unlisted]
+        return [Root(CATALOGUE, noted.cap), *unlisted]
 
     def _kept_roots(self) -> list[Root]:
         """Return what else is kept."""

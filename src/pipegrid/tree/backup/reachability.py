@@ -16,6 +16,7 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, UnknownCap, parse_cap
 from pipegrid.core.mutable.versions import Version
+from pipegrid.core.text import printable
 from pipegrid.errors import (
     CannotReach,
     CapError,
@@ -27,7 +28,6 @@ from pipegrid.errors import (
 from pipegrid.reactor.deferreds import gather
 from pipegrid.transfer.mutable.mutable_check import MutableCheckResult
 from pipegrid.tree.directory_reading import (
-    Entry,
     Listing,
     ListingLimits,
     kind_of,
@@ -58,6 +58,8 @@ CREATE TABLE changeable (cap TEXT PRIMARY KEY, sequence INTEGER, root_hash BLOB,
 
 
 FORGOTTEN = "a forgotten run"
+CATALOGUE = "the list of backups"
+"""Names of roots; each entry of the list of backups is a root of its own name."""
 
 
 class Purpose(IntEnum):
@@ -276,8 +278,7 @@ class Reachability:
             for (cap, *before, root), newest in zip(some, await gather(looks), strict=True):
                 if _place(newest) != tuple(before):
                     changed = True
-                    for entry in (await self._read(cap, root)).entries:
-                        self._meet_entry(entry, Purpose.KEPT, root)
+                    self._meet_entries(await self._read(cap, root), Purpose.KEPT, root)
         await self._read_all(Purpose.KEPT)
         return changed
 
@@ -286,8 +287,7 @@ class Reachability:
         while batch := self._sets.next_waiting():
             listings = await gather([Deferred.fromCoroutine(read(*each)) for each in batch])
             for (_, root), listing in zip(batch, listings, strict=True):
-                for entry in listing.entries:
-                    self._meet_entry(entry, purpose, root)
+                self._meet_entries(listing, purpose, root)
 
     async def _read_forgotten(self, cap: DirectoryCap, root: str) -> Listing:
         try:
@@ -298,9 +298,11 @@ class Reachability:
             self._all_read = False
             return Listing((), 0)
 
-    def _meet_entry(self, entry: Entry, purpose: Purpose, root: str) -> None:
-        for cap in {entry.cap, entry.write_cap} - {None}:
-            self._meet(cap, purpose, root)
+    def _meet_entries(self, listing: Listing, purpose: Purpose, root: str) -> None:
+        for entry in listing.entries:
+            name = f"the run {printable(entry.name)}" if root == CATALOGUE else root
+            for cap in {entry.cap, entry.write_cap} - {None}:
+                self._meet(cap, purpose, name)
 
     def _meet(self, cap: Cap | None, purpose: Purpose, root: str) -> None:
         if cap is None or isinstance(cap, UnknownCap):
@@ -325,8 +327,7 @@ class Reachability:
     def _enter(self, cap: DirectoryCap, purpose: Purpose, root: str) -> None:
         file = cap.file
         if isinstance(file, LitCap):  # it is in the cap, and has no shares
-            for entry in self._unpacked(cap, file.data, root).entries:
-                self._meet_entry(entry, purpose, root)
+            self._meet_entries(self._unpacked(cap, file.data, root), purpose, root)
             return
         if kind_of(cap) != "directory":
             raise CannotReach(
