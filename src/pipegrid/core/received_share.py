@@ -7,6 +7,7 @@ Source: the format reference, sections 6 and 7.1.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from functools import lru_cache
 
 from pipegrid.core import hash_tree, layout, ueb
 from pipegrid.core.encoding_parameters import Geometry
@@ -423,43 +424,63 @@ def prove_leaf(
     Raises:
         BadPart: the leaf or a node on its path is missing, or they do not give the root.
     """
-    nodes: dict[int, bytes] = {}
-    end = hash_tree.num_nodes(total_shares)
+    leaf_key, end_key, path = _path_to_root(total_shares, share_number)
+    nodes: dict[bytes, bytes] = {}  # by the node numbers as they are stored
     for at in range(0, len(chain), CHAIN_ENTRY_BYTES):
-        number = int.from_bytes(chain[at : at + 2], "big")
-        if number >= end:
-            what = f"its hash chain names node {number}, which is outside the tree"
-            raise BadPart("share_hashes", offset + at, what)
-        value = chain[at + 2 : at + CHAIN_ENTRY_BYTES]
-        if nodes.setdefault(number, value) != value:
-            what = f"its hash chain gives node {number} twice, differently"
-            raise BadPart("share_hashes", offset + at, what)
-    number = hash_tree.leaf_node(total_shares, share_number)
-    leaf = nodes.get(number)
+        key, value = chain[at : at + 2], chain[at + 2 : at + CHAIN_ENTRY_BYTES]
+        if key >= end_key or nodes.setdefault(key, value) != value:
+            raise BadPart("share_hashes", offset + at, _wrong_entry(key, end_key))
+    leaf = nodes.get(leaf_key)
     if leaf is None:
         raise BadPart("share_hashes", offset, "its hash chain lacks its own leaf")
     value = leaf
     known = {} if proven is None else proven
     fresh: dict[int, bytes] = {}
-    for sibling in hash_tree.sibling_path(total_shares, share_number):
-        other = nodes.get(sibling)
+    for number, sibling, sibling_key in path:
+        other = nodes.get(sibling_key)
         if other is None:
             raise BadPart("share_hashes", offset, f"its hash chain lacks node {sibling}")
-        above = (number - 1) // 2
         if number not in known:
             fresh[number], fresh[sibling] = value, other
             pair = (other, value) if sibling & 1 else (value, other)
             value = MERKLE_NODE.hash_pair(*pair)
         elif known[number] == value and known[sibling] == other:
-            value = known.get(above, share_root_hash)
+            value = known.get((number - 1) // 2, share_root_hash)
         else:
             value = b""  # no hash: the comparison below fails
             break
-        number = above
     if value != share_root_hash:
         raise BadPart("share_hashes", offset, "its hash chain does not lead to the file's root")
     known.update(fresh)
     return leaf
+
+
+@lru_cache(maxsize=1024)
+def _path_to_root(
+    total_shares: int, share_number: int
+) -> tuple[bytes, bytes, tuple[tuple[int, int, bytes], ...]]:
+    """
+    Return how a chain stores the number of a share's leaf; the number after the last node, likewise; and
+    from the leaf up to the root each node's number, its sibling's, and how a chain stores that one.
+    """
+    leaf = hash_tree.leaf_node(total_shares, share_number)
+    end = min(hash_tree.num_nodes(total_shares), 0xFFFF)
+    path, number = [], leaf
+    for sibling in hash_tree.sibling_path(total_shares, share_number):
+        path.append((number, sibling, _stored(sibling)))
+        number = (number - 1) // 2
+    return _stored(leaf), _stored(end), tuple(path)
+
+
+def _stored(node: int) -> bytes:
+    return node.to_bytes(CHAIN_ENTRY_BYTES - HASH_BYTES, "big")
+
+
+def _wrong_entry(key: bytes, end_key: bytes) -> str:
+    number = int.from_bytes(key, "big")
+    if key >= end_key:
+        return f"its hash chain names node {number}, which is outside the tree"
+    return f"its hash chain gives node {number} twice, differently"
 
 
 def blamed_offset(bad: BadPart, parsed: ShareLayout | None, geometries: list[Geometry]) -> int:

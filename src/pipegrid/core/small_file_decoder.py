@@ -39,12 +39,16 @@ class WholeShareForm:
     Attributes:
         header: the first bytes of every share.
         share_bytes: the length of every share.
+        ueb_parts: the last section of every share, the UEB with its length, without its three hashes: what is
+            before the hash of the ciphertext, the root of the crypttext hash tree, and that of the share hash
+            tree; and what is after the last one.
     """
 
     geometry: Geometry
     where: ShareLayout
     header: bytes
     share_bytes: int
+    ueb_parts: tuple[bytes, bytes, bytes, bytes]
 
 
 def whole_share_form(cap: ChkCap) -> WholeShareForm | None:
@@ -58,8 +62,19 @@ def _form(required_shares: int, total_shares: int, size: int) -> WholeShareForm 
         return None
     geometry = Params(required_shares, total_shares).geometry(size)
     where = layout.for_geometry(geometry)
+    marks = [
+        bytes([number + 1]) * HASH_BYTES for number in range(3)
+    ]  # no number contains such bytes
+    rest, parts = where.pack_ueb(ueb.pack(geometry, *marks)), []
+    for mark in marks:
+        part, rest = rest.split(mark, 1)
+        parts.append(part)
     return WholeShareForm(
-        geometry, where, where.pack_header(), layout.share_length(geometry, where)
+        geometry,
+        where,
+        where.pack_header(),
+        layout.share_length(geometry, where),
+        (parts[0], parts[1], parts[2], rest),
     )
 
 
@@ -78,28 +93,25 @@ def decode_whole(cap: ChkCap, form: WholeShareForm, shares: Mapping[int, bytes])
     """
     geometry, where = form.geometry, form.where
     length = geometry.segment_length(0)
-    known = _read_ueb(cap, form, next(iter(shares.values())))
-    ends = {share[where.uri_extension :] for share in shares.values()}
-    if len(ends) != 1:
-        raise Unexpected
+    end = next(iter(shares.values()))[where.uri_extension :]
+    crypttext_root_hash, share_root_hash = _read_ueb(cap, form, end)
     blocks: dict[int, bytes] = {}
     proven: dict[int, bytes] = {}
     for number, share in shares.items():
-        block = share[where.data : where.data + geometry.block_bytes]
+        block = share[where.data : where.unused]
         block_hash = BLOCK.hash(block)
-        middle = share[where.unused : where.share_hashes]
         # The tree over one segment is its only leaf, and so the share's leaf is the hash of its block.
         if (
             len(share) != form.share_bytes
             or not share.startswith(form.header)
-            or middle[HASH_BYTES:] != known.crypttext_root_hash + block_hash
+            or not share.endswith(end)
+            or share[where.crypttext_hash_tree : where.share_hashes]
+            != crypttext_root_hash + block_hash
         ):
             raise Unexpected
         chain = share[where.share_hashes : where.uri_extension]
         try:
-            leaf = prove_leaf(
-                chain, number, geometry.total_shares, known.share_root_hash, 0, proven
-            )
+            leaf = prove_leaf(chain, number, geometry.total_shares, share_root_hash, 0, proven)
         except BadPart:
             raise Unexpected from None
         if leaf != block_hash:
@@ -107,22 +119,24 @@ def decode_whole(cap: ChkCap, form: WholeShareForm, shares: Mapping[int, bytes])
         blocks[number] = block
     pieces = erasure.decode(blocks, geometry.required_shares, geometry.total_shares, length)
     ciphertext = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    if CRYPTTEXT_SEGMENT.hash(ciphertext) != known.crypttext_root_hash:
+    if CRYPTTEXT_SEGMENT.hash(ciphertext) != crypttext_root_hash:
         raise Unexpected
     plaintext = bytearray(length)
     StreamCipher(cap.key).apply(ciphertext, plaintext)
     return bytes(plaintext)
 
 
-def _read_ueb(cap: ChkCap, form: WholeShareForm, share: bytes) -> ueb.Ueb:
-    start = form.where.uri_extension
-    packed = share[start + form.where.ueb_length_bytes :]
-    if share[start:] != form.where.pack_ueb(packed) or UEB.hash(packed) != cap.ueb_hash:
+def _read_ueb(cap: ChkCap, form: WholeShareForm, end: bytes) -> tuple[bytes, bytes]:
+    """Return the roots of the crypttext hash tree and of the share hash tree from the end of a share."""
+    first, second, third, last = form.ueb_parts
+    root = len(first) + HASH_BYTES + len(second)
+    share_root = root + HASH_BYTES + len(third)
+    if (
+        UEB.hash(end[form.where.ueb_length_bytes :]) != cap.ueb_hash
+        or not end.startswith(first)
+        or end[root - len(second) : root] != second
+        or end[root + HASH_BYTES : share_root] != third
+        or end[share_root + HASH_BYTES :] != last
+    ):
         raise Unexpected
-    try:
-        known = ueb.parse(packed)
-    except ValueError:
-        raise Unexpected from None
-    if known.segment_bytes != form.geometry.segment_bytes or ueb.contradiction(cap, known):
-        raise Unexpected
-    return known
+    return end[root : root + HASH_BYTES], end[share_root : share_root + HASH_BYTES]
