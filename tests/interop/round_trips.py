@@ -49,14 +49,18 @@ class RoundTrips:
     """
     All connections of a client to its servers, and how many round trips deep it is.
 
+    Args:
+        quiet_s: how long nobody has sent anything before answers are handed over.
+
     Attributes:
         depth: of the deepest answer that the client knows.
         holding: whether answers are held; if not, they pass at once and nothing is counted.
     """
 
-    def __init__(self, reactor: Any) -> None:
+    def __init__(self, reactor: Any, quiet_s: float = QUIET_S) -> None:
         self.depth = 0
         self.holding = False
+        self._quiet_s = quiet_s
         self._reactor = reactor
         self._held: list[tuple[Callable[[], None], int]] = []
         self._timer: IDelayedCall | None = None
@@ -118,7 +122,7 @@ class RoundTrips:
             return
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
-        self._timer = self._reactor.callLater(QUIET_S, self._quiet, QUIET_TURNS)
+        self._timer = self._reactor.callLater(self._quiet_s, self._quiet, QUIET_TURNS)
 
     def _quiet(self, turns: int) -> None:
         # After a standstill of the machine a timer is late before sockets are read: look at them first.
