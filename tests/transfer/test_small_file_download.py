@@ -135,6 +135,71 @@ class DirectTests(SmallFilesTestCase):
         self.world.run(gatherResults(gets))
 
 
+class HedgeTests(SmallFilesTestCase):
+    """Servers that are late."""
+
+    def silence(self, file: Encoded, numbers: tuple[int, ...]) -> None:
+        """The servers that should have these shares answer nothing any more."""
+        for number in numbers:
+            self.home(file, number).silent = {"*"}
+
+    def get_one(self, file: Encoded) -> tuple[bytes, float]:
+        """Fetch a file of a tree."""
+        with self.world.grid.reading_a_tree():
+            data, took_s = self.world.timed(self.world.grid.read(file.cap))
+        self.assertEqual(self.world.clock.getDelayedCalls(), [])
+        return data, took_s
+
+    def test_two_late_servers(self) -> None:
+        """The next two shares are asked for, without lists: one is missing, and one more is for safety."""
+        self.make()
+        self.silence(self.files[0], (0, 2))
+        data, took_s = self.get_one(self.files[0])
+        self.assertEqual(data, content(SIZE, 0))
+        self.assertAlmostEqual(took_s, 1.0 + RTT, places=2)
+        self.assertEqual(self.count("list_shares"), 0)
+        answered = [self.home(self.files[0], number).count("read") for number in range(10)]
+        self.assertEqual(answered, [0, 1, 0, 1, 1, 1, 0, 0, 0, 0])
+        self.assertTrue(all(self.world.grid._earlier.guesses._right))
+
+    def test_late_hedges(self) -> None:
+        """If those are late, too, a ``Download`` asks all servers: hedges are asked for once."""
+        self.make()
+        self.silence(self.files[0], (0, 1, 2, 4, 5, 6))
+        data, took_s = self.get_one(self.files[0])
+        self.assertEqual(data, content(SIZE, 0))
+        self.assertLessEqual(took_s, 5.0 + 5 * RTT)
+        self.assertGreater(self.count("list_shares"), 0)
+
+    def test_late_and_lying(self) -> None:
+        """Two servers are late, and a hedge brings a wrong share: the right bytes come, the liar is named."""
+        self.make()
+        self.silence(self.files[0], (0, 2))
+        for number in (4, 5):
+            self.spoil(self.files[0], number, 100)
+        sink = BytesIO()
+        with self.world.grid.reading_a_tree():
+            result = self.world.run(self.world.grid.get(self.files[0].cap, sink))
+        self.assertEqual(sink.getvalue(), content(SIZE, 0))
+        self.assertTrue({error.share_number for error in result.corrupt} <= {4, 5})
+        self.assertTrue(result.corrupt)
+
+    def test_cancelled_while_hedging(self) -> None:
+        """Nothing is left, and nothing more is asked."""
+        self.make()
+        self.silence(self.files[0], (0, 1, 2, 4, 6))
+        with self.world.grid.reading_a_tree():
+            getting = self.world.grid.read(self.files[0].cap)
+            self.world.clock.pump([0.25] * 6)
+        self.assertEqual(self.count("read"), 2)
+        getting.cancel()
+        self.failureResultOf(getting, CancelledError)
+        self.world.settle()
+        self.assertEqual(self.world.clock.getDelayedCalls(), [])
+        self.assertEqual(self.world.grid._earlier.guesses._running, 0)
+        self.assertEqual(self.count("read"), 2)
+
+
 class FallbackTests(SmallFilesTestCase):
     """What a ``Download`` must do."""
 

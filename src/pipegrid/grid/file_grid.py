@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from pipegrid.grid.introducer_discovery import Discovery
     from pipegrid.grid.mutables import Mutables
     from pipegrid.reactor.preconnect import Preconnector
-    from pipegrid.transfer.get.small_file_download import SmallFileGets
+    from pipegrid.transfer.get.small_file_download import SmallFile, SmallFileGets
     from pipegrid.transfer.lease_release import LeaseReleaser
     from pipegrid.transfer.mutable.base_version_search import Redo
     from pipegrid.transfer.mutable.modify import ContentEdit
@@ -756,7 +756,8 @@ class FetchingGrid(FileGrid):
         if length == cap.size and not (has_bytes or self._earlier.guesses.needs_lists):
             found = None
             try:
-                found = await self._get_small(cap)
+                getting = self._get_small(cap)
+                found = None if getting is None else await getting
             except NotAsExpected:
                 asks_lists = True
             if found is not None:
@@ -800,7 +801,7 @@ class FetchingGrid(FileGrid):
                 raise
         return await download().run()
 
-    async def _get_small(self, cap: ChkCap) -> tuple[bytes, GetResult] | None:
+    def _get_small(self, cap: ChkCap) -> Deferred[SmallFile] | None:
         """Fetch a small file on the direct path; see ``SmallFileGets.get``."""
         if self._small_gets is None:
             from pipegrid.transfer.get.small_file_download import SmallFileGets
@@ -808,7 +809,7 @@ class FetchingGrid(FileGrid):
             settings = self._download_settings
             deadlines = Deadlines(self._means.clock, settings.hedge_s)
             self._small_gets = SmallFileGets(self._means, settings, self._earlier, deadlines)
-        return await self._small_gets.get(cap)
+        return self._small_gets.get(cap)
 
     async def _give(self, data: bytes, sink: SinkLike) -> None:
         """Deliver all that a sink is to get, when it is known."""

@@ -355,8 +355,8 @@ class Timed(Protocol):
     A transfer that must be checked at some time.
 
     Attributes:
-        due_s: when, in seconds of the clock. It may move to an earlier time, but not to one before the
-            next check that ``Deadlines`` has planned.
+        due_s: when, or an earlier time, in seconds of the clock. It may move to an earlier time, but not to
+            one before the next check that ``Deadlines`` has planned.
     """
 
     @property
@@ -364,7 +364,10 @@ class Timed(Protocol):
         """When the transfer must be checked, in seconds of the clock."""
 
     def overdue(self) -> None:
-        """The time ``due_s`` has come; ``Deadlines``, which calls this, no longer tracks the transfer."""
+        """
+        The time ``due_s`` has come; ``Deadlines``, which calls this, no longer tracks the transfer unless
+        that adds itself again.
+        """
 
 
 class Deadlines:
@@ -380,11 +383,12 @@ class Deadlines:
         self._look_s = look_s
         self._tracked: dict[Timed, None] = {}
         self._timer: IDelayedCall | None = None
+        self._notifying = False
 
     def add(self, transfer: Timed) -> None:
         """Call ``transfer.overdue`` when it is due."""
         self._tracked[transfer] = None
-        if self._timer is None:
+        if self._timer is None and not self._notifying:
             self._look()
 
     def discard(self, transfer: Timed) -> None:
@@ -408,10 +412,16 @@ class Deadlines:
         if late and not again:
             self._timer = self._clock.callLater(0, self._look, True)
             return
-        for transfer in late:
-            self._tracked.pop(transfer, None)
-            transfer.overdue()
+        self._notifying = True
+        try:
+            for transfer in late:
+                if self._tracked.pop(transfer, self) is not self:  # it may have ended meanwhile
+                    del due[transfer]
+                    transfer.overdue()
+        finally:
+            self._notifying = False
         if self._tracked and self._timer is None:
+            due |= {each: each.due_s for each in self._tracked if each not in due}
             left_s = min(due[each] for each in self._tracked) - now
             self._timer = self._clock.callLater(max(0.0, min(left_s, self._look_s)), self._look)
 

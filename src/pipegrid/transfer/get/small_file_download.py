@@ -25,9 +25,17 @@ from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transport.interface import read_small
 
 # Nearly every small file that is fetched among many others is read this way. The spans, streams, readers
-# and hedges of ``Download`` are not needed for it, and would take most of its time. If a share is missing,
-# damaged or late, a ``Download`` fetches the file from the beginning: it finds other shares, and says what
-# is wrong with which.
+# and hedges of ``Download`` are not needed for it, and would take most of its time. If servers are late,
+# the next shares are asked for, once. If a share is missing or damaged, or those are late as well, a
+# ``Download`` fetches the file from the beginning: it finds other shares, and says what is wrong with which.
+#
+# Everything happens in callbacks of the answers, without a coroutine: of a file of a kilobyte, those of a
+# coroutine for each step would take a good part of the time.
+
+_SOON_S = 0.001
+
+SmallFile = tuple[bytes, GetResult]
+"""The plaintext, and the result."""
 
 
 @attrs.frozen
@@ -45,15 +53,13 @@ class SmallFileGets:
     earlier: GetHistory
     deadlines: Deadlines
 
-    async def get(self, cap: ChkCap) -> tuple[bytes, GetResult] | None:
+    def get(self, cap: ChkCap) -> Deferred[SmallFile] | None:
         """
         Fetch a file if it is small, and its shares are probably on the expected servers.
 
         Returns:
-            The plaintext and the result; None if nothing was asked, and a ``Download`` must fetch the file.
-
-        Raises:
-            NotAsExpected: a ``Download`` that asks for lists must fetch it.
+            A Deferred, or None if nothing was asked, and a ``Download`` must fetch the file. The Deferred
+            fails with ``NotAsExpected`` if a ``Download`` that asks for lists must fetch it.
         """
         if self.earlier.guesses.needs_lists:
             return None
@@ -63,11 +69,14 @@ class SmallFileGets:
         extra_shares = self.settings.extra_shares
         if self.earlier.line.is_narrow_for(extra_shares * form.share_bytes):
             extra_shares = 0
-        order = ring(cap.storage_index, self.means.peers)
+        index = cap.storage_index
+        order = ring(index, self.means.peers)[: cap.total_shares]
         racers = min(cap.required_shares + extra_shares, cap.total_shares)
         if len(order) < racers:
             return None
-        return await SmallFileDownload(self, cap, form, order[:racers]).run()
+        download = SmallFileDownload(self, cap, index, form, order)
+        download.begin(racers)
+        return download.result
 
 
 class SmallFileDownload:
@@ -75,88 +84,151 @@ class SmallFileDownload:
     The download of one small file from the servers where its first shares should be.
 
     Args:
+        index: the storage index of the cap.
         order: the servers, at least k; share ``i`` is read from server ``i``.
+
+    Attributes:
+        result: see ``SmallFileGets.get``.
     """
 
+    __slots__ = (
+        "_asked",
+        "_cap",
+        "_failed",
+        "_form",
+        "_gets",
+        "_hedged_from",
+        "_index",
+        "_misplaced",
+        "_order",
+        "_over",
+        "_shares",
+        "_since_s",
+        "_started",
+        "_unanswered",
+        "result",
+    )
+
     def __init__(
-        self, gets: SmallFileGets, cap: ChkCap, form: WholeShareForm, order: Sequence[Peer]
+        self,
+        gets: SmallFileGets,
+        cap: ChkCap,
+        index: bytes,
+        form: WholeShareForm,
+        order: Sequence[Peer],
     ) -> None:
         self._gets = gets
         self._cap = cap
+        self._index = index
         self._form = form
         self._order = order
-        self._started = gets.means.clock.seconds()
+        self._started = self._since_s = gets.means.clock.seconds()
         self._unanswered: dict[int, Deferred[Any]] = {}
         self._shares: dict[int, bytes] = {}
+        self._asked = 0
+        self._hedged_from: int | None = None  # the first share that was asked for as a hedge
         self._failed = 0
-        self._misplaced = False
-        self._done: Deferred[bool] = Deferred()
+        self._misplaced = self._over = False
+        self.result: Deferred[SmallFile] = Deferred(self._cancelled)
 
-    async def run(self) -> tuple[bytes, GetResult]:
-        """Fetch the file, or raise ``NotAsExpected``."""
-        gets, guesses = self._gets, self._gets.earlier.guesses
-        guesses.began()
-        gets.deadlines.add(self)
+    def begin(self, racers: int) -> None:
+        """Ask for that many shares."""
+        self._gets.earlier.guesses.began()
+        self._gets.deadlines.add(self)
         try:
-            self._send()
-            if not await self._done:
-                raise NotAsExpected
-        finally:
-            guesses.ended()
-            gets.deadlines.discard(self)
-            for call in list(self._unanswered.values()):
-                call.cancel()
-        try:
-            plaintext = decode_whole(self._cap, self._form, self._shares)
-        except Unexpected:
-            guesses.found(False)
-            raise NotAsExpected from None
-        if not self._misplaced:
-            guesses.found(True)
-        used = {number: self._order[number].name for number in sorted(self._shares)}
-        elapsed_s = gets.means.clock.seconds() - self._started
-        return plaintext, GetResult(len(plaintext), used, [], elapsed_s)
+            self._ask(racers)
+        except BaseException:
+            self._end()
+            raise
 
     @property
     def due_s(self) -> float:
-        """When a ``Download`` must take over: some server has been silent for longer than hedging waits."""
+        """
+        When something must be done since some server has been silent for longer than hedging waits; or an
+        earlier time.
+        """
         hedge_s = self._gets.settings.hedge_s
-        signs = (
-            last_activity_s(self._started, self._order[number].last_activity, hedge_s)
+        soonest_s = self._since_s + hedge_s
+        if self._gets.means.clock.seconds() < soonest_s - _SOON_S:
+            return soonest_s  # so servers need not be asked for their last activity
+        first = self._hedged_from or 0
+        signs = [
+            last_activity_s(self._since_s, self._order[number].last_activity, hedge_s)
             for number in self._unanswered
-        )
-        return min(signs, default=self._started) + hedge_s
+            if number >= first
+        ]
+        return min(signs, default=self._since_s) + hedge_s
 
     def overdue(self) -> None:
-        """End this download because it takes too long."""
-        self._end(False)
+        """Ask for as many more shares as are missing, and as many as at first in addition; or give up."""
+        missing = self._cap.required_shares - len(self._shares) + self._gets.settings.extra_shares
+        missing = min(missing, len(self._order) - self._asked)
+        if self._hedged_from is not None or not missing:
+            self._fail(NotAsExpected())
+            return
+        self._hedged_from = self._asked
+        self._since_s = self._gets.means.clock.seconds()
+        self._gets.deadlines.add(self)
+        self._ask(missing)
 
-    def _send(self) -> None:
-        length = self._form.share_bytes
-        for number, peer in enumerate(self._order):
-            call = read_small(peer.server, self._cap.storage_index, number, length)
+    def _ask(self, shares: int) -> None:
+        first, self._asked = self._asked, self._asked + shares
+        index, length = self._index, self._form.share_bytes
+        for number in range(first, first + shares):
+            if self._over:
+                return
+            call = read_small(self._order[number].server, index, number, length)
             self._unanswered[number] = call
             call.addBoth(self._answered, number)
 
     def _answered(self, result: bytes | Failure, number: int) -> None:
         self._unanswered.pop(number, None)
-        if self._done.called:
+        if self._over:
             return
-        if isinstance(result, Failure):
-            if not result.check(ServerError, CancelledError):
-                self._done.errback(result)
-                return
+        if isinstance(result, bytes):
+            self._shares[number] = result
+            if len(self._shares) == self._cap.required_shares:
+                self._decode()
+        elif not result.check(ServerError, CancelledError):
+            self._fail(result)
+        else:
             if result.check(NoSuchShare) and not self._misplaced:
                 self._misplaced = True
                 self._gets.earlier.guesses.found(False)
             self._failed += 1
-            if len(self._order) - self._failed < self._cap.required_shares:
-                self._end(False)
-            return
-        self._shares[number] = result
-        if len(self._shares) == self._cap.required_shares:
-            self._end(True)
+            if self._asked - self._failed < self._cap.required_shares:
+                self._fail(NotAsExpected())
 
-    def _end(self, has_shares: bool) -> None:
-        if not self._done.called:
-            self._done.callback(has_shares)
+    def _decode(self) -> None:
+        guesses = self._gets.earlier.guesses
+        self._end()
+        try:
+            plaintext = decode_whole(self._cap, self._form, self._shares)
+        except Unexpected:
+            guesses.found(False)
+            self.result.errback(NotAsExpected())
+            return
+        except Exception:  # otherwise reported only with the answer of one server
+            self.result.errback(Failure())
+            return
+        if not self._misplaced:
+            guesses.found(True)
+        used = {number: self._order[number].name for number in sorted(self._shares)}
+        elapsed_s = self._gets.means.clock.seconds() - self._started
+        self.result.callback((plaintext, GetResult(len(plaintext), used, [], elapsed_s)))
+
+    def _fail(self, error: Failure | Exception) -> None:
+        self._end()
+        self.result.errback(error)
+
+    def _cancelled(self, _: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """Forget what is still asked."""
+        self._over = True
+        self._gets.earlier.guesses.ended()
+        self._gets.deadlines.discard(self)
+        unanswered, self._unanswered = self._unanswered, {}
+        for call in unanswered.values():
+            call.cancel()
