@@ -6,6 +6,7 @@ from misc.fuzz.choices import Choices
 from pipegrid.core import hash_tree, layout, packed_directory, ueb
 from pipegrid.core.caps import parse_cap
 from pipegrid.core.encoding_parameters import Geometry
+from pipegrid.core.mutable.directory_content import unpack_entries
 from pipegrid.core.packed_directory import PackedChild
 from pipegrid.core.received_share import BadPart, parse_ueb_length, prove_leaf, read_layout
 from pipegrid.errors import DirectoryError, UsageError
@@ -70,10 +71,9 @@ def _immutable_directory(choices: Choices) -> None:
 
 def _directory(choices: Choices) -> None:
     try:
-        entries = packed_directory.unpack_readwrite(choices.rest())
+        names = list(unpack_entries(choices.rest()))
     except DirectoryError:
         return
-    names = [entry.name for entry in entries]
     assert names == sorted(set(names)), "names out of order, or twice"
 
 

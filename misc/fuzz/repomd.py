@@ -11,7 +11,8 @@ from itertools import pairwise
 
 from misc.fuzz.choices import Choices
 from pipegrid.mirror.archive_file import DIGEST_BYTES, MAX_SIZE_BYTES, ArchiveFile, BadEntry
-from pipegrid.mirror.rpm import newest
+from pipegrid.mirror.package_filter import PackageFilter, select
+from pipegrid.mirror.rpm import described
 from pipegrid.mirror.rpm_metadata import REPOMD, SIGNATURE, compare_versions, packages, read_repomd
 
 _HASH = "0123456789abcdef" * 4
@@ -32,7 +33,8 @@ def run(data: bytes) -> None:
     if isinstance(found, list):
         _check(each.file for each in found)
         assert not any(each.file.path.startswith("repodata/") for each in found)
-        best = newest(found)
+        wanted = [PackageFilter(newest=1)]
+        best = [each for _, each in select(map(described, found), wanted, compare_versions)]
         for each in found:
             assert any(
                 (one.name, one.arch) == (each.name, each.arch)

@@ -11,13 +11,12 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap, UnknownCap, parse_cap
 from pipegrid.core.hashes import netstring
+from pipegrid.core.mutable.directory_content import unpack_entries
 from pipegrid.core.packed_directory import (
     PackedChild,
-    ReadWriteEntry,
     directory_cap,
     pack_immutable,
     unpack_immutable,
-    unpack_readwrite,
 )
 from pipegrid.errors import CapError, DirectoryError, UsageError
 from tests import vectors
@@ -203,17 +202,21 @@ class ImmutableDirectoryTests(SynchronousTestCase):
             netstring(netstring(b"n") * 3),
             entry(name=b"\xff"),
             entry(cap=b"\xff"),
-            entry(metadata=b""),
-            entry(metadata=b"[]"),
-            entry(metadata=b"null"),
-            entry(metadata=b"{"),
-            entry(metadata=b"\xff"),
-            entry(metadata=b"[" * 100_000),
         ):
-            for unpack in (unpack_immutable, unpack_readwrite):
+            for unpack in (unpack_immutable, unpack_entries):
                 with self.assertRaises(DirectoryError, msg=repr(bad[:60])) as caught:
                     unpack(good + bad)
                 self.assertIn(f"byte {len(good)}", str(caught.exception))
+
+    def test_damaged_metadata(self) -> None:
+        """It is an error in an immutable directory; in another one the rest of the child is read."""
+        good = entry()
+        for wrong in (b"", b"[]", b"null", b"{", b"\xff", b"[" * 100_000):
+            bad = good + entry(metadata=wrong)
+            with self.assertRaises(DirectoryError) as caught:
+                unpack_immutable(bad)
+            self.assertIn(f"byte {len(good)}", str(caught.exception))
+            self.assertIsNone(unpack_entries(bad)["n"].metadata)
 
     @EXAMPLES
     @given(st.lists(children, max_size=5))
@@ -238,7 +241,7 @@ class ImmutableDirectoryTests(SynchronousTestCase):
     def test_any_damage(self, start: int, length: int, patch: bytes) -> None:
         """A directory damaged anywhere is read or refused with DirectoryError."""
         data = bytes.fromhex(CASES["immutable"][2]["packed_hex"])
-        for unpack in (unpack_immutable, unpack_readwrite):
+        for unpack in (unpack_immutable, unpack_entries):
             with contextlib.suppress(DirectoryError):
                 unpack(data[:start] + patch + data[start + length :])
 
@@ -250,13 +253,13 @@ class ReadWriteDirectoryTests(SynchronousTestCase):
         """Read caps are the read-only forms of the children; write caps stay encrypted."""
         encrypted = {case["rwcap"]: case["encrypted"] for case in CASES["rwcap_encryption"]}
         for case in CASES["readwrite"]:
-            entries = {e.name: e for e in unpack_readwrite(bytes.fromhex(case["packed_hex"]))}
+            entries = unpack_entries(bytes.fromhex(case["packed_hex"]))
             self.assertEqual(list(entries), sorted(child["name"] for child in case["children"]))
             for child in case["children"]:
                 cap = parse_cap(child["cap"])
                 assert not isinstance(cap, UnknownCap)
                 found = entries[child["name"]]
-                self.assertEqual(found.cap, cap.readonly())
+                self.assertEqual(found.read_cap, cap.readonly())
                 self.assertEqual(found.metadata, child["metadata"])
                 if child["cap"] in encrypted:
                     self.assertEqual(found.rw_data.hex(), encrypted[child["cap"]])
@@ -277,7 +280,8 @@ class ReadWriteDirectoryTests(SynchronousTestCase):
             ("URI:CHK:damaged", UnknownCap("ro.URI:CHK:damaged")),
         ):
             data = entry(cap=stored.encode("ascii"), rw_data=b"secret")
-            self.assertEqual(unpack_readwrite(data), [ReadWriteEntry("n", cap, b"secret", {})])
+            found = unpack_entries(data)["n"]
+            self.assertEqual((found.read_cap, found.rw_data, found.metadata), (cap, b"secret", {}))
 
 
 class DirectoryCapTests(SynchronousTestCase):

@@ -52,25 +52,6 @@ class PackedChild:
     metadata: dict[str, Any] = attrs.Factory(dict)
 
 
-@attrs.frozen
-class ReadWriteEntry:
-    """
-    One entry of a read-write directory, as far as it can be read without the write key.
-
-    Attributes:
-        name: composed (NFC).
-        cap: the child's read cap, or None if only the write cap is stored. An unknown or malformed cap, or
-            one that grants more than reading, is an ``UnknownCap`` with a prefix.
-        rw_data: the encrypted write cap, as stored.
-        metadata: a JSON object.
-    """
-
-    name: str
-    cap: Cap | None
-    rw_data: bytes = attrs.field(repr=False)
-    metadata: dict[str, Any]
-
-
 def directory_cap(file_cap: Cap) -> DirectoryCap:
     """
     Return the cap of the directory that this file contains.
@@ -112,7 +93,9 @@ def unpack_immutable(data: bytes) -> list[PackedChild]:
         DirectoryError: data is not an immutable directory.
     """
     children: dict[str, PackedChild] = {}
-    for name, cap_text, rw_data, metadata in _entries(data):
+    for stored, position in entry_bytes(data):
+        name, cap_text, rw_data, packed = entry_texts(stored, position)
+        metadata = _metadata(packed, position)
         if rw_data:
             raise DirectoryError(
                 f"the child {name!r} of an immutable directory has a write cap; do not trust it"
@@ -121,20 +104,6 @@ def unpack_immutable(data: bytes) -> list[PackedChild]:
         if cap is not None:
             children[name] = PackedChild(name, cap, metadata)
     return [children[name] for name in sorted(children)]
-
-
-def unpack_readwrite(data: bytes) -> list[ReadWriteEntry]:
-    """
-    Return the entries in ascending order of their names; of several with the same name the last.
-
-    Raises:
-        DirectoryError: data is not a directory.
-    """
-    entries = {
-        name: ReadWriteEntry(name, readonly_cap(cap_text), rw_data, metadata)
-        for name, cap_text, rw_data, metadata in _entries(data)
-    }
-    return [entries[name] for name in sorted(entries)]
 
 
 def _pack_entry(name: str, child: PackedChild) -> bytes:
@@ -197,47 +166,6 @@ def readonly_cap(text: str) -> Cap | None:
         return UnknownCap(text)
 
 
-@attrs.frozen
-class StoredEntry:
-    """
-    One parsed entry of any directory.
-
-    Attributes:
-        name: composed (NFC).
-        cap_text: the stored read cap.
-        rw_data: the encrypted write cap; b"" in immutable directories.
-        metadata: should be a JSON object.
-        stored: the bytes of the entry, without its length.
-        position: the offset in the directory where it begins.
-    """
-
-    name: str
-    cap_text: str
-    rw_data: bytes = attrs.field(repr=False)
-    metadata: bytes
-    stored: bytes = attrs.field(repr=False)
-    position: int
-
-
-def stored_entries(data: bytes) -> Iterator[StoredEntry]:
-    """
-    Yield the entries in stored order.
-
-    Raises:
-        DirectoryError: data is not a directory.
-    """
-    for name, cap_text, rw_data, metadata, stored, position in plain_entries(data):
-        yield StoredEntry(name, cap_text, rw_data, metadata, stored, position)
-
-
-def plain_entries(data: bytes) -> Iterator[tuple[str, str, bytes, bytes, bytes, int]]:
-    """
-    Yield the same as ``stored_entries``, as tuples: creating objects takes a fifth of a listing's time.
-    """
-    for stored, position in entry_bytes(data):
-        yield *entry_texts(stored, position), stored, position
-
-
 def entry_bytes(data: bytes) -> Iterator[tuple[bytes, int]]:
     """
     Yield the bytes of each entry, without its length, and the offset where it begins.
@@ -275,12 +203,6 @@ def entry_fields(stored: bytes, position: int = 0) -> tuple[bytes, bytes, bytes,
     if at != len(stored):
         _damaged(position, "there are bytes after its last field")
     return name, cap_text, rw_data, metadata
-
-
-def _entries(data: bytes) -> Iterator[tuple[str, str, bytes, dict[str, Any]]]:
-    """Yield name, text of the read cap, write cap data and metadata of each entry."""
-    for name, cap_text, rw_data, metadata, _, position in plain_entries(data):
-        yield name, cap_text, rw_data, _metadata(metadata, position)
 
 
 def _take_netstrings(

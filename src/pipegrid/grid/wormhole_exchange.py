@@ -93,7 +93,6 @@ class WormholeExchange:
         self._policy = policy
         self._dialer = _BoundedDialer(reactor, policy, self._give_up)
         self._waiting: Deferred[Any] | None = None
-        self._met = False
         self._resources = ExitStack()
         # The library prints an exception that the relay causes; standard output has results only.
         self._resources.enter_context(redirect_stdout(io.StringIO()))
@@ -157,7 +156,6 @@ class WormholeExchange:
             return InvitationError(silence)
 
         message: bytes = await self._wait(self._wormhole.get_message(), timeout_s, late)
-        self._met = True
         return message
 
     async def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import maybeDeferred
 from twisted.internet.interfaces import IConsumer
 from twisted.python.failure import Failure
 from twisted.web.iweb import UNKNOWN_LENGTH, IBodyProducer
@@ -45,7 +45,6 @@ class BodySender:
         self._producer: IBodyProducer = producer
         self._chunked = exchange.chunked
         self._left: int = 0 if self._chunked else int(producer.length)
-        self._working: Deferred[None] | None = None
         self._over = False
         self._paused = False
 
@@ -55,7 +54,6 @@ class BodySender:
             return
         self._exchange.producer_started = True
         working = maybeDeferred(self._producer.startProducing, self)
-        self._working = working
         working.addCallbacks(self._finished, self._failed)
 
     def write(self, data: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from itertools import chain
@@ -487,18 +487,6 @@ class RpmRepository:
         if not dry_run:
             remove_in_order(destination, others)
         return others
-
-
-def newest(found: Iterable[Package]) -> list[Package]:
-    """
-    Return the packages with the highest version of each name and architecture, in the order of the index.
-
-    Packages of modules' streams are all returned.
-    """
-    return [each for _, each in select(map(described, found), [_NEWEST], compare_versions)]
-
-
-_NEWEST = PackageFilter(newest=1)
 
 
 def described(package: Package) -> tuple[Description, Package]:

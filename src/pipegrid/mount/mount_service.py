@@ -123,7 +123,6 @@ class Mount:
         self._ended: Waiters[None] = Waiters()
         self.is_running = False
         self._is_mounted = False
-        self._error: BaseException | None = None
 
     def _later(self, say: Callable[[str], object]) -> Callable[[str], object]:
         return lambda sentence: self._reactor.callFromThread(say, sentence)
@@ -170,19 +169,16 @@ class Mount:
             options |= {"max_threads": MOST_THREADS, "max_idle_threads": MOST_IDLE_THREADS}
         if self._settings.allow_other:
             options |= {"allow_other": True, "default_permissions": True}
-        error: BaseException | None = None
-        try:
+        with suppress(BaseException):  # the system prints why
             # As ``os.fsdecode`` does, which makes the names of the tree.
             options |= {
                 "encoding": sys.getfilesystemencoding(),
                 "errors": sys.getfilesystemencodeerrors(),
             }
             mfusepy.FUSE(self._operations, self._settings.directory, raw_fi=True, **options)
-        except BaseException as raised:
-            error = raised
-        self._reactor.callFromThread(self._has_ended, error)
+        self._reactor.callFromThread(self._has_ended)
 
-    def _has_ended(self, error: BaseException | None) -> None:
+    def _has_ended(self) -> None:
         self.is_running = False
         shown = printable(self._settings.directory)
         self._begun.fail(
@@ -191,7 +187,6 @@ class Mount:
                 "it takes --device /dev/fuse --cap-add SYS_ADMIN)"
             )
         )
-        self._error = error
         self._ended.fire(None)
 
     async def wait(self) -> None:

@@ -20,7 +20,7 @@ from pipegrid.core.caps import (
     parse_cap,
 )
 from pipegrid.core.hashes import HASH_BYTES, KEY_BYTES, Tag, netstring
-from pipegrid.core.packed_directory import entry_fields, readonly_cap, stored_entries
+from pipegrid.core.packed_directory import entry_bytes, entry_fields, entry_texts, readonly_cap
 from pipegrid.core.stream_cipher import applied
 from pipegrid.errors import CapError, DirectoryError
 
@@ -188,13 +188,14 @@ def unpack_entries(data: bytes) -> dict[str, LazyEntry]:
             "split it with the program that wrote it"
         )
     entries: dict[str, LazyEntry] = {}
-    for count, stored in enumerate(stored_entries(data)):
+    for count, (stored, position) in enumerate(entry_bytes(data)):
         if count == MAX_ENTRIES:
             raise DirectoryError(
                 f"this directory has more than {MAX_ENTRIES} entries, and no more are read; "
                 "split it with the program that wrote it"
             )
-        entries[stored.name] = LazyEntry(stored.name, stored.stored)
+        name = entry_texts(stored, position)[0]
+        entries[name] = LazyEntry(name, stored)
     return {name: entries[name] for name in sorted(entries)}
 
 

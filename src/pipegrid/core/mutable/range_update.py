@@ -94,7 +94,6 @@ class RangeUpdate:
                 offset > index * segment or self._end < index * segment + old.segment_length(index)
             )
         )
-        self._readkey = readkey
         self._reader = VersionReader(version, readkey)
         self._shares: dict[int, _Share] = {}
         self._old: dict[int, bytes] = {}

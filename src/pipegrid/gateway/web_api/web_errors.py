@@ -6,7 +6,6 @@ Clients compare words of Tahoe-LAFS's texts, which come first: ``NotEnoughShares
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import attrs
@@ -58,9 +57,6 @@ class Problem:
     text: str
     headers: Mapping[str, str] = attrs.field(factory=dict)
     unexpected: bool = False
-
-
-_SECRET = re.compile(r"URI:[A-Za-z0-9-]+:[A-Za-z0-9:]*")
 
 
 def no_such_child(name: str) -> WebError:

@@ -75,7 +75,6 @@ _HEADER = struct.Struct(">32s20s32sQQ")
 _LEASE = struct.Struct(">LL32s32s20s")
 _UINT32 = struct.Struct(">L")
 _UINT64 = struct.Struct(">Q")
-_MAX_UINT32 = (1 << 32) - 1
 _ZEROS = bytes(64 * 1024)
 
 

@@ -56,7 +56,6 @@ class Download:
         cap, start, length = request.cap, request.start, request.length
         clock = self._clock = means.clock
         self._workers = means.workers
-        self._cap = cap
         self._asks_lists = request.asks_lists
         self._settings = settings
         self._progress = ProgressReport(progress, length)
