@@ -180,7 +180,7 @@ def _long(name: str, place: PathEnd, human: bool) -> str:
 def size_of(cap: Cap | None) -> int | None:
     """Return the bytes of a file, or of a directory's entries, if the cap has them."""
     file = cap.file if isinstance(cap, caps.DirectoryCap) else cap
-    return file.size if isinstance(file, (caps.ChkCap, caps.LitCap)) else None
+    return caps.immutable_size(file)
 
 
 def _mode(mode: int) -> str:

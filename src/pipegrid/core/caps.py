@@ -358,6 +358,11 @@ def _register() -> None:
 _register()
 
 
+def immutable_size(cap: Cap | None) -> int | None:
+    """Return the size that the cap of an immutable file contains; None for any other."""
+    return cap.size if isinstance(cap, (ChkCap, LitCap)) else None
+
+
 def is_literal_size(size: int) -> bool:
     """Return whether a file of ``size`` bytes is stored in its cap."""
     return size <= MAX_LITERAL_BYTES

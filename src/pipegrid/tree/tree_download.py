@@ -14,7 +14,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
-from pipegrid.core.caps import Cap, ChkCap, LitCap
+from pipegrid.core.caps import Cap, LitCap, immutable_size
 from pipegrid.core.text import printable
 from pipegrid.disk.atomic_write import is_part_name, part_path
 from pipegrid.disk.part_file import PartInUse, TargetExists
@@ -805,7 +805,7 @@ class TreeGet:
         self, met: Found, path: str, parent: IncomingDirectory, kept: RestoredMetadata
     ) -> None:
         cap = met.cap
-        size = cap.size if isinstance(cap, (ChkCap, LitCap)) else None
+        size = immutable_size(cap)
         if cap is None or met.kind != "file":
             raise UsageError(
                 "this is neither a file nor a directory that PipeGrid knows, and was left out; "

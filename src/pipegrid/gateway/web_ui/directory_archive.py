@@ -21,7 +21,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap
+from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, immutable_size
 from pipegrid.core.text import counted, printable
 from pipegrid.errors import AccessProhibited, DirectoryError, PipegridError, SourceError
 from pipegrid.gateway.body_spool import BodySpool
@@ -170,7 +170,7 @@ class ArchiveReader:
             return _checked(_Waiting(ZipMember(self._enter(met.path), 0, changed_at(metadata))))
         path = self._path_of(met.path)
         cap = met.cap
-        size = cap.size if isinstance(cap, (ChkCap, LitCap)) else 0
+        size = immutable_size(cap) or 0
         member = ZipMember(path, size, changed_at(metadata), is_program(metadata))
         one = _checked(_Waiting(member, cap))
         if size > SMALL_BYTES or one.error is not None:

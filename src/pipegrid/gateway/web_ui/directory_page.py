@@ -10,7 +10,13 @@ from urllib.parse import urlencode
 import attrs
 
 from pipegrid.core import base32
-from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, UnknownCap, writes
+from pipegrid.core.caps import (
+    DirectoryCap,
+    MutableCap,
+    UnknownCap,
+    immutable_size,
+    writes,
+)
 from pipegrid.core.text import composed, counted
 from pipegrid.errors import PipegridError
 from pipegrid.gateway.http_response import HttpResponse
@@ -175,7 +181,7 @@ def entry_row(path: ObjectPath, child: Child, is_writable: bool) -> EntryRow:
         kind="file",
         words=content_type(child.name),
         note="mutable" if isinstance(cap, MutableCap) else "",
-        size=_size(cap),
+        size=immutable_size(cap),
         url=f"{here.url}?t=info" if here else None,
         content=content_url(cap, child.name, save=True),
     )
@@ -185,10 +191,6 @@ def _note(cap: DirectoryCap) -> str:
     if not isinstance(cap.file, MutableCap):
         return "immutable"
     return "" if writes(cap) else "read-only"
-
-
-def _size(cap: Cap | None) -> int | None:
-    return cap.size if isinstance(cap, (ChkCap, LitCap)) else None
 
 
 def _changed(child: Child) -> float | None:
@@ -212,7 +214,7 @@ def _by_name(child: Child) -> tuple[Any, ...]:
 
 
 def _by_size(child: Child) -> tuple[Any, ...]:
-    size = _size(known_cap(child))
+    size = immutable_size(known_cap(child))
     return (-1 if size is None else size, child.name)
 
 
@@ -242,7 +244,11 @@ def _column(path: ObjectPath, column: tuple[str, str], order: str, is_down: bool
 def _summary(children: Iterable[Child]) -> str:
     kinds = [known_cap(child) for child in children]
     directories = sum(isinstance(cap, DirectoryCap) for cap in kinds)
-    sizes = [_size(cap) for cap in kinds if cap is not None and not isinstance(cap, DirectoryCap)]
+    sizes = [
+        immutable_size(cap)
+        for cap in kinds
+        if cap is not None and not isinstance(cap, DirectoryCap)
+    ]
     parts = [counted(directories, "directory", "directories"), counted(len(sizes), "file")]
     unknown = len(kinds) - directories - len(sizes)
     return ", ".join(parts + ([f"{unknown} unknown"] if unknown else []))

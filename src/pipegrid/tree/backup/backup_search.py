@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap
+from pipegrid.core.caps import Cap, DirectoryCap, immutable_size
 from pipegrid.errors import UsageError
 from pipegrid.tree.backup.catalogue import BackupRun
 from pipegrid.tree.backup.tree_history import CachedDirectories, EntrySpan, walk_history
@@ -79,12 +79,7 @@ class FoundVersion:
     @property
     def size(self) -> int | None:
         """The bytes of the file; None: a directory, or unknown."""
-        return None if self.kind == "directory" else size_of(self.cap)
-
-
-def size_of(cap: Cap | None) -> int | None:
-    """Return the size that a file's cap contains, or None."""
-    return cap.size if isinstance(cap, (ChkCap, LitCap)) else None
+        return None if self.kind == "directory" else immutable_size(self.cap)
 
 
 async def search_runs(

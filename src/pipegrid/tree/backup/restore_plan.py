@@ -17,11 +17,10 @@ from typing import Literal
 
 import attrs
 
-from pipegrid.core.caps import Cap
+from pipegrid.core.caps import Cap, immutable_size
 from pipegrid.core.text import printable
 from pipegrid.errors import SinkError, UsageError
 from pipegrid.grid.client_config import GridConfig
-from pipegrid.tree.backup.backup_search import size_of
 from pipegrid.tree.directory_descriptor import DirectoryFd
 from pipegrid.tree.directory_reading import Entry, ReadsFiles
 from pipegrid.tree.file_metadata import RestoredMetadata, entry_name, restored
@@ -355,7 +354,7 @@ class _Planner:
         self, met: Found, kept: RestoredMetadata, parent: _Level, place: str | None
     ) -> RestoreStep | None:
         """Count a step, and report it; None: there is none."""
-        size = None if met.kind == "directory" else size_of(met.cap)
+        size = None if met.kind == "directory" else immutable_size(met.cap)
         how: RestoreStep | None = "blocked"
         if not parent.blocked:
             how = _step(place, met.kind == "directory", kept, size, self.rules.force)

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 import attrs
 
-from pipegrid.core.caps import DirectoryCap
-from pipegrid.tree.backup.backup_search import size_of
+from pipegrid.core.caps import DirectoryCap, immutable_size
 from pipegrid.tree.backup.tree_history import EntrySpan, walk_history
 from pipegrid.tree.directory_reading import Entry, ReadsFiles
 from pipegrid.tree.file_metadata import KEY, restored
@@ -147,4 +146,4 @@ def _directory(entry: Entry | None) -> DirectoryCap | None:
 
 
 def _size(entry: Entry | None) -> int | None:
-    return None if entry is None else size_of(entry.cap)
+    return None if entry is None else immutable_size(entry.cap)
