@@ -136,7 +136,6 @@ class Mutables:
         start: int,
         length: int | None,
         progress: Progress | None,
-        accept_older: bool = False,
         range_of: RangeOfVersion | None = None,
     ) -> GetResult:
         """Read a range into a sink; see ``Grid.get``. ``range_of`` is called for each version tried."""
@@ -175,7 +174,6 @@ class Mutables:
                 cap,
                 write,
                 range_of or (lambda _: (start, length)),
-                accept_older=accept_older,
                 ready=ready,
                 reading=reading,
             )

@@ -84,8 +84,6 @@ class RetryPolicy(Generic[T]):
 
     Args:
         most: objects that are kept.
-        wait_s: the longest wait for servers, all pauses of the run together.
-        first_wait_s: the same, until something has come through.
 
     Attributes:
         waiting: nothing new may begin, as too few servers are reachable.
@@ -93,14 +91,10 @@ class RetryPolicy(Generic[T]):
         next_s: while it waits, the time at which ``next`` has something; None while an attempt runs.
     """
 
-    def __init__(
-        self, most: int = MOST, wait_s: float = WAIT_S, first_wait_s: float = FIRST_WAIT_S
-    ) -> None:
+    def __init__(self, most: int = MOST) -> None:
         self.waiting = self.given_up = False
         self.next_s = 0.0
         self._most = most
-        self._wait_s = wait_s
-        self._first_wait_s = first_wait_s
         self._kept: deque[T] = deque()
         self._lost: list[T] = []
         self._again: set[T] = set()  # being tried again
@@ -116,7 +110,7 @@ class RetryPolicy(Generic[T]):
     @property
     def left_s(self) -> float:
         """How long servers are waited for at most, from the beginning of this wait."""
-        allowed_s = self._first_wait_s if self._good_s is None else self._wait_s
+        allowed_s = FIRST_WAIT_S if self._good_s is None else WAIT_S
         return max(0.0, allowed_s - self._waited_s)
 
     @property

@@ -201,18 +201,11 @@ class VerifiedVersions:
         signing_key: once a share has provided it and the cap allows, or as it was given.
     """
 
-    def __init__(
-        self,
-        cap: MutableCap,
-        verifying_key: VerifyingKey | None = None,
-        signing_key: SigningKey | None = None,
-    ) -> None:
-        """Start with no versions, and the keys that were verified before, if any."""
+    def __init__(self, cap: MutableCap, signing_key: SigningKey | None = None) -> None:
+        """Start with no versions, and the key that was verified before, if any."""
         self.cap = cap
         self.signing_key = signing_key
-        if verifying_key is None and signing_key is not None:
-            verifying_key = signing_key.verifying()
-        self.verifying_key = verifying_key
+        self.verifying_key: VerifyingKey | None = signing_key and signing_key.verifying()
         self._signed: set[Version] = set()
 
     def trust(self, version: Version) -> None:

@@ -291,9 +291,7 @@ class MutableFiles:
 
     # Reading.
 
-    async def look(
-        self, cap: MutableCap, accept_older: bool = False, spoilt: Spoilt | None = None
-    ) -> tuple[Slot, ServerMap]:
+    async def look(self, cap: MutableCap, spoilt: Spoilt | None = None) -> tuple[Slot, ServerMap]:
         """
         Find the version to read: ``found.choice().best``.
 
@@ -310,17 +308,15 @@ class MutableFiles:
         for server, numbers in known.copies.items():
             if server in by_id:
                 hints[by_id[server]] = frozenset(numbers)
-        least = (0, b"") if accept_older else known.newest
         book = VerifiedVersions(cap, signing_key=known.signing_key)
         read_bytes = self._settings.read_bytes
         survey = ServermapUpdate(slot, book, read_bytes, hints, self._usual, spoilt=spoilt)
-        found = await survey.for_reader(least)
+        found = await survey.for_reader(known.newest)
         best = found.choice().best
         if best is None:
             raise unreadable(found, self._usual[0])
         newest = (best.sequence_number, best.root_hash)
-        is_older = newest < known.newest and best.sequence_number < known.sequence_number
-        if is_older and not accept_older:
+        if newest < known.newest and best.sequence_number < known.sequence_number:
             raise rollback(best, known)
         return slot, found
 
@@ -331,7 +327,7 @@ class MutableFiles:
         Raises:
             NotEnoughSharesError, RollbackError: as ``look``.
         """
-        _, found = await self.look(cap, False, {})
+        _, found = await self.look(cap, {})
         version = found.choice().best
         assert version is not None
         return version.size
@@ -342,7 +338,6 @@ class MutableFiles:
         write: Callable[[Sequence[Buffer]], None],
         range_of: RangeOfVersion = lambda version: (0, None),
         *,
-        accept_older: bool = False,
         ready: Callable[[], bool] = lambda: True,
         reading: Callable[[Retrieve], None] = lambda reader: None,
     ) -> ReadResult:
@@ -372,7 +367,7 @@ class MutableFiles:
         while True:
             attempt += 1
             try:
-                slot, found = await self.look(cap, accept_older, spoilt)
+                slot, found = await self.look(cap, spoilt)
             except NotEnoughSharesError as error:
                 raise failed or error from None  # no older version can be read either
             choice = found.choice()
