@@ -27,7 +27,7 @@ from pipegrid.tree.file_metadata import RestoredMetadata, entry_name, restored
 from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.local_files import local_name
 from pipegrid.tree.local_walk import own_directories
-from pipegrid.tree.walk import Found, Unreadable, WalkLimits, walk
+from pipegrid.tree.walk import Found, Unreadable, walk
 from pipegrid.tree.walk_order import TreePath
 
 MAX_EXTRAS = 1_000_000
@@ -222,7 +222,6 @@ async def plan_restore(
     rules: RestoreRules,
     *,
     step: Callable[[RestoreStep, TreePath, int | None], None] = lambda how, path, size: None,
-    limits: WalkLimits | None = None,
 ) -> RestorePlan:
     """
     Find out what restoring a directory does; every directory of it is read, no file, and nothing is changed.
@@ -237,7 +236,7 @@ async def plan_restore(
         SinkError: the target has too many entries that the run does not have.
     """
     planner = _Planner(RestorePlan(selection), target, rules, step)
-    with walk(grid, cap, all_paths=True, limits=limits) as tree:
+    with walk(grid, cap, all_paths=True) as tree:
         async for met in tree:
             planner.meet(met)
     return planner.plan

@@ -11,7 +11,7 @@ from pipegrid.core.caps import DirectoryCap, immutable_size
 from pipegrid.tree.backup.tree_history import EntrySpan, walk_history
 from pipegrid.tree.directory_reading import Entry, ReadsFiles
 from pipegrid.tree.file_metadata import KEY, restored
-from pipegrid.tree.walk_order import TreePath, WalkLimits
+from pipegrid.tree.walk_order import TreePath
 
 ChangeKind = Literal["added", "removed", "content", "type", "metadata"]
 
@@ -79,8 +79,6 @@ async def compare_trees(
     new: DirectoryCap,
     changed: Callable[[TreeChange], None],
     unreadable: Callable[[TreePath, Exception], None],
-    *,
-    limits: WalkLimits | None = None,
 ) -> None:
     """
     Find what differs between two trees.
@@ -105,7 +103,7 @@ async def compare_trees(
         return _directory(before) != _directory(after)
 
     if old != new:
-        await walk_history(grid, [old, new], visit, unreadable, only_whole=True, limits=limits)
+        await walk_history(grid, [old, new], visit, unreadable, only_whole=True)
 
 
 def change_of(path: TreePath, old: Entry | None, new: Entry | None) -> TreeChange | None:
