@@ -5,8 +5,8 @@ The pages of the library's public names, ``docs/reference-api*.md``, from their 
 not current.
 
 An entry has the signature without types, the first sentence of the docstring, and that of each item of its
-lists (*Args*, *Raises* and such); the source has the rest. What a class implements of another public one is
-listed once, and classes that the HTTP client is made of have signatures only.
+lists (*Args*, *Raises* and such); the source has the rest. What a class implements of another public one, or
+of one of Twisted's, is listed once, and classes that the HTTP client is made of have signatures only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ in the source, for type checkers and editors. Further pages: [Grid and Directory
 errors they raise. New arguments are optional and named. A name that will be removed warns first
 (`DeprecationWarning`), for two minor releases at least. Everything else may change at any time. Sizes are
 bytes, times are seconds, unless a name says otherwise (`_ms`). *Fails with* lists what a Deferred fails
-with, *Raises* what is raised at once.
+with, *Raises* what is raised at once. The entry of an error begins with the class that it is a kind of.
 """
 
 HTTP_INTRODUCTION = """\
@@ -125,7 +125,13 @@ PAGES: dict[str, tuple[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
 CONTRACTS = {"AutoWindow": Window, "FixedWindow": Window}
 """Whose methods a class has, without a class of Python's above it."""
 NOT_CALLED = {"Grid": "It is made by `Grid.open` or `Grid.create_local`."}
-"""Classes whose constructor applications do not call."""
+"""Classes whose constructor applications do not call; nor do they make any result."""
+EVENTS = ("Crash", "Cut", "Partition", "Refuse", "Slow", "Stall")
+"""What a `FaultPlan` has, with one method, which the plan has as well."""
+MECHANISM = frozenset(
+    {"at", "later", "make_pair", "note", "now_ns", "offer", "owns", "pass_through", "soon"}
+)
+"""Methods by which the parts of a `SimulatedNetwork` work together."""
 
 PARTS = frozenset(
     {
@@ -144,6 +150,8 @@ PARTS = frozenset(
 """Of which the HTTP client is made; programs that use one read its source."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_CLASS = re.compile(r"<class '[\w.]*?(\w+)'>")
+_FUNCTION = re.compile(r"<(?:function|built-in function) [\w.<>]+>")
 _LIST = re.compile(r"(Args|Attributes|Returns|Raises.*):")
 
 
@@ -205,27 +213,34 @@ def _entry(name: str, value: Any) -> Iterator[str]:
 
 
 def _class(name: str, kind: type) -> Iterator[str]:
-    bases = [base.__name__ for base in kind.__bases__ if base is not object]
+    base = next(each.__name__ for each in kind.__mro__[1:] if not each.__name__.startswith("_"))
     lists = name not in PARTS
     error = issubclass(kind, BaseException)
-    if not error and name not in NOT_CALLED:
+    if not error and name not in NOT_CALLED and not name.endswith("Result"):
         yield f"`{name}{_signature(kind)}`\n"
     initialiser = vars(kind).get("__init__")
     constructed = inspect.cleandoc(getattr(initialiser, "__doc__", None) or "")
     if attrs.has(kind):
         constructed = ""  # attrs wrote it
     sentences = [
-        f"A kind of `{bases[0]}`." if error else "",
+        f"`{base}`:" if error else "",
         _short(inspect.getdoc(kind) or "", lists).strip(),
         _short(constructed, lists).strip(),
         NOT_CALLED.get(name, ""),
     ]
     contract = CONTRACTS.get(name)
+    inherited = [base for base in kind.__mro__ if base.__module__.startswith("twisted.")]
     if contract is not None:
         sentences.append(f"It has all that `{contract.__name__}` has.")
+    if inherited:
+        sentences.append(f"It has all that Twisted's `{inherited[0].__name__}` has.")
     yield " ".join(each for each in sentences if each) + "\n"
     for member in sorted(dir(kind)):
         if member.startswith("_") or (contract is not None and hasattr(contract, member)):
+            continue
+        if any(hasattr(base, member) for base in inherited):
+            continue
+        if name in EVENTS or (name == "SimulatedNetwork" and member in MECHANISM):
             continue
         found = inspect.getattr_static(kind, member)
         if error and member not in vars(kind):
@@ -260,15 +275,17 @@ def _signature(value: Any) -> str:
     returned = signature.return_annotation
     if inspect.isclass(value) or returned in ("None", None):
         returned = empty
-    short = signature.replace(parameters=parameters, return_annotation=returned)
-    return _ADDRESS.sub("", str(short).replace("'", ""))
+    short = str(signature.replace(parameters=parameters, return_annotation=empty))
+    if returned is not empty:
+        short += f" -> {returned}".replace("'", "")
+    return _FUNCTION.sub("…", _CLASS.sub(r"\1", _ADDRESS.sub("", short)))
 
 
 def _short(text: str, lists: bool = True) -> str:
     """Return the first sentence of a docstring, and of each item of its lists, as Markdown."""
-    first, *others = re.split(r"\n\s*\n(?! )", text)
-    found = [_sentence(first)] if first else []
-    for each in others if lists else ():
+    parts = re.split(r"\n\s*\n(?! )", text)
+    found = [] if _LIST.match(text) else [_sentence(re.split(r"\n\s*\n", parts.pop(0))[0])]
+    for each in parts if lists else ():
         heading = _LIST.match(each)
         if heading is not None:
             items = re.split(r"\n    (?=\S)", each[heading.end() :])
@@ -282,7 +299,7 @@ def _sentence(text: str) -> str:
     line = re.sub(r"^([*\w]+(?:, [*\w]+)*): ", r"`\1`: ", " ".join(text.split()))
     if not line:
         return ""
-    short = re.split(r"(?<=[a-z0-9`)\"])(?:\. (?=[A-Z`])|; )", line)[0]
+    short = re.split(r"(?<=[a-z0-9`)\"])(?:\. (?=[A-Z`])|; (?![^(]*\)))", line)[0]
     return short if short.endswith((".", ":", "?")) else f"{short}."
 
 

@@ -73,11 +73,11 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
             optionally ``report.html``, into ``output``; it finds the builder's earlier runs in ``history``
             there.
         output: a directory below the step's working directory; emptied first.
-        compare_with: the largest number of earlier runs to compare with; 0 for none.
+        compare_with: at most so many earlier runs; 0 for none.
         on_regression: the step's result if anything is slower: ``fail``, ``warn`` or ``ignore``.
         accept: if true, a regression becomes the new baseline; best set by a property of a forced build.
-        prefix: put before the names of properties and build data, for builders that measure more than one
-            thing; letters, digits, ``_``, ``-`` and ``.``, not starting with a digit or dot.
+        prefix: of the names of properties and build data; letters, digits, ``_``, ``-`` and ``.``, not
+            starting with a digit or dot.
         kwargs: arguments of ``ShellCommand``.
     """
 

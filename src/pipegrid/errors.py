@@ -114,8 +114,7 @@ class NoSuchChild(UsageError):
 
     Attributes:
         name: as it was given.
-        perhaps_made: an earlier attempt of the change may have been stored, and another client may have
-            undone it since.
+        perhaps_made: an earlier attempt may have been stored, and undone by another client since.
     """
 
     def __init__(self, message: str, name: str, perhaps_made: bool = False) -> None:
@@ -130,8 +129,7 @@ class ChildExists(UsageError):
 
     Attributes:
         name: as it was given.
-        perhaps_made: an earlier attempt of the change may have been stored, and another client may have
-            undone it since.
+        perhaps_made: an earlier attempt may have been stored, and undone by another client since.
     """
 
     def __init__(self, message: str, name: str, perhaps_made: bool = False) -> None:
@@ -161,9 +159,9 @@ class UnhappyError(GridError):
     The shares could not be spread over enough servers, or too few shares were stored to restore the file.
 
     Attributes:
-        reached: servers of happiness that were reached, or shares that were stored.
-        wanted: servers of happiness that the caller requires, or shares that the file requires.
-        absent: servers that were unreachable or did not answer in time; with them it may be enough.
+        reached: servers of happiness, or shares that were stored.
+        wanted: the same that the caller, or the file, requires.
+        absent: servers that did not answer in time; with them it may be enough.
     """
 
     def __init__(self, message: str, reached: int, wanted: int, absent: int = 0) -> None:
@@ -180,8 +178,8 @@ class NotEnoughSharesError(GridError):
     Attributes:
         found: distinct good shares that were found.
         needed: distinct shares that every reader needs (k).
-        absent: servers that were unreachable or did not answer in time; they may have more.
-        absent_shares: how many more shares those servers have if every server holds its part of all shares.
+        absent: servers that did not answer in time; they may have more.
+        absent_shares: how many more these have if every server has its part of all shares.
     """
 
     def __init__(

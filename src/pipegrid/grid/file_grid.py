@@ -497,9 +497,9 @@ class StoringGrid(FileGrid):
             progress: called with acknowledged and total bytes of shares; existing shares count as
                 acknowledged.
             found: called with the bytes of existing shares that were found, and the total.
-            hashing: called while the key is computed, with the bytes hashed so far and the file's size; not
+            hashing: called with the bytes hashed so far, for the key, and the file's size; not
                 called for a file that is read with one call.
-            cap_known: called with the file's cap as soon as the file is encoded. The file is not stored
+            cap_known: called with the cap as soon as the file is encoded. The file is not stored
                 then, and the put may still fail. Not called for a literal file.
 
         Raises (through the Deferred):
@@ -589,8 +589,8 @@ class StoringGrid(FileGrid):
 
         Args:
             sources: files, as for ``put``; the other options are also those of ``put``.
-            progress, found, hashing: as for ``put``, but called with the file's number as the first argument.
-            ended: called with the number of each file and its outcome when it ends.
+            progress, found, hashing: as for ``put``, with the file's number as the first argument.
+            ended: called with the number of each file and its outcome.
         """
         from pipegrid.transfer.put.put_many import ManyPuts
 
@@ -697,8 +697,8 @@ class FetchingGrid(FileGrid):
             UsageError: the range begins beyond the end of the file.
             NotEnoughSharesError: too few good shares were found.
             CorruptionError: the shares do not decode to the file of the cap.
-            SinkError: writing to the sink failed, its reader has closed it, the path has a file already, or
-                another process writes to the path.
+            SinkError: writing failed, the reader has closed the sink, or the path has a file already or
+                is written by another process.
         """
         with ExitStack() as stack:
             if isinstance(sink, str | os.PathLike):
@@ -952,9 +952,7 @@ class KeepingGrid(FileGrid):
         object that fails does not stop the others.
 
         Args:
-            caps: read caps or verify caps of immutable files and directories.
-            verify: fetch every share and check every byte of it, which takes memory and time.
-            add_lease: add or renew a lease on every server with a share.
+            caps, verify, add_lease: as for ``check``.
             repair: repair objects that are not healthy; the result of the repair is then the outcome.
                 Unrecoverable objects stay as they are.
             bounds: how many objects and bytes are processed at the same time.
@@ -1070,8 +1068,8 @@ class KeepingGrid(FileGrid):
             cap: a read cap or verify cap of an immutable file or directory; or the write cap of a mutable
                 one, whose best version is published again.
             progress: called with acknowledged and total bytes of the new shares.
-            force: repair a mutable file even if this destroys a newer unreadable version or another version
-                with the same sequence number, or if a newer version was seen before.
+            force: also if this destroys a newer unreadable version of a mutable file or another one with
+                the same sequence number, or if a newer version was seen before.
 
         Raises (through the Deferred):
             CapError: the cap cannot be repaired.
@@ -1122,7 +1120,7 @@ class ChangingGrid(FileGrid):
                 configured format.
             params: encoding parameters, by default the configured ones; the format sets the segment size.
             progress: called once, when all bytes are stored.
-            private_key: the file's RSA key of 2048 bits as DER (PKCS#1 or PKCS#8), which determines its caps;
+            private_key: the RSA key (2048 bits, DER, PKCS#1 or PKCS#8), which determines the caps;
                 by default a fresh key.
 
         Raises (through the Deferred):
@@ -1186,8 +1184,8 @@ class ChangingGrid(FileGrid):
                 already has its change. If it raises, the call fails with its error, and nothing is written.
             merge: returns one content for several versions with the same sequence number; by default the
                 version with the highest root hash is used.
-            remembered: the content as this client last saw it, if the caller has kept it, so that it need not
-                be read again. It is compared with the hash of the version that was seen.
+            remembered: the content as this client last saw it, which need not be read again then. It is
+                compared with the hash of the version that was seen.
             redo: recognises content that already has the change. It is called with the content that the
                 function was applied to, the function's result, and the current content; it returns the
                 current content, corrected if needed, or None if the function must be applied. Changes that

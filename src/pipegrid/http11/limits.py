@@ -20,45 +20,45 @@ class Limits:
             responses, which each need a connection of their own.
         max_requests_in_flight: written and unanswered requests on one connection. At 20 ms round trip and
             128 requests a connection carries up to 6400 requests a second.
-        max_request_bytes_in_flight: heads and bodies of those. 4 MiB are 4 pieces of 1 MiB; deeper
+        max_request_bytes_in_flight: heads and bodies of those; 4 MiB are 4 pieces of 1 MiB, and deeper
             pipelining did not raise a storage server's throughput. One larger request may be sent alone.
-        response_budget_bytes: bytes of responses that may be outstanding before another request is written.
+        response_budget_bytes: outstanding bytes of responses before another request is written.
             A server built on Twisted drops the connection if it reads a GET while its own transport is full
             (64 KiB), so everything before a request must fit: 60 KB.
-        max_response_budget_bytes: the maximum of the measured budget for a host that supports pipelining
-            (``http11.host_pool``): 16 MiB are 1.3 Gbit/s at 100 ms. The bytes are on the link, not in our
+        max_response_budget_bytes: the maximum of the measured budget for a host that supports pipelining;
+            16 MiB are 1.3 Gbit/s at 100 ms (``http11.host_pool``). The bytes are on the link, not in our
             memory. If it is no more than ``response_budget_bytes``, that is used unchanged.
-        assumed_response_bytes: the size of a response without an estimate, until the host has sent some: 60
-            KB then allow 15 requests.
+        assumed_response_bytes: the size of a response without an estimate, until the host has sent some;
+            60 KB then allow 15 requests.
         max_waiting: requests that wait, per host or per connection; the next one fails at once with
             `TooManyRequests`.
-        max_header_bytes: of one response's head (or trailer). Servers limit requests to 8 to 16 KiB;
+        max_header_bytes: of a response's head (or trailer). Servers limit requests to 8 to 16 KiB;
             responses with many cookies are longer.
         max_headers: lines of the same.
         discard_limit_bytes: how much of an unwanted response is read to keep the connection. A new
             connection costs 1 to 2 round trips: at 10 MB/s and 10 ms, 100 to 200 KB; less for a distant
             server on a slow link.
-        timeout_s: silence of the server while a response is outstanding and no reader is paused. Requests
+        timeout_s: silence while a response is outstanding and no reader is paused. Requests
             that wait for a host that never responded fail with the first one that times out; if the host
             has responded before, after twice the time.
-        abandoned_timeout_s: the same while the response that is due is not wanted any more.
-        unclaimed_timeout_s: how long a response whose body was not requested may delay the following ones.
-        blocked_after_s: how long a response may have no reader, or its reader pause the connection, before
-            new requests use another connection. The requests after a response without a reader are then
+        abandoned_timeout_s: the same while that response is not wanted any more.
+        unclaimed_timeout_s: how long a body that is not read may delay the following ones.
+        blocked_after_s: new requests use another connection when a response has no reader, or its reader
+            pauses, for so long. The requests after a response without a reader are then
             also sent again on another connection: a program may wait for a later response before it reads
             an earlier one.
-        slow_reader_after_s: how long a reader that has begun may pause before that. The host is not at
+        slow_reader_after_s: the same for a reader that has begun. The host is not at
             fault for such pauses, and the requests are sent twice.
-        connect_timeout_s: from the start of a connection until it can be used, TLS included. After a
+        connect_timeout_s: until a connection can be used, TLS included. After a
             quarter of it a second attempt starts (``http11.dialer``).
         idle_timeout_s: an unused connection is closed after this. Servers do so after 60 s (or 75 s), and a
             request that crosses their close is lost; so the client closes first.
-        continue_timeout_s: how long to wait for "100 Continue" before a body is sent anyway.
-        close_timeout_s: how long to wait for the other side in an orderly close.
-        max_attempts: connections that may be lost with the same request before it fails.
-        serial_memory_s: how long at most a host that failed at pipelining gets one request at a time before
-            it is tried again. The first time it is a sixtieth of that, then twice as long each time, since
-            the first failure may have been an accident.
+        continue_timeout_s: a body is sent without "100 Continue" after this.
+        close_timeout_s: for the other side, in an orderly close.
+        max_attempts: connections that may be lost with a request before it fails.
+        serial_memory_s: how long at most a host that failed at pipelining gets one request at a time. The
+            first time it is a sixtieth of that, then twice as long each time, since the first failure may
+            have been an accident.
 
     Raises:
         UsageError: one of them is not a number, or does not allow anything.

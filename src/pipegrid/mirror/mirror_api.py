@@ -232,9 +232,9 @@ class Mirror:
         paranoid: hash existing files even if they are recorded as right.
         sample: hash this share of the existing files, drawn at random; 0.0 to 1.0.
         limit_bytes_per_s: from all mirrors together; None: no limit.
-        progress: called a few times a second with the current report; an exception that it raises ends the
+        progress: called with the current report, a few times a second; an exception that it raises ends the
             run.
-        dry_run: count what would be fetched, fetch nothing, and change nothing.
+        dry_run: count what would be fetched, and change nothing.
         seed: for drawing the sample.
         workers: where the disk is written, one job after the other; None: a thread of its own.
         environment: names proxies (``http11.proxy_settings``); None: there are none.

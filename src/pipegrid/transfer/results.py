@@ -25,12 +25,12 @@ class PutResult:
         cap: restores the file.
         size: plaintext bytes.
         share_bytes: length of each share; 0 for a literal cap.
-        shares_placed: maps a share number to the nickname of the server that accepted it in this upload.
-        shares_found: maps a share number to the servers that had it before.
+        shares_placed: by share number, the nickname of the server that accepted it now.
+        shares_found: by share number, the servers that had it before.
         happiness: servers of happiness reached; 0 for a literal cap.
-        dropped: nicknames of servers that were given up as stragglers.
-        reasons: maps a server's nickname to why it did not accept shares.
-        elapsed_s: from the start to the last acknowledgement that was waited for.
+        dropped: servers given up as stragglers.
+        reasons: why servers did not accept shares, by nickname.
+        elapsed_s: until the last acknowledgement that was waited for.
     """
 
     cap: ChkCap | LitCap
@@ -51,11 +51,11 @@ class GetResult:
 
     Attributes:
         size: plaintext bytes delivered.
-        shares_used: maps a share number to the nickname of its server.
-        corrupt: damage that was found and worked around.
-        elapsed_s: from the start to the last byte delivered.
-        found_bytes: bytes that an interrupted get had left.
-        here_bytes: bytes of these that were good, and not fetched again.
+        shares_used: by share number, its server's nickname.
+        corrupt: damage that was worked around.
+        elapsed_s: until the last byte was delivered.
+        found_bytes: what an interrupted get had left.
+        here_bytes: what of these was good, and not fetched again.
     """
 
     size: int
@@ -72,24 +72,21 @@ class CheckResult:
     The health of one file.
 
     Attributes:
-        healthy: there is a good copy of each of the ``total_shares`` shares, and they are on as many
-            servers as can have them now: ``happiness`` is ``possible_happiness``.
-        recoverable: there are good copies of at least ``required_shares`` distinct shares.
-        good_shares: maps a share number to the nicknames of the servers with a good copy.
+        healthy: every share has a good copy, and they are on as many servers as can have them now.
+        recoverable: at least ``required_shares`` distinct shares have a good copy.
+        good_shares: by share number, nicknames of the servers with a good copy.
         corrupt: damage found (only with verification); there may be a good copy of a damaged share on
             another server.
-        happiness: servers of happiness of the good shares: the largest number of servers that can each be
-            assigned a share of their own.
+        happiness: servers of happiness of the good shares.
         unreachable: servers that could not be asked.
-        reasons: maps a server's nickname to why it could not be asked.
-        renewed: servers on which leases were added or renewed, if that was requested.
+        reasons: why not, by nickname.
+        renewed: servers that added or renewed leases.
         lease_problems: sentences: why servers gave no lease.
         remarks: sentences: other problems.
-        possible_happiness: the happiness possible if all shares were spread over the servers that
-            responded, as far as these have space.
-        servers: number of servers that were asked, including those that did not respond.
-        share_servers: as ``good_shares``, but with the ids of servers, which are unique.
-        answered: maps the id to the nickname of each server that listed its shares.
+        possible_happiness: that of all shares on the servers that responded and have space.
+        servers: number of servers, also of those that did not respond.
+        share_servers: as ``good_shares``, with ids, which are unique.
+        answered: nicknames of the servers that listed their shares, by id.
     """
 
     cap: Cap | ChkCap | ChkVerifierCap
@@ -161,7 +158,7 @@ class RenewResult:
     The leases of one file.
 
     Attributes:
-        leases: maps a share number to the nicknames of the servers that gave a lease on it.
+        leases: by share number, the servers that gave a lease on it.
         unreachable: servers that could not be asked.
         reasons: why servers with shares gave no lease.
     """
@@ -186,13 +183,13 @@ class RepairResult:
 
     Attributes:
         before: the result of the check.
-        after: the same including the new shares; damaged copies remain, since shares cannot be changed.
-        uploaded: maps a share number to the nickname of the server that accepted a new copy.
-        renewed: nicknames of the servers on which leases were renewed.
+        after: the same with the new shares; damaged copies remain, since shares cannot be changed.
+        uploaded: by share number, the server that accepted a new copy.
+        renewed: servers that renewed leases.
         reasons: why servers did not accept shares.
         elapsed_s: total time.
-        reasons_by_server: the reasons, by the servers' nicknames.
-        absent: nicknames of the failed servers that were unreachable; a later repair may reach them.
+        reasons_by_server: the same, by nickname.
+        absent: servers that were unreachable; a later repair may reach them.
     """
 
     cap: Cap | ChkCap | ChkVerifierCap

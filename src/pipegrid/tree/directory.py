@@ -349,7 +349,7 @@ class Directory:
         Raises (through the Deferred):
             ChildExists: a child has this name and ``replace`` does not allow replacing it.
             CapError, UsageError: the cap is malformed, reads nothing, or cannot be linked.
-            and what ``change`` raises.
+            others: what ``change`` raises.
         """
         child = as_cap(cap)
         if not str(child):
@@ -380,7 +380,7 @@ class Directory:
         Raises (through the Deferred):
             ChildExists: a child has this name and ``replace`` does not allow replacing it; the file is
                 stored.
-            and what ``Grid.put`` and ``change`` raise.
+            others: what ``Grid.put`` and ``change`` raise.
         """
         return self._put(name, lambda: self._grid.put(source, **options), metadata, replace, stored)
 
@@ -447,7 +447,7 @@ class Directory:
 
         Raises (through the Deferred):
             NoSuchChild: no child has this name.
-            and what ``change`` raises.
+            others: what ``change`` raises.
         """
         return self.change([Unlink(name, must_exist)])
 
@@ -458,7 +458,7 @@ class Directory:
         Raises (through the Deferred):
             NoSuchChild: no child has the old name.
             ChildExists: a child has the new name and ``replace`` does not allow replacing it.
-            and what ``change`` raises.
+            others: what ``change`` raises.
         """
         return self.change([Rename(old, new, replace)])
 

@@ -75,7 +75,7 @@ class Link:
             counts as a write cap, and then ``read_cap`` must be given; an empty one is a child of which no
             cap is known.
         read_cap: only with an unknown ``cap``.
-        metadata: replaces that of an existing child of this name, except the times of linking; None to keep
+        metadata: replaces that of an existing child, except the times of linking; None to keep
             it. With ``no-write`` in it only the read cap is stored.
         replace: whether a child of this name may exist.
         replace_directory: whether that may be a directory.

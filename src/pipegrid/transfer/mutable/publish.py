@@ -283,14 +283,13 @@ class WriteResult:
     A version that was written and is the current one.
 
     Attributes:
-        version: the version.
-        placed: maps a share number to the nicknames of its servers.
-        placed_ids: the same, with the ids of servers.
+        placed: by share number, its servers' nicknames.
+        placed_ids: the same, with ids.
         attempts: number of writes.
-        reasons: maps a server's nickname to why it did not accept shares.
+        reasons: why servers did not accept shares, by nickname.
         written: False if the content was as wanted already.
-        happiness: servers of happiness that the shares have reached; 0 if nothing was written.
-        possible_happiness: the happiness possible on all servers that did not fail.
+        happiness: servers of happiness reached; 0 if nothing was written.
+        possible_happiness: that on all servers that did not fail.
     """
 
     version: Version
