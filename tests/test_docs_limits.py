@@ -20,12 +20,14 @@ _UNITS = {None: 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "s": 1, "days": 86400
 
 
 def value_of(name: str) -> Any:
-    """Return what the code has under a dotted name; of a class of attrs, a field's default."""
+    """Return what the code has under a dotted name; of a record, a field's default."""
     module, _, last = name.rpartition(".")
     try:
         return getattr(import_module(module), last)
     except ModuleNotFoundError:
         kind = value_of(module)
+        if issubclass(kind, tuple):
+            return kind._field_defaults[last]
         return getattr(attrs.fields(kind), last).default
 
 

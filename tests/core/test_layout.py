@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
@@ -60,7 +59,7 @@ class LayoutTests(SynchronousTestCase):
         """Headers of no version, cut short, or with impossible sections are refused."""
         good = layout.for_geometry(Params().geometry(1000))
         bad = [b"", b"\0", bytes(4), bytes(36), (3).to_bytes(4, "big") + bytes(64)]
-        bad += [good.pack_header()[:35], attrs.evolve(good, version=2).pack_header()[:67]]
+        bad += [good.pack_header()[:35], good._replace(version=2).pack_header()[:67]]
         for change in (
             {"uri_extension": good.share_hashes - 34},
             {"uri_extension": good.uri_extension + 1},
@@ -68,7 +67,7 @@ class LayoutTests(SynchronousTestCase):
             {"block_hashes": good.block_hashes + 1},
             {"block_hashes": good.share_hashes + 32},
         ):
-            bad.append(attrs.evolve(good, **change).pack_header())
+            bad.append(good._replace(**change).pack_header())
         for data in bad:
             with self.assertRaises(ValueError, msg=data.hex()):
                 layout.parse_header(data)
@@ -76,7 +75,7 @@ class LayoutTests(SynchronousTestCase):
     def test_accepts_sections_elsewhere(self) -> None:
         """Offsets are trusted where they make sense: foreign writers may leave gaps."""
         good = layout.for_geometry(Params().geometry(1000))
-        moved = attrs.evolve(good, data=1000, crypttext_hash_tree=50, unused=9)
+        moved = good._replace(data=1000, crypttext_hash_tree=50, unused=9)
         self.assertEqual(layout.parse_header(moved.pack_header() + b"more"), moved)
 
     @settings(max_examples=300, deadline=None, derandomize=True)

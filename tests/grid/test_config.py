@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import attrs
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -185,7 +184,7 @@ class LoadTests(ConfigTestCase):
         reactor: Any = MemoryReactorClock()
         for grid, seconds in (
             (local, 7200.0),
-            (attrs.evolve(local, keep_unfinished_s=None), 604800.0),
+            (local._replace(keep_unfinished_s=None), 604800.0),
         ):
             (store,) = open_local(reactor, grid).stores
             self.assertEqual(store.keep_unfinished_s, seconds)
@@ -220,7 +219,7 @@ class LoadTests(ConfigTestCase):
         for mode, count in ((0o755, 1), (0o770, 0)):
             elsewhere = Path(self.mktemp())
             elsewhere.mkdir(mode)
-            warnings = open_local(reactor, attrs.evolve(local, directory=elsewhere)).warnings
+            warnings = open_local(reactor, local._replace(directory=elsewhere)).warnings
             self.assertEqual(len(warnings), count)
 
     def test_an_absolute_directory(self) -> None:

@@ -259,7 +259,7 @@ class FindingsTests(UpkeepTestCase):
                     assert isinstance(data, bytes)
                     seen.append(data)
                     told.append(seen[len(seen) // 2 - 1][: sample.length])
-                answers.append(attrs.evolve(answer, samples=tuple(told)))
+                answers.append(answer._replace(samples=tuple(told)))
             return answers
 
         self.patch(gbs_surveys, "unpack_answers", turn)

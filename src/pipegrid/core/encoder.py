@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence, Set
 from functools import lru_cache
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.core import hash_tree, hashes, layout, ueb
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
@@ -27,8 +26,7 @@ Plaintext = Buffer | Sequence[Buffer]
 _CIPHER_STEP_BYTES = 64 * 1024
 
 
-@attrs.frozen
-class ShareWrite:
+class ShareWrite(NamedTuple):
     """
     Bytes for one share.
 
@@ -41,7 +39,7 @@ class ShareWrite:
 
     share_number: int
     offset: int
-    pieces: tuple[Buffer, ...] = attrs.field(repr=False)
+    pieces: tuple[Buffer, ...]
 
     @property
     def length(self) -> int:
@@ -49,7 +47,6 @@ class ShareWrite:
         return sum(map(len, self.pieces))
 
 
-@attrs.frozen(eq=False)
 class Segment:
     """
     One encrypted segment.
@@ -60,12 +57,19 @@ class Segment:
         length: bytes of ciphertext.
     """
 
-    index: int
-    padded: memoryview = attrs.field(repr=False)
-    length: int
+    __slots__ = ("index", "length", "padded")
+
+    def __init__(
+        self,
+        index: int,
+        padded: memoryview,
+        length: int,
+    ) -> None:
+        self.index = index
+        self.padded = padded
+        self.length = length
 
 
-@attrs.frozen(eq=False)
 class CodedSegment:
     """
     One segment after erasure coding.
@@ -77,10 +81,19 @@ class CodedSegment:
         blocks: the pieces of each requested block, by share number.
     """
 
-    index: int
-    segment_hash: bytes
-    block_hashes: tuple[bytes, ...] = attrs.field(repr=False)
-    blocks: dict[int, tuple[Buffer, ...]] = attrs.field(repr=False)
+    __slots__ = ("block_hashes", "blocks", "index", "segment_hash")
+
+    def __init__(
+        self,
+        index: int,
+        segment_hash: bytes,
+        block_hashes: tuple[bytes, ...],
+        blocks: dict[int, tuple[Buffer, ...]],
+    ) -> None:
+        self.index = index
+        self.segment_hash = segment_hash
+        self.block_hashes = block_hashes
+        self.blocks = blocks
 
 
 def convergent_key(convergence: bytes, geometry: Geometry, plaintext: Iterable[Buffer]) -> bytes:

@@ -7,8 +7,7 @@ A server's container around the data is not part of it. Source: the format refer
 from __future__ import annotations
 
 import struct
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.core import ueb
 from pipegrid.core.encoding_parameters import Geometry
@@ -25,8 +24,7 @@ MAX_OFFSET = 1 << 60
 """No share is longer; a header that points beyond it is damaged."""
 
 
-@attrs.frozen
-class ShareLayout:
+class ShareLayout(NamedTuple):
     """
     Offsets of the sections of one share, in bytes from the start of the share data.
 
@@ -55,7 +53,7 @@ class ShareLayout:
 
     def pack_header(self) -> bytes:
         """Return the header in its version: 36 bytes (1) or 68 (2)."""
-        return (_V1 if self.version == 1 else _V2).pack(*attrs.astuple(self))
+        return (_V1 if self.version == 1 else _V2).pack(*self)
 
     def pack_ueb(self, packed: bytes) -> bytes:
         """Return the UEB with its length in front, as stored at ``uri_extension``."""

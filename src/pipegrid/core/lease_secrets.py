@@ -6,7 +6,7 @@ Source: the format reference, storage protocols, section 6.
 
 from __future__ import annotations
 
-import attrs
+from typing import NamedTuple
 
 from pipegrid.core.hashes import Tag
 from pipegrid.errors import UsageError
@@ -22,22 +22,28 @@ _ENABLER_MASTER = Tag(b"allmydata_mutable_writekey_to_write_enabler_master_v1")
 _ENABLER = Tag(b"allmydata_mutable_write_enabler_master_and_nodeid_to_write_enabler_v1")
 
 
-@attrs.frozen
-class ServerSecrets:
+class ServerSecrets(NamedTuple):
     """The three secrets that one server gets for one file, 32 bytes each."""
 
-    renew: bytes = attrs.field(repr=False)
-    cancel: bytes = attrs.field(repr=False)
-    upload: bytes = attrs.field(repr=False)
+    renew: bytes
+    cancel: bytes
+    upload: bytes
+
+    def __repr__(self) -> str:
+        """Show no secret."""
+        return "ServerSecrets(...)"
 
 
-@attrs.frozen
-class FileSecrets:
+class FileSecrets(NamedTuple):
     """The secrets of one file before they are bound to a server: three hashes of 32 bytes."""
 
-    renewal: bytes = attrs.field(repr=False)
-    cancel: bytes = attrs.field(repr=False)
-    upload: bytes = attrs.field(repr=False)
+    renewal: bytes
+    cancel: bytes
+    upload: bytes
+
+    def __repr__(self) -> str:
+        """Show no secret."""
+        return "FileSecrets(...)"
 
     def for_server(self, lease_seed: bytes) -> ServerSecrets:
         """

@@ -7,8 +7,7 @@ Source: the format reference, sections 6 and 7.
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.core import ueb
 from pipegrid.core.encoding_parameters import Geometry
@@ -18,8 +17,7 @@ from pipegrid.core.layout import ShareLayout
 from pipegrid.core.received_share import ShareParts, ShareTree
 
 
-@attrs.frozen
-class ReadPlan:
+class ReadPlan(NamedTuple):
     """
     Which segments to read, and the ranges in a share where their parts are.
 

@@ -7,8 +7,7 @@ Source: the format reference, section 7.1, steps 4 to 6.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.core import erasure
 from pipegrid.core.encoding_parameters import Geometry
@@ -16,20 +15,18 @@ from pipegrid.core.hashes import BLOCK, CRYPTTEXT_SEGMENT, Buffer
 from pipegrid.core.stream_cipher import StreamCipher
 
 
-@attrs.frozen(eq=False)
-class Block:
+class Block(NamedTuple):
     """One share's part of a segment, in the pieces in which it arrived, and the hash it must have."""
 
     share_number: int
-    pieces: list[memoryview] = attrs.field(repr=False)
-    expected_hash: bytes = attrs.field(repr=False)
+    pieces: list[memoryview]
+    expected_hash: bytes
 
     def is_good(self) -> bool:
         """Return whether the bytes match the hash."""
         return BLOCK.hash_pieces(self.pieces) == self.expected_hash
 
 
-@attrs.frozen(eq=False)
 class SegmentResult:
     """
     The outcome of a job.
@@ -40,13 +37,21 @@ class SegmentResult:
         plaintext: the requested part of the segment, in pieces.
     """
 
-    segment: int
-    bad_shares: tuple[int, ...] = ()
-    consistent: bool = True
-    plaintext: list[Buffer] = attrs.field(factory=list, repr=False)
+    __slots__ = ("bad_shares", "consistent", "plaintext", "segment")
+
+    def __init__(
+        self,
+        segment: int,
+        bad_shares: tuple[int, ...] = (),
+        consistent: bool = True,
+        plaintext: list[Buffer] | None = None,
+    ) -> None:
+        self.segment = segment
+        self.bad_shares = bad_shares
+        self.consistent = consistent
+        self.plaintext = [] if plaintext is None else plaintext
 
 
-@attrs.frozen(eq=False)
 class SegmentJob:
     """
     The input to turn k blocks into plaintext.
@@ -59,13 +64,25 @@ class SegmentJob:
         end: the byte after the last one to return.
     """
 
-    segment: int
-    geometry: Geometry
-    key: bytes | None = attrs.field(repr=False)
-    blocks: tuple[Block, ...]
-    crypttext_hash: bytes = attrs.field(repr=False)
-    start: int
-    end: int
+    __slots__ = ("blocks", "crypttext_hash", "end", "geometry", "key", "segment", "start")
+
+    def __init__(
+        self,
+        segment: int,
+        geometry: Geometry,
+        key: bytes | None,
+        blocks: tuple[Block, ...],
+        crypttext_hash: bytes,
+        start: int,
+        end: int,
+    ) -> None:
+        self.segment = segment
+        self.geometry = geometry
+        self.key = key
+        self.blocks = blocks
+        self.crypttext_hash = crypttext_hash
+        self.start = start
+        self.end = end
 
     def run(self) -> SegmentResult:
         """Run the job, in any thread; the same job may run more than once."""

@@ -39,13 +39,19 @@ MAX_SUGGESTED_SEGMENTS = 1 << 20
 """A header that implies more segments is rejected: a hash would be kept for each."""
 
 
-@attrs.define
 class _Section:
     """A part of the share that is kept as a whole: its expected range, and its bytes."""
 
-    start: int
-    end: int
-    data: bytearray = attrs.field(factory=bytearray)
+    __slots__ = ("data", "end", "start")
+
+    def __init__(
+        self,
+        start: int,
+        end: int,
+    ) -> None:
+        self.start = start
+        self.end = end
+        self.data: bytearray = bytearray()
 
     def feed(self, offset: int, view: memoryview) -> None:
         first = max(self.start - offset, 0)
@@ -154,10 +160,10 @@ class ShareVerifier:
             suggested = Geometry(size, k, n, parsed.block_bytes * k)
             if suggested.num_segments <= MAX_SUGGESTED_SEGMENTS:
                 likely.insert(0, suggested)
-        place = attrs.astuple(parsed)[3:]
+        place = parsed[3:]
 
         def fit(geometry: Geometry) -> int:
-            other = attrs.astuple(layout.for_geometry(geometry, parsed.version))[3:]
+            other = layout.for_geometry(geometry, parsed.version)[3:]
             return sum(a == b for a, b in zip(place, other, strict=True))
 
         return max(likely, key=fit)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.core import erasure, layout, ueb
 from pipegrid.core.caps import ChkCap
@@ -31,8 +30,7 @@ class Unexpected(Exception):
     """
 
 
-@attrs.frozen
-class WholeShareForm:
+class WholeShareForm(NamedTuple):
     """
     What the cap of a small file says of each of its shares.
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-
-import attrs
+from typing import NamedTuple
 
 Range = tuple[int, int]
 """Half-open: the first integer, and the one after the last."""
 
 
-@attrs.frozen
-class Span:
+class Span(NamedTuple):
     """
     ``length`` bytes of share data from ``offset``.
 

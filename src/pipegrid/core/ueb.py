@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import lru_cache
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.encoding_parameters import Geometry
@@ -20,14 +19,13 @@ MAX_UEB_BYTES = 1999
 """A longer one is corrupt."""
 
 
-@attrs.frozen
-class Ueb:
+class Ueb(NamedTuple):
     """The fields of a UEB that a reader uses; sizes and counts come from the cap instead."""
 
     segment_bytes: int
     crypttext_root_hash: bytes
     share_root_hash: bytes
-    fields: dict[bytes, bytes] = attrs.field(repr=False)
+    fields: dict[bytes, bytes]
     """Every field as stored, for verifiers."""
 
 

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import attrs
 
@@ -105,8 +105,7 @@ _MAX_SECRET_BYTES = 64 << 10
 """Of a file with a secret; a convergence secret may have any length."""
 
 
-@attrs.frozen
-class LocalGrid:
+class LocalGrid(NamedTuple):
     """
     The settings of an embedded grid, whose storage directories are served within the client's process.
 

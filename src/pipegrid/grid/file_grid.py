@@ -9,7 +9,6 @@ from functools import partial, wraps
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, fail, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
@@ -238,7 +237,7 @@ class FileGrid:
         opened = open_grid(reactor, directory, options)
         if max_segment_bytes is None:
             max_segment_bytes = max(MAX_SEGMENT_BYTES, opened.config.params.max_segment_bytes)
-        parts = attrs.asdict(opened, recurse=False)
+        parts = opened._asdict()
         starting = parts.pop("starting")
         grid = cls(
             reactor,

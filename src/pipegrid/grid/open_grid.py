@@ -7,9 +7,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
@@ -52,8 +51,7 @@ _JOINING = "'pipegrid init NURL...' or 'pipegrid init --introducer FURL'"
 _NO_RATE = "an embedded grid sends nothing over a network, so a rate limit has no effect on it"
 
 
-@attrs.frozen(kw_only=True)
-class Opened:
+class Opened(NamedTuple):
     """
     The parts of an open grid.
 
@@ -79,8 +77,7 @@ class Opened:
     starting: Deferred[None] | None = None
 
 
-@attrs.frozen
-class OpenOptions:
+class OpenOptions(NamedTuple):
     """
     How a grid is opened; see ``Grid.open``.
 
@@ -355,7 +352,7 @@ def _discover(
         except ValueError as error:
             warnings.add(f"introducer {each.name} is skipped: {error}")
             continue
-        addresses.append(attrs.evolve(each, furl=furl))
+        addresses.append(each._replace(furl=furl))
         if policy not in tubs:
             tubs[policy] = make_tub(LOST_AFTER_S, policy, BOUNDS)
             tubs[policy].startService()

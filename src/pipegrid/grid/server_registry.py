@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 
-import attrs
 from twisted.internet.defer import Deferred
 
 from pipegrid.grid.servers_yaml import same_address
@@ -88,7 +87,7 @@ class ServerRegistry:
         if server_id in self._fixed or before == server:
             return
         self._known[server_id] = server
-        if before == attrs.evolve(server, certificates=before.certificates if before else ()):
+        if before == server._replace(certificates=before.certificates if before else ()):
             for peer in self.peers:
                 if peer.identity.server_id == server_id:
                     self._certify(peer, server)

@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 from twisted.internet.interfaces import IReactorTime
@@ -78,8 +79,7 @@ _MAX_FILE_BYTES = 16 << 20
 _ENTRY = re.compile(rb"""\bann["']?\s*:""")
 
 
-@attrs.frozen
-class StaticServers:
+class StaticServers(NamedTuple):
     """
     The content of a ``servers.yaml``.
 
@@ -92,7 +92,7 @@ class StaticServers:
 
     servers: tuple[KnownServer, ...] = ()
     warnings: tuple[str, ...] = ()
-    ways: Mapping[str, str] = attrs.field(factory=dict)
+    ways: Mapping[str, str] = MappingProxyType({})
 
 
 def load_static_servers(directory: Path) -> StaticServers:
@@ -289,8 +289,7 @@ def _announcement(entry: Any) -> dict[Any, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-@attrs.frozen
-class Windows:
+class Windows(NamedTuple):
     """
     The bounds of the pipeline to one server.
 
@@ -328,8 +327,7 @@ class Windows:
         return Pipeline(window, clock, self.held_bytes)
 
 
-@attrs.frozen
-class ConnectionOptions:
+class ConnectionOptions(NamedTuple):
     """
     How to connect to a server.
 
@@ -486,7 +484,7 @@ def _open_gbs(
 
     settings, policy = GbsSettings(), options.policy
     if not policy.is_direct_to(*nurls[0].place):
-        settings = attrs.evolve(settings, connect_timeout_s=PROXY_CONNECT_S)
+        settings = settings._replace(connect_timeout_s=PROXY_CONNECT_S)
     identity = known.identity
     endpoints = endpoints_for_all(
         reactor, nurls, identity.nickname, policy, options.throttle, options.ahead, told
@@ -594,16 +592,14 @@ def member_of(value: Any, key: str, default: Any) -> Any:
 MAX_INTRODUCERS = 32
 
 
-@attrs.frozen
-class IntroducerAddress:
+class IntroducerAddress(NamedTuple):
     """An introducer's fURL, and its name in the user's file."""
 
     name: str
     furl: Furl
 
 
-@attrs.frozen
-class Introducers:
+class Introducers(NamedTuple):
     """
     Attributes:
         addresses: the introducers, in the order of the file.

@@ -6,7 +6,7 @@ owner.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import attrs
 
@@ -23,8 +23,7 @@ C_contra = TypeVar("C_contra", contravariant=True)
 """The type of the connection; each owner knows which kind it has."""
 
 
-@attrs.frozen
-class Unanswered:
+class Unanswered(NamedTuple):
     """A request that a connection returns unanswered, and its error."""
 
     exchange: Exchange

@@ -7,9 +7,8 @@ import hmac
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-import attrs
 from twisted.internet.interfaces import IStreamClientEndpoint
 
 from pipegrid.errors import UsageError
@@ -55,8 +54,7 @@ class UnusualCertificate(ValueError):
     """The certificate is not a usual one; the text says why."""
 
 
-@attrs.frozen(eq=False)
-class Certificate:
+class Certificate(NamedTuple):
     """
     The parts of a certificate.
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import BinaryIO, Protocol, TypeVar
 
-import attrs
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
@@ -25,16 +24,26 @@ LIMIT_EVENTS = 100_000
 """Events kept without a file: some 50 MB; as many as requests of 1 MiB for an upload of 100 GB."""
 
 
-@attrs.define(eq=False)
 class TraceSpan:
     """Something that has begun. Call ``end`` once."""
 
-    name: str
-    row: str
-    track: int
-    began: float
-    facts: dict[str, object]
-    ended: bool = False
+    __slots__ = ("began", "ended", "facts", "name", "row", "track")
+
+    def __init__(
+        self,
+        name: str,
+        row: str,
+        track: int,
+        began: float,
+        facts: dict[str, object],
+        ended: bool = False,
+    ) -> None:
+        self.name = name
+        self.row = row
+        self.track = track
+        self.began = began
+        self.facts = facts
+        self.ended = ended
 
 
 class Tracing(Protocol):

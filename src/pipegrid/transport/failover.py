@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-import attrs
 from twisted.internet.defer import Deferred, DeferredList, fail, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
@@ -47,7 +46,6 @@ times at most.
 """
 
 
-@attrs.define(eq=False)
 class Route:
     """
     One way to reach a server.
@@ -59,9 +57,17 @@ class Route:
             the route can report that.
     """
 
-    protocol: str
-    address: str
-    open: Callable[[Callable[[bool], None]], StorageServer]
+    __slots__ = ("address", "open", "protocol")
+
+    def __init__(
+        self,
+        protocol: str,
+        address: str,
+        open: Callable[[Callable[[bool], None]], StorageServer],
+    ) -> None:
+        self.protocol = protocol
+        self.address = address
+        self.open = open
 
 
 class _Call:

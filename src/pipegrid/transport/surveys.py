@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import attrs
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
@@ -17,8 +16,7 @@ from pipegrid.wire.storage_messages import LeaseSecrets
 __all__ = ["MAX_QUESTIONS", "Question", "Sample", "Surveyed", "survey"]
 
 
-@attrs.frozen
-class Surveyed:
+class Surveyed(NamedTuple):
     """
     A server's response to one question.
 
@@ -144,7 +142,7 @@ async def _ask_one(
     requests: list[Deferred[Any]] = [server.list_shares(index)]
     if question.lease is not None:
         requests.append(add_lease(index, question.lease))
-    requests += [server.read(index, *attrs.astuple(sample)) for sample in question.samples]
+    requests += [server.read(index, *sample) for sample in question.samples]
     outcomes = [result for _, result in await DeferredList(requests, consumeErrors=True)]
     for outcome in outcomes:
         if isinstance(outcome, Failure) and not outcome.check(ServerError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -313,8 +313,7 @@ def _is_newer(announcement: Announcement, known: Announcement) -> bool:
     return announcement.seqnum is not None and announcement.seqnum > known.seqnum
 
 
-@attrs.frozen
-class KnownServer:
+class KnownServer(NamedTuple):
     """
     A server with at least one known address.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -60,8 +60,7 @@ class BundledUpload:
     shares: dict[int, bytes]
 
 
-@attrs.frozen
-class BundledAnswer:
+class BundledAnswer(NamedTuple):
     """
     The outcome of one upload.
 
@@ -237,8 +236,7 @@ _READS_ANSWER_ITEMS = 1 + MAX_READS
 _MAX_READS_ANSWER_BYTES = MAX_READ_BYTES + (1 + MAX_READS) * READ_ANSWER_BYTES
 
 
-@attrs.frozen
-class BundledRead:
+class BundledRead(NamedTuple):
     """
     The beginning of a share to read, which is all of it if the share is not longer.
 

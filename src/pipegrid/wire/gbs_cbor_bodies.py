@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from functools import lru_cache, wraps
-from typing import TypeVar
-
-import attrs
+from typing import NamedTuple, TypeVar
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.wire import cbor
@@ -73,8 +71,7 @@ _COMPLETE = cbor.dumps({"required": []})
 _NO_SHARES = cbor.dumps(frozenset())
 
 
-@attrs.frozen
-class AllocateRequest:
+class AllocateRequest(NamedTuple):
     """
     The body of an allocate request.
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
-
 from pipegrid.core.hashes import Buffer
 from pipegrid.wire import cbor
 from pipegrid.wire.gbs_cbor_bodies import MAX_ANSWER_BYTES
@@ -59,7 +57,7 @@ def pack_answers(answers: ReleaseAnswers) -> bytes:
 
 
 def _packed(result: Released | int) -> Any:
-    return result if isinstance(result, int) else list(attrs.astuple(result))
+    return result if isinstance(result, int) else list(result)
 
 
 def unpack_answers(body: Buffer, count: int) -> ReleaseAnswers:

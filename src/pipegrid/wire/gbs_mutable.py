@@ -7,9 +7,7 @@ Source: the format reference, storage protocols, section 1.7.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
-
-import attrs
+from typing import Any, NamedTuple
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.wire import cbor
@@ -56,8 +54,7 @@ _READ_KEYS = frozenset({"offset", "size"})
 _ANSWER_KEYS = frozenset({"success", "data"})
 
 
-@attrs.frozen
-class ReadTestWrite:
+class ReadTestWrite(NamedTuple):
     """
     The body of a read-test-write request.
 

@@ -11,8 +11,7 @@ import binascii
 import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.core import base32
 
@@ -54,8 +53,7 @@ class Resource(Enum):
     MUTABLE_CORRUPT = "mutable/<si>/<n>/corrupt"
 
 
-@attrs.frozen
-class GbsTarget:
+class GbsTarget(NamedTuple):
     """
     What a path names.
 

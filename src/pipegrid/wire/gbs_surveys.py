@@ -8,9 +8,7 @@ Messages are CBOR; both ends check them, and raise ``ValueError``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import attrs
+from typing import Any, NamedTuple
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.wire import cbor
@@ -35,8 +33,7 @@ _ANSWER_ITEMS = 1 + MAX_QUESTIONS * (4 + MAX_SHARE_NUMBERS + MAX_SAMPLES)
 _MAX_OFFSET = 1 << 62
 
 
-@attrs.frozen
-class Sample:
+class Sample(NamedTuple):
     """
     A range of a share to read.
 
@@ -49,8 +46,7 @@ class Sample:
     length: int
 
 
-@attrs.frozen
-class Question:
+class Question(NamedTuple):
     """
     The questions about one storage index.
 
@@ -63,12 +59,11 @@ class Question:
     """
 
     storage_index: bytes
-    lease: LeaseSecrets | None = attrs.field(default=None, repr=False)
+    lease: LeaseSecrets | None = None
     samples: tuple[Sample, ...] = ()
 
 
-@attrs.frozen
-class SurveyAnswer:
+class SurveyAnswer(NamedTuple):
     """
     A server's answer to one question.
 

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 import attrs
 
@@ -37,8 +38,7 @@ _DAY_S = 86400
 _UNITS = ((_DAY_S, "day"), (3600, "hour"), (60, "minute"))
 
 
-@attrs.frozen
-class ManagerKey:
+class ManagerKey(NamedTuple):
     """
     The public key of a grid manager.
 
@@ -104,8 +104,7 @@ class SignedCertificate:
     signature: str = attrs.field(repr=False)
 
 
-@attrs.frozen
-class CertificateTerms:
+class CertificateTerms(NamedTuple):
     """
     What a certificate says; whether its signature is a manager's is checked separately.
 
@@ -183,8 +182,7 @@ def in_words(seconds: float) -> str:
     return counted(max(0, int(seconds / 60)), "minute")
 
 
-@attrs.frozen
-class Certified:
+class Certified(NamedTuple):
     """
     A certificate of a server, signed by a configured manager.
 
@@ -197,7 +195,7 @@ class Certified:
     manager: str
     expires_s: float
     expires: str
-    signed: SignedCertificate = attrs.field(repr=False)
+    signed: SignedCertificate
 
 
 def read_certificates(announced: object) -> tuple[SignedCertificate, ...]:
@@ -252,7 +250,6 @@ def _signer(signed: SignedCertificate, managers: Sequence[ManagerKey]) -> Manage
     return None
 
 
-@attrs.frozen
 class Certification:
     """
     Whether a server may get shares, depending on its certificate. Reading from others is allowed.
@@ -262,8 +259,11 @@ class Certification:
         now: returns the time, in seconds since 1970.
     """
 
-    certified: Certified | None
-    now: Callable[[], float] = time.time
+    __slots__ = ("certified", "now")
+
+    def __init__(self, certified: Certified | None, now: Callable[[], float] = time.time) -> None:
+        self.certified = certified
+        self.now = now
 
     def __call__(self) -> str | None:
         """Return why it may not get shares now; None if it may."""

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from types import MappingProxyType
+from typing import NamedTuple
 
 import attrs
 
@@ -18,8 +20,7 @@ UNKNOWN_PROTOCOL = (
 """The error for a server's version message that lists other protocols only; follows "it answered with"."""
 
 
-@attrs.frozen
-class ServerIdentity:
+class ServerIdentity(NamedTuple):
     """
     The identity of a server, independent of any connection.
 
@@ -36,8 +37,7 @@ class ServerIdentity:
     lease_seed: bytes
 
 
-@attrs.frozen
-class ServerVersion:
+class ServerVersion(NamedTuple):
     """
     What a server reports about itself.
 
@@ -52,24 +52,29 @@ class ServerVersion:
     application: str
 
 
-@attrs.frozen
-class LeaseSecrets:
+class LeaseSecrets(NamedTuple):
     """The two 32-byte secrets of a lease on one server."""
 
-    renew: bytes = attrs.field(repr=False)
-    cancel: bytes = attrs.field(repr=False)
+    renew: bytes
+    cancel: bytes
+
+    def __repr__(self) -> str:
+        """Show no secret."""
+        return "LeaseSecrets(...)"
 
 
-@attrs.frozen
-class UploadSecrets:
+class UploadSecrets(NamedTuple):
     """All secrets of one upload to one server; ``upload`` is 1 to 64 bytes, usually 32."""
 
     lease: LeaseSecrets
-    upload: bytes = attrs.field(repr=False)
+    upload: bytes
+
+    def __repr__(self) -> str:
+        """Show no secret."""
+        return "UploadSecrets(...)"
 
 
-@attrs.frozen
-class Released:
+class Released(NamedTuple):
     """
     The result of releasing a client's leases on the shares of one storage index.
 
@@ -96,8 +101,7 @@ MAX_RELEASES = 64
 """The limit for one request: each takes up to a millisecond, and the server serves others in between."""
 
 
-@attrs.frozen
-class LeaseRelease:
+class LeaseRelease(NamedTuple):
     """
     A lease to be released on all shares of a storage index.
 
@@ -107,11 +111,14 @@ class LeaseRelease:
     """
 
     storage_index: bytes
-    cancel_secret: bytes = attrs.field(repr=False)
+    cancel_secret: bytes
+
+    def __repr__(self) -> str:
+        """Show no secret."""
+        return "LeaseRelease(...)"
 
 
-@attrs.frozen
-class LeaseReleases:
+class LeaseReleases(NamedTuple):
     """
     A request.
 
@@ -124,8 +131,7 @@ class LeaseReleases:
     releases: tuple[LeaseRelease, ...]
 
 
-@attrs.frozen
-class ReleaseAnswers:
+class ReleaseAnswers(NamedTuple):
     """
     A server's answer.
 
@@ -138,8 +144,7 @@ class ReleaseAnswers:
     results: tuple[Released | int, ...]
 
 
-@attrs.frozen
-class Allocation:
+class Allocation(NamedTuple):
     """
     The answer to ``allocate``.
 
@@ -153,8 +158,7 @@ class Allocation:
     allocated: frozenset[int]
 
 
-@attrs.frozen
-class WriteAnswer:
+class WriteAnswer(NamedTuple):
     """
     The answer to ``write``.
 
@@ -167,8 +171,7 @@ class WriteAnswer:
     required: tuple[tuple[int, int], ...] = ()
 
 
-@attrs.frozen
-class Stored:
+class Stored(NamedTuple):
     """
     The answer to ``store_whole``.
 
@@ -178,7 +181,7 @@ class Stored:
     """
 
     allocation: Allocation
-    failed: Mapping[int, ServerError] = attrs.field(factory=dict)
+    failed: Mapping[int, ServerError] = MappingProxyType({})
 
 
 Numbers = AbstractSet[int]
@@ -197,16 +200,18 @@ SlotData = dict[int, tuple[bytes, ...]]
 """The bytes read, by share number: one string for each range, shorter beyond the end."""
 
 
-@attrs.frozen
-class SlotSecrets:
+class SlotSecrets(NamedTuple):
     """All secrets of one change to a slot of mutable shares; the write enabler usually has 32 bytes."""
 
     lease: LeaseSecrets
-    write_enabler: bytes = attrs.field(repr=False)
+    write_enabler: bytes
+
+    def __repr__(self) -> str:
+        """Show no secret."""
+        return "SlotSecrets(...)"
 
 
-@attrs.frozen
-class ShareChange:
+class ShareChange(NamedTuple):
     """
     The tests and changes of one mutable share in a read-test-write.
 

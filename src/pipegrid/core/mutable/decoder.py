@@ -6,8 +6,6 @@ Source: the format reference for mutable files, section 5, step 4.
 
 from __future__ import annotations
 
-import attrs
-
 from pipegrid.core import hash_tree
 from pipegrid.core.hash_tree import VerifiedTree, group_end, nodes_to_read
 from pipegrid.core.hashes import HASH_BYTES, Buffer
@@ -24,10 +22,16 @@ from pipegrid.errors import CorruptionError
 _SECTION = "block_hashes"  # the name that ShareTree uses
 
 
-@attrs.define(eq=False)
 class _InUse:
-    share: MutableShare
-    tree: ShareTree | None = None
+    __slots__ = ("share", "tree")
+
+    def __init__(
+        self,
+        share: MutableShare,
+        tree: ShareTree | None = None,
+    ) -> None:
+        self.share = share
+        self.tree = tree
 
 
 class VersionReader:
@@ -288,7 +292,6 @@ def share_leaf(share: MutableShare, version: Version) -> bytes:
         raise damaged(share.number, bad.what, bad.offset) from None
 
 
-@attrs.frozen(eq=False)
 class MutableSegmentJob:
     """
     The input to turn k stored blocks into plaintext.
@@ -300,13 +303,25 @@ class MutableSegmentJob:
         start, end: which plaintext bytes of the segment to return.
     """
 
-    segment: int
-    geometry: MutableGeometry
-    readkey: bytes | None = attrs.field(repr=False)
-    salt: bytes
-    blocks: tuple[Block, ...]
-    start: int
-    end: int
+    __slots__ = ("blocks", "end", "geometry", "readkey", "salt", "segment", "start")
+
+    def __init__(
+        self,
+        segment: int,
+        geometry: MutableGeometry,
+        readkey: bytes | None,
+        salt: bytes,
+        blocks: tuple[Block, ...],
+        start: int,
+        end: int,
+    ) -> None:
+        self.segment = segment
+        self.geometry = geometry
+        self.readkey = readkey
+        self.salt = salt
+        self.blocks = blocks
+        self.start = start
+        self.end = end
 
     def run(self) -> SegmentResult:
         """Run the job, in any thread; the same job may run more than once."""

@@ -10,9 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeGuard
-
-import attrs
+from typing import Any, NamedTuple, TypeGuard
 
 from pipegrid.core.caps import (
     Cap,
@@ -99,8 +97,7 @@ MEMORY_MULTIPLE = 32
 """An unpacked directory takes at most this many times its bytes; the worst case is the shortest entries."""
 
 
-@attrs.frozen
-class LazyEntry:
+class LazyEntry(NamedTuple):
     """
     One child as it is stored in the directory; parsed when an attribute is read.
 
@@ -110,7 +107,7 @@ class LazyEntry:
     """
 
     name: str
-    stored: bytes = attrs.field(repr=False)
+    stored: bytes
 
     @property
     def read_cap(self) -> Cap | None:
@@ -139,8 +136,7 @@ class LazyEntry:
         return parse_metadata(entry_fields(self.stored)[3])
 
 
-@attrs.frozen(eq=False)
-class OpenDirectory:
+class OpenDirectory(NamedTuple):
     """
     A parsed directory that several edits are applied to before it is packed again.
 

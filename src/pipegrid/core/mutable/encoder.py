@@ -7,8 +7,7 @@ Source: the format reference for mutable files, sections 2 to 5.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.core import erasure, hash_tree
 from pipegrid.core.encoder import ShareWrite
@@ -24,7 +23,6 @@ from pipegrid.core.stream_cipher import StreamCipher
 # belong together, readers notice that only if the salts differ.
 
 
-@attrs.frozen(eq=False)
 class MutableSegment:
     """
     One segment after encryption and erasure coding.
@@ -35,9 +33,17 @@ class MutableSegment:
         blocks: for each requested share the stored bytes: the salt (MDMF) and the block, in pieces.
     """
 
-    index: int
-    block_hashes: tuple[bytes, ...] = attrs.field(repr=False)
-    blocks: dict[int, tuple[Buffer, ...]] = attrs.field(repr=False)
+    __slots__ = ("block_hashes", "blocks", "index")
+
+    def __init__(
+        self,
+        index: int,
+        block_hashes: tuple[bytes, ...],
+        blocks: dict[int, tuple[Buffer, ...]],
+    ) -> None:
+        self.index = index
+        self.block_hashes = block_hashes
+        self.blocks = blocks
 
 
 def code_segment(
@@ -95,8 +101,7 @@ def code_segment(
 # share's write is a list of buffers.
 
 
-@attrs.frozen(eq=False)
-class EncodedVersion:
+class EncodedVersion(NamedTuple):
     """
     A version that is ready to be written.
 
@@ -109,7 +114,7 @@ class EncodedVersion:
     """
 
     version: Version
-    writes: dict[int, tuple[ShareWrite, ...]] = attrs.field(repr=False)
+    writes: dict[int, tuple[ShareWrite, ...]]
     share_bytes: int
 
     def share(self, share_number: int) -> bytes:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.mutable.keys import (
@@ -32,8 +31,7 @@ Where MDMF blocks start: after space for the largest keys and signature, and for
 """
 
 
-@attrs.frozen
-class Sections:
+class Sections(NamedTuple):
     """
     The ranges [start, end) of the parts of one share, in bytes from the start of the share data.
 
@@ -54,8 +52,7 @@ class Sections:
     end: int
 
 
-@attrs.frozen
-class Header:
+class Header(NamedTuple):
     """The version that a share claims, and the offsets of its parts; neither is authenticated."""
 
     version: Version

@@ -265,7 +265,7 @@ class RangeUpdate:
         start = old.data[0]
         tree = start + self.geometry.data_bytes
         end = tree + self.geometry.tree_bytes
-        return attrs.evolve(old, tree=(tree, end), data=(start, tree), end=end)
+        return old._replace(tree=(tree, end), data=(start, tree), end=end)
 
     def _condemn(self, share_number: int, error: CorruptionError) -> None:
         self._reader.corrupt.append(error)

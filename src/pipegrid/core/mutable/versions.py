@@ -10,6 +10,7 @@ import enum
 import struct
 from collections.abc import Hashable, Iterable
 from functools import total_ordering
+from typing import NamedTuple
 
 import attrs
 
@@ -294,8 +295,7 @@ def checkstring_order(data: Buffer) -> tuple[int, bytes] | None:
     return number, root
 
 
-@attrs.frozen
-class Holding:
+class Holding(NamedTuple):
     """The fact that a server holds a share of a version whose signature was checked."""
 
     server: Hashable
@@ -303,8 +303,7 @@ class Holding:
     version: Version
 
 
-@attrs.frozen
-class Choice:
+class Choice(NamedTuple):
     """
     A summary of the holdings.
 
@@ -325,7 +324,7 @@ class Choice:
     best: Version | None
     recoverable: tuple[Version, ...]
     unrecoverable: tuple[Version, ...]
-    shares: dict[Version, dict[int, tuple[Hashable, ...]]] = attrs.field(repr=False)
+    shares: dict[Version, dict[int, tuple[Hashable, ...]]]
 
     @property
     def rivals(self) -> tuple[Version, ...]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
@@ -200,8 +199,7 @@ more, at less CPU.
 """
 
 
-@attrs.frozen
-class OrdinaryRequests:
+class OrdinaryRequests(NamedTuple):
     """
     The ordinary requests of a server.
 

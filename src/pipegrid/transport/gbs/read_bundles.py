@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import attrs
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
@@ -35,7 +34,6 @@ NOT_TAKEN = (404, 405)
 """Statuses of a server that does not take read bundles."""
 
 
-@attrs.define(eq=False)
 class _HeldRead:
     """
     A read, and who waits for it; cancelled reads have no one.
@@ -44,9 +42,17 @@ class _HeldRead:
         alone: the ordinary request for it, if it has one of its own.
     """
 
-    read: BundledRead
-    result: Deferred[bytes] | None = None
-    alone: Deferred[None] | None = None
+    __slots__ = ("alone", "read", "result")
+
+    def __init__(
+        self,
+        read: BundledRead,
+        result: Deferred[bytes] | None = None,
+        alone: Deferred[None] | None = None,
+    ) -> None:
+        self.read = read
+        self.result = result
+        self.alone = alone
 
 
 class GbsReadBundles:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
-
-import attrs
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipegrid.core import base32
 from pipegrid.http11.exchange import ConsumerChoice, RawRequest
@@ -299,8 +297,7 @@ class GbsRequests:
 # Limits and timeouts for one server over HTTPS.
 
 
-@attrs.frozen(kw_only=True)
-class GbsSettings:
+class GbsSettings(NamedTuple):
     """
     Limits and timeouts for one server.
 

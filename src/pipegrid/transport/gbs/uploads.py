@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
-import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
@@ -57,8 +56,7 @@ class Track(Protocol):
         """Start the operation, and track it until it has ended."""
 
 
-@attrs.frozen(eq=False)
-class GbsContext:
+class GbsContext(NamedTuple):
     """
     What all requests to one server share.
 
