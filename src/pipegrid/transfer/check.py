@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
-import attrs
 from twisted.internet.defer import Deferred, execute
 from twisted.python.failure import Failure
 
@@ -43,7 +43,6 @@ from pipegrid.transport.interface import StreamConsumer
 # Pure: the callers, ``Check`` and ``Upkeep``, record what servers respond.
 
 
-@attrs.define
 class FoundShares:
     """
     What the servers responded.
@@ -59,14 +58,26 @@ class FoundShares:
         full: servers that responded and accept no more shares, by their own account.
     """
 
-    holders: dict[int, list[Peer]] = attrs.field(factory=dict)
-    answered: list[Peer] = attrs.field(factory=list)
-    bad: set[tuple[int, Peer]] = attrs.field(factory=set)
-    unreachable: list[str] = attrs.field(factory=list)
-    corrupt: list[CorruptionError] = attrs.field(factory=list)
-    packed_ueb: bytes = b""
-    reasons: dict[str, str] = attrs.field(factory=dict)
-    full: set[Peer] = attrs.field(factory=set)
+    __slots__ = (
+        "answered",
+        "bad",
+        "corrupt",
+        "full",
+        "holders",
+        "packed_ueb",
+        "reasons",
+        "unreachable",
+    )
+
+    def __init__(self) -> None:
+        self.holders: dict[int, list[Peer]] = {}
+        self.answered: list[Peer] = []
+        self.bad: set[tuple[int, Peer]] = set()
+        self.unreachable: list[str] = []
+        self.corrupt: list[CorruptionError] = []
+        self.packed_ueb = b""
+        self.reasons: dict[str, str] = {}
+        self.full: set[Peer] = set()
 
     def sharemap(self) -> dict[int, set[Peer]]:
         """Return the servers with a good copy of each share, without shares of which there is none."""
@@ -111,8 +122,7 @@ def judge(cap: ChkCap | ChkVerifierCap, found: FoundShares) -> CheckResult:
     )
 
 
-@attrs.frozen
-class UebPlace:
+class UebPlace(NamedTuple):
     """
     Where a share has its UEB, if its layout is the usual one.
 

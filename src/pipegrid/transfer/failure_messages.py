@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-
-import attrs
+from types import MappingProxyType
+from typing import NamedTuple
 
 from pipegrid.core.text import counted
 from pipegrid.errors import NotEnoughSharesError, UnhappyError, naming
@@ -69,8 +69,7 @@ def _others(names: Sequence[str]) -> str:
 # The error for too few shares, with each reason once.
 
 
-@attrs.frozen
-class SearchOutcome:
+class SearchOutcome(NamedTuple):
     """
     The outcome of a search for the shares of a file.
 
@@ -168,8 +167,7 @@ def too_few_servers(file_name: str, servers: int, happy: int, uncertified: int =
     return naming(UnhappyError(text, servers, happy), LESS)
 
 
-@attrs.frozen
-class PlacementOutcome:
+class PlacementOutcome(NamedTuple):
     """
     How far the shares of a file were spread.
 
@@ -188,7 +186,7 @@ class PlacementOutcome:
     stored: int
     required_shares: int
     full: Mapping[str, str]
-    reasons: Mapping[str, str] = attrs.Factory(dict)
+    reasons: Mapping[str, str] = MappingProxyType({})
     contended: bool = False
     absent: int = 0
 

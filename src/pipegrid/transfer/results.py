@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import attrs
 
@@ -250,8 +250,7 @@ Progress = Callable[[int, int], None]
 """Called with the amount done and the total, in the unit that the transfer names."""
 
 
-@attrs.frozen
-class PutReports:
+class PutReports(NamedTuple):
     """
     The progress callbacks of a put; None: no reports.
 

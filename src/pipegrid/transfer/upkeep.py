@@ -37,7 +37,6 @@ All servers must be asked, and each responds with a few bytes; an unanswered que
 """
 
 
-@attrs.define
 class Leased:
     """
     The leases added or renewed so far.
@@ -49,10 +48,15 @@ class Leased:
         reasons: why servers with shares gave no lease.
     """
 
-    peers: list[Peer] = attrs.field(factory=list)
-    numbers: dict[int, list[str]] = attrs.field(factory=dict)
-    unreachable: list[str] = attrs.field(factory=list)
-    reasons: list[str] = attrs.field(factory=list)
+    __slots__ = ("numbers", "peers", "reasons", "unreachable")
+
+    def __init__(
+        self,
+    ) -> None:
+        self.peers: list[Peer] = []
+        self.numbers: dict[int, list[str]] = {}
+        self.unreachable: list[str] = []
+        self.reasons: list[str] = []
 
 
 class Renewal:
@@ -301,12 +305,20 @@ class SampledUpkeep(UpkeepRequest):
         self.part.was_reached = bool(summary.good_shares) or summary.objects == summary.literal
 
 
-@attrs.define(eq=False)
 class _Object:
-    cap: ChkCap | ChkVerifierCap | MutableCap
-    on_outcome: OnOutcome
-    inquiry: ShareQuery | None = None
-    open_questions: int = 0
+    __slots__ = ("cap", "inquiry", "on_outcome", "open_questions")
+
+    def __init__(
+        self,
+        cap: ChkCap | ChkVerifierCap | MutableCap,
+        on_outcome: OnOutcome,
+        inquiry: ShareQuery | None = None,
+        open_questions: int = 0,
+    ) -> None:
+        self.cap = cap
+        self.on_outcome = on_outcome
+        self.inquiry = inquiry
+        self.open_questions = open_questions
 
 
 class Upkeep:

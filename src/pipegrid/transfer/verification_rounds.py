@@ -18,9 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
-
-import attrs
+from typing import Any, NamedTuple
 
 from pipegrid.core.text import printable
 from pipegrid.disk.atomic_write import replace_file
@@ -43,7 +41,6 @@ def width_of(percent: Fraction) -> int:
     return min(CIRCLE, -(-CIRCLE * percent.numerator // (100 * percent.denominator)))
 
 
-@attrs.define
 class VerifiedPart:
     """
     The objects that one run verifies.
@@ -55,10 +52,19 @@ class VerifiedPart:
         was_reached: whether servers had shares of any object, in the part or not; without a network none has.
     """
 
-    begin: int
-    width: int
-    verified: int = 0
-    was_reached: bool = True
+    __slots__ = ("begin", "verified", "was_reached", "width")
+
+    def __init__(
+        self,
+        begin: int,
+        width: int,
+        verified: int = 0,
+        was_reached: bool = True,
+    ) -> None:
+        self.begin = begin
+        self.width = width
+        self.verified = verified
+        self.was_reached = was_reached
 
     def has(self, storage_index: bytes) -> bool:
         """Return whether an object is among them."""
@@ -67,8 +73,7 @@ class VerifiedPart:
         return (point - self.begin) % CIRCLE < self.width
 
 
-@attrs.frozen
-class VerificationRound:
+class VerificationRound(NamedTuple):
     """
     How far a round is.
 

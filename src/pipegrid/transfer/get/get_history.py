@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 
-import attrs
-
 MANY = 8
 """
 While this many downloads run, a further one may leave out the lists. The first ones always ask for lists,
@@ -121,9 +119,13 @@ class Guesses:
         self._right.append(right)
 
 
-@attrs.frozen
 class GetHistory:
     """What a client has recorded from its gets."""
 
-    line: LinkEstimate = attrs.Factory(LinkEstimate)
-    guesses: Guesses = attrs.Factory(Guesses)
+    __slots__ = ("guesses", "line")
+
+    def __init__(
+        self,
+    ) -> None:
+        self.line: LinkEstimate = LinkEstimate()
+        self.guesses: Guesses = Guesses()

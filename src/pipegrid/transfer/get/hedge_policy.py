@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
-
-import attrs
+from typing import NamedTuple, Protocol
 
 from pipegrid.core.encoding_parameters import Geometry
 from pipegrid.transfer.get.get_history import MIN_SAMPLE_BYTES, GetHistory
@@ -189,8 +187,7 @@ class Reader(RacingShare, Protocol):
         """Bytes received since the last check for servers that lag."""
 
 
-@attrs.frozen
-class Ask:
+class Ask(NamedTuple):
     """
     A request to a share's server, for bytes that the decoder wants.
 

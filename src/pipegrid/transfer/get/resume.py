@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.decoder import Decoder
@@ -32,8 +31,7 @@ _CHUNK_BYTES = 1 << 18
 _UNLIMITED = 1 << 62
 
 
-@attrs.frozen
-class Rechecked:
+class Rechecked(NamedTuple):
     """
     The result of checking a segment that may be in the part file.
 
@@ -47,7 +45,6 @@ class Rechecked:
     probe: bool
 
 
-@attrs.frozen(eq=False)
 class Recheck:
     """
     The check of one segment that may be in the part file; it runs in any thread and holds one chunk in
@@ -60,14 +57,36 @@ class Recheck:
         crypttext_hash: the segment's proven hash.
     """
 
-    segment: int
-    probe: bool
-    key: bytes | None = attrs.field(repr=False)
-    first_byte: int
-    offset: int
-    length: int
-    crypttext_hash: bytes = attrs.field(repr=False)
-    read: ReadHere = attrs.field(repr=False)
+    __slots__ = (
+        "crypttext_hash",
+        "first_byte",
+        "key",
+        "length",
+        "offset",
+        "probe",
+        "read",
+        "segment",
+    )
+
+    def __init__(
+        self,
+        segment: int,
+        probe: bool,
+        key: bytes | None,
+        first_byte: int,
+        offset: int,
+        length: int,
+        crypttext_hash: bytes,
+        read: ReadHere,
+    ) -> None:
+        self.segment = segment
+        self.probe = probe
+        self.key = key
+        self.first_byte = first_byte
+        self.offset = offset
+        self.length = length
+        self.crypttext_hash = crypttext_hash
+        self.read = read
 
     def run(self) -> Rechecked:
         """Check the segment; a segment that cannot be read counts as missing."""

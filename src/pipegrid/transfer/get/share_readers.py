@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
-import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
@@ -223,8 +223,7 @@ class _SpanConsumer(StreamConsumer):
 # The download decides how many shares are read, what is asked of each and how long to wait.
 
 
-@attrs.frozen(eq=False)
-class DownloadRequest:
+class DownloadRequest(NamedTuple):
     """
     What to fetch, and what is known of its shares.
 

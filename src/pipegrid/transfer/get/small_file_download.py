@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
@@ -38,8 +37,7 @@ SmallFile = tuple[bytes, GetResult]
 """The plaintext, and the result."""
 
 
-@attrs.frozen
-class SmallFileGets:
+class SmallFileGets(NamedTuple):
     """
     What the downloads of small files of one client share.
 

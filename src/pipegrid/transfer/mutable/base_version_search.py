@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import attrs
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.mutable.keys import SigningKey, open_signing_key
@@ -163,8 +162,7 @@ content if the edit has taken effect in it; None: apply the edit.
 """
 
 
-@attrs.frozen(eq=False)
-class ModifyOptions:
+class ModifyOptions(NamedTuple):
     """
     When an edit of a mutable file is applied, and what it may replace.
 
@@ -413,8 +411,12 @@ class BaseSearch:
         if choice.highest_sequence_number > last.highest + 1:
             return None
         check_quorum(self._slot, found, last.version)
-        return attrs.evolve(
-            last, heads=found.heads(), highest=choice.highest_sequence_number, is_warm=False
+        return Base(
+            last.version,
+            last.content,
+            found.heads(),
+            choice.highest_sequence_number,
+            is_own=last.is_own,
         )
 
     def _check_rollback(self, best: Version) -> None:

@@ -57,7 +57,6 @@ JOINED_PIECES = 4
 """A write of more pieces is joined into one: servers limit the number of writes in a request."""
 
 
-@attrs.define
 class PublishOutcome:
     """
     The outcome of writing a version.
@@ -71,12 +70,17 @@ class PublishOutcome:
         seen: for each server that responded, the first bytes of all its shares before the write.
     """
 
-    placed: dict[int, list[Peer]] = attrs.field(factory=dict)
-    refused: list[Peer] = attrs.field(factory=list)
-    unclear: list[Peer] = attrs.field(factory=list)
-    surprises: list[Peer] = attrs.field(factory=list)
-    failed: dict[Peer, ServerError] = attrs.field(factory=dict)
-    seen: dict[Peer, dict[int, bytes]] = attrs.field(factory=dict)
+    __slots__ = ("failed", "placed", "refused", "seen", "surprises", "unclear")
+
+    def __init__(
+        self,
+    ) -> None:
+        self.placed: dict[int, list[Peer]] = {}
+        self.refused: list[Peer] = []
+        self.unclear: list[Peer] = []
+        self.surprises: list[Peer] = []
+        self.failed: dict[Peer, ServerError] = {}
+        self.seen: dict[Peer, dict[int, bytes]] = {}
 
     @property
     def is_clean(self) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-import attrs
-
 from pipegrid.core.mutable.share import MutableShare, VerifiedVersions
 from pipegrid.core.mutable.versions import Choice, Holding, Version, choose
 from pipegrid.core.placement import place_shares, servers_of_happiness
@@ -28,7 +26,6 @@ after it never change within a version.
 """
 
 
-@attrs.frozen(eq=False)
 class Copy:
     """
     One share on one server.
@@ -39,11 +36,21 @@ class Copy:
         version: as proven by the signature, or None.
     """
 
-    peer: Peer
-    number: int
-    head: bytes = attrs.field(repr=False)
-    share: MutableShare | None = attrs.field(repr=False)
-    version: Version | None
+    __slots__ = ("head", "number", "peer", "share", "version")
+
+    def __init__(
+        self,
+        peer: Peer,
+        number: int,
+        head: bytes,
+        share: MutableShare | None,
+        version: Version | None,
+    ) -> None:
+        self.peer = peer
+        self.number = number
+        self.head = head
+        self.share = share
+        self.version = version
 
 
 Spoilt = Mapping[tuple[str, int, Version], CorruptionError]
@@ -114,7 +121,7 @@ class ServerMap:
         other.failed, other.corrupt = self.failed, self.corrupt
         other.copies = {
             peer: {
-                number: attrs.evolve(copy, share=None, version=None) if copy in spoilt else copy
+                number: Copy(peer, number, copy.head, None, None) if copy in spoilt else copy
                 for number, copy in copies.items()
             }
             for peer, copies in self.copies.items()

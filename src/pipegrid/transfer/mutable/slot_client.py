@@ -36,7 +36,6 @@ fault.
 """
 
 
-@attrs.define(eq=False)
 class Slot:
     """
     One mutable file, its servers, and what its operations share.
@@ -51,20 +50,27 @@ class Slot:
             only be read; each with its error.
     """
 
-    cap: MutableCap
-    peers: Sequence[Peer]
-    clock: IReactorTime
-    workers: CpuWorkers
-    settings: MutableSettings
-    _file_secrets: FileSecrets
-    shortfall: Shortfall | None = None
-    storage_index: bytes = attrs.field(init=False)
-    wrong_enabler: dict[Peer, WrongSecret] = attrs.field(factory=dict)
-    _derived: dict[Peer, SlotSecrets] = attrs.field(factory=dict, init=False, repr=False)
-    _pending: dict[CallTimeout, int] = attrs.field(factory=dict, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.storage_index = self.cap.storage_index
+    def __init__(
+        self,
+        cap: MutableCap,
+        peers: Sequence[Peer],
+        clock: IReactorTime,
+        workers: CpuWorkers,
+        settings: MutableSettings,
+        file_secrets: FileSecrets,
+        shortfall: Shortfall | None = None,
+    ) -> None:
+        self.cap = cap
+        self.peers = peers
+        self.clock = clock
+        self.workers = workers
+        self.settings = settings
+        self._file_secrets = file_secrets
+        self.shortfall = shortfall
+        self.storage_index = cap.storage_index
+        self.wrong_enabler: dict[Peer, WrongSecret] = {}
+        self._derived: dict[Peer, SlotSecrets] = {}
+        self._pending: dict[CallTimeout, int] = {}
 
     @property
     def can_write(self) -> bool:

@@ -11,8 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-
-import attrs
+from types import MappingProxyType
 
 from pipegrid.core import base32
 from pipegrid.core.caps import MutableCap
@@ -73,7 +72,6 @@ _Stamp = tuple[int, int, int]
 """Inode, time and size of a cache file."""
 
 
-@attrs.define(eq=False)
 class CachedVersion:
     """
     What is cached of one mutable file.
@@ -93,16 +91,25 @@ class CachedVersion:
             never.
     """
 
-    sequence_number: int = 0
-    root_hash: bytes = b""
-    version: Version | None = None
-    copies: dict[str, tuple[int, ...]] = attrs.field(factory=dict)
-    encrypted_key: bytes = attrs.field(default=b"", repr=False)
-    signing_key: SigningKey | None = attrs.field(default=None, repr=False)
-    content: bytes | None = attrs.field(default=None, repr=False)
-    begun: tuple[Version, ...] = attrs.field(default=(), repr=False)
-    begun_number: int = 0
-    contended_s: float | None = None
+    def __init__(
+        self,
+        sequence_number: int = 0,
+        root_hash: bytes = b"",
+        version: Version | None = None,
+        copies: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+        encrypted_key: bytes = b"",
+        begun_number: int = 0,
+    ) -> None:
+        self.sequence_number = sequence_number
+        self.root_hash = root_hash
+        self.version = version
+        self.copies = dict(copies)
+        self.encrypted_key = encrypted_key
+        self.signing_key: SigningKey | None = None
+        self.content: bytes | None = None
+        self.begun: tuple[Version, ...] = ()
+        self.begun_number = begun_number
+        self.contended_s: float | None = None
 
     @property
     def newest(self) -> tuple[int, bytes]:
@@ -329,17 +336,26 @@ def _bytes_from_hex(document: Mapping[str, object], name: str) -> bytes:
 # The base of a change of a mutable file, and what is cached of it and of the written version.
 
 
-@attrs.define
 class Base:
     """What the next version is made from, and where the shares are."""
 
-    version: Version
-    content: bytes | None
-    heads: dict[Peer, dict[int, bytes]]
-    highest: int
-    is_warm: bool = False
-    is_own: bool = False
-    """Whether the content contains the change already."""
+    __slots__ = ("content", "heads", "highest", "is_own", "is_warm", "version")
+
+    def __init__(
+        self,
+        version: Version,
+        content: bytes | None,
+        heads: dict[Peer, dict[int, bytes]],
+        highest: int,
+        is_warm: bool = False,
+        is_own: bool = False,
+    ) -> None:
+        self.version = version
+        self.content = content
+        self.heads = heads
+        self.highest = highest
+        self.is_warm = is_warm
+        self.is_own = is_own  # whether the content contains the change already
 
 
 def remember_read(

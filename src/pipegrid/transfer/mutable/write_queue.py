@@ -8,9 +8,8 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
@@ -64,8 +63,7 @@ class StepwiseEdit(ABC):
         """
 
 
-@attrs.frozen
-class _Parsed:
+class _Parsed(NamedTuple):
     """Content, and what ``edit.open`` would make of it."""
 
     data: bytes
@@ -179,16 +177,20 @@ class MakesChanges(Protocol):
         """Return the modification; see ``Modification`` and ``ModifyOptions`` for the arguments."""
 
 
-@attrs.define(eq=False)
 class _WriteQueue:
     """The writes of this process to one file, one after another."""
 
-    lock: DeferredLock = attrs.field(factory=DeferredLock)
-    waiting: list[tuple[ContentEdit, Redo | None, Deferred[WriteResult]]] = attrs.field(
-        factory=list
-    )
-    merge: Merge | None = None
-    runs: bool = False
+    __slots__ = ("lock", "merge", "runs", "waiting")
+
+    def __init__(
+        self,
+        merge: Merge | None = None,
+        runs: bool = False,
+    ) -> None:
+        self.lock: DeferredLock = DeferredLock()
+        self.waiting: list[tuple[ContentEdit, Redo | None, Deferred[WriteResult]]] = []
+        self.merge = merge
+        self.runs = runs
 
 
 class _Tries:

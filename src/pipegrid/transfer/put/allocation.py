@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import attrs
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
@@ -23,8 +22,7 @@ from pipegrid.wire.storage_messages import Allocation, ServerVersion, UploadSecr
 # wait for its response.
 
 
-@attrs.frozen
-class AllocationResponse:
+class AllocationResponse(NamedTuple):
     """
     The response of one server to one allocation request.
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.core import hashes, layout
 from pipegrid.core.encoding_parameters import Geometry
@@ -27,8 +26,7 @@ from pipegrid.wire.storage_messages import UploadSecrets
 # What is the same for all shares of one file.
 
 
-@attrs.frozen(eq=False)
-class ShareSet:
+class ShareSet(NamedTuple):
     """
     What the shares of a file have in common.
 
@@ -40,15 +38,14 @@ class ShareSet:
 
     storage_index: bytes
     share_bytes: int
-    secrets: FileSecrets = attrs.field(repr=False)
+    secrets: FileSecrets
 
     def secrets_for(self, peer: Peer) -> UploadSecrets:
         """Return the secrets of this file on this server."""
         return upload_secrets(self.secrets, peer.identity)
 
 
-@attrs.frozen(eq=False)
-class ShareTarget:
+class ShareTarget(NamedTuple):
     """
     One share and the server to which it is sent.
 
@@ -60,7 +57,7 @@ class ShareTarget:
     peer: Peer
     share_number: int
     shares: ShareSet
-    secrets: UploadSecrets = attrs.field(repr=False)
+    secrets: UploadSecrets
 
 
 # A file and its key, which decide what its shares are and which servers get them.
@@ -72,7 +69,6 @@ _SLICE_BYTES = 8 << 20
 _READ_BYTES = 1 << 18  # stays in a core's cache between reading and hashing
 
 
-@attrs.frozen(eq=False)
 class KeyedFile:
     """
     A file that is put, with its key.
@@ -86,12 +82,23 @@ class KeyedFile:
         shares: the file's shares.
     """
 
-    source: Source
-    geometry: Geometry
-    happy: int
-    secret: bytes | None = attrs.field(repr=False)
-    key: bytes = attrs.field(repr=False)
-    shares: ShareSet
+    __slots__ = ("geometry", "happy", "key", "secret", "shares", "source")
+
+    def __init__(
+        self,
+        source: Source,
+        geometry: Geometry,
+        happy: int,
+        secret: bytes | None,
+        key: bytes,
+        shares: ShareSet,
+    ) -> None:
+        self.source = source
+        self.geometry = geometry
+        self.happy = happy
+        self.secret = secret
+        self.key = key
+        self.shares = shares
 
     @property
     def name(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
@@ -36,13 +35,20 @@ fails with the reasons known so far.
 """
 
 
-@attrs.define
 class _Full:
     """A server that takes no shares of ``share_bytes`` or more until ``until_s`` by the clock, and why."""
 
-    share_bytes: int
-    until_s: float
-    reason: str
+    __slots__ = ("reason", "share_bytes", "until_s")
+
+    def __init__(
+        self,
+        share_bytes: int,
+        until_s: float,
+        reason: str,
+    ) -> None:
+        self.share_bytes = share_bytes
+        self.until_s = until_s
+        self.reason = reason
 
 
 class FullServers:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.reactor.deferreds import Deadlines
 from pipegrid.transfer.peers import TransferContext
@@ -15,8 +14,7 @@ from pipegrid.transfer.settings import UploadSettings
 # What all puts of one client share, and what each records for later puts.
 
 
-@attrs.frozen(eq=False)
-class PutContext:
+class PutContext(NamedTuple):
     """
     What all puts of one client share.
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
@@ -27,8 +26,7 @@ from pipegrid.wire.storage_messages import Allocation, Stored, WriteAnswer
 # allocation and writes.
 
 
-@attrs.frozen(eq=False)
-class Handover:
+class Handover(NamedTuple):
     """
     The state of a put that needs more than one request per server.
 

@@ -14,8 +14,6 @@ import stat
 import time
 from typing import TYPE_CHECKING, BinaryIO, Protocol, Union
 
-import attrs
-
 from pipegrid.argument_checks import check_has
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import SourceError
@@ -158,7 +156,6 @@ class FileSource:
             self._file.close()
 
 
-@attrs.frozen(eq=False)
 class FileRange:
     """
     A range of a regular file, as a source; the file stays open.
@@ -167,9 +164,17 @@ class FileRange:
         start, size: in bytes; the file is at least as long.
     """
 
-    file: BinaryIO
-    start: int
-    size: int
+    __slots__ = ("file", "size", "start")
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        start: int,
+        size: int,
+    ) -> None:
+        self.file = file
+        self.start = start
+        self.size = size
 
     def opened(self, name: str) -> Source:
         """Return it as a source; ``name`` is for errors."""
@@ -199,7 +204,6 @@ def open_source(source: SourceLike, name: str | None = None) -> Source:
     return opened.copied() if isinstance(opened, UncopiedSource) else opened
 
 
-@attrs.frozen(eq=False)
 class UncopiedSource:
     """
     A source that must be copied before it is stored: it can be read only once, and that may take forever.
@@ -208,9 +212,17 @@ class UncopiedSource:
         owned: whether the file was opened here, so that it is closed after reading.
     """
 
-    file: BinaryIO
-    name: str
-    owned: bool
+    __slots__ = ("file", "name", "owned")
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        name: str,
+        owned: bool,
+    ) -> None:
+        self.file = file
+        self.name = name
+        self.owned = owned
 
     def copied(self) -> Source:
         """Read the source to its end in this thread; see ``open_source``."""

@@ -5,8 +5,8 @@ The upload loop of a file with several segments: it collects events, decides, an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 
-import attrs
 from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
@@ -106,8 +106,7 @@ class Asking:
 # the results.
 
 
-@attrs.frozen
-class Parts:
+class Parts(NamedTuple):
     """
     The parts of one upload.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-import attrs
 from twisted.internet.defer import CancelledError
 from twisted.internet.task import deferLater
 
@@ -218,7 +217,7 @@ class Uploader:
         reports: PutReports,
     ) -> PutResult:
         if geometry.num_segments == 1:
-            reports = attrs.evolve(reports, hashing=None)  # hashing ends at once
+            reports = reports._replace(hashing=None)  # hashing ends at once
             size = source.size
             data = await self._means.grid.workers.run_if_large(size, source.read_at, 0, size)
             self._close(source)  # a hundred small files need not stay open while they are sent

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import attrs
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.encoder import ShareWrite
@@ -186,7 +185,6 @@ memory.
 """
 
 
-@attrs.define(eq=False)
 class Batch:
     """
     Writes that are sent in one message.
@@ -196,11 +194,21 @@ class Batch:
         has_trailer: whether the batch contains the hashes after the blocks.
     """
 
-    offset: int
-    pieces: list[Buffer] = attrs.Factory(list)
-    length: int = 0
-    segments: range = NO_SEGMENTS
-    has_trailer: bool = False
+    __slots__ = ("has_trailer", "length", "offset", "pieces", "segments")
+
+    def __init__(
+        self,
+        offset: int,
+        pieces: list[Buffer] | None = None,
+        length: int = 0,
+        segments: range = NO_SEGMENTS,
+        has_trailer: bool = False,
+    ) -> None:
+        self.offset = offset
+        self.pieces = [] if pieces is None else pieces
+        self.length = length
+        self.segments = segments
+        self.has_trailer = has_trailer
 
     def add(self, write: ShareWrite, segment: int | None) -> None:
         """
