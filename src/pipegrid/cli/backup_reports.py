@@ -114,9 +114,8 @@ class StatusLines:
 
     def reports(self) -> TreeReports:
         """Return the reports that the upload calls."""
-        import attrs
 
-        return attrs.evolve(self._inner, progress=self._progress, sending=self._sending)
+        return self._inner._replace(progress=self._progress, sending=self._sending)
 
     def _progress(self, counts: TreeCounts) -> None:
         self._inner.progress(counts)

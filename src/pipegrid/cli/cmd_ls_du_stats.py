@@ -119,11 +119,10 @@ def _shower(
     Return a function that makes of an entry's path and end the line for people and the fields of
     ``--json``.
     """
-    import attrs
 
     def readable(place: PathEnd) -> PathEnd:
         if read_only and place.cap is not None and not isinstance(place.cap, caps.UnknownCap):
-            return attrs.evolve(place, cap=place.cap.readonly())
+            return place._replace(cap=place.cap.readonly())
         return place
 
     def named(path: Sequence[str], place: PathEnd) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-import attrs
-
 from pipegrid.core.caps import Cap, ChkCap, LitCap
 from pipegrid.core.packed_directory import PackedChild, directory_cap
 from pipegrid.tree.extended_metadata import attribute_bytes
@@ -23,10 +21,16 @@ _METADATA_BYTES = 400
 """Of an entry, in addition to its name and cap; see ``metadata``. Links have more, but are few."""
 
 
-@attrs.define
 class _Entry:
-    cap: Cap | None
-    metadata: dict[str, Any]
+    __slots__ = ("cap", "metadata")
+
+    def __init__(
+        self,
+        cap: Cap | None,
+        metadata: dict[str, Any],
+    ) -> None:
+        self.cap = cap
+        self.metadata = metadata
 
 
 class TreeNode:

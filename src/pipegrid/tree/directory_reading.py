@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
-import attrs
 from twisted.internet.defer import Deferred
 
 from pipegrid.argument_checks import check_kind
@@ -35,8 +34,7 @@ class ReadsFiles(Protocol):
         """Fetch a file, or a range of it, into memory."""
 
 
-@attrs.frozen
-class ListingLimits:
+class ListingLimits(NamedTuple):
     """
     Limits of a directory; one that exceeds them cannot be read.
 
@@ -51,8 +49,7 @@ class ListingLimits:
     name_bytes: int = 32 << 10
 
 
-@attrs.frozen
-class Entry:
+class Entry(NamedTuple):
     """
     One entry of a directory.
 
@@ -65,8 +62,8 @@ class Entry:
 
     name: str
     cap: Cap | None
-    write_cap: Cap | None = attrs.field(default=None, repr=False)
-    metadata_json: bytes = attrs.field(default=b"{}", repr=False)
+    write_cap: Cap | None = None
+    metadata_json: bytes = b"{}"
 
     @property
     def best(self) -> Cap | None:
@@ -87,8 +84,7 @@ class Entry:
         return metadata_of(self.metadata_json)
 
 
-@attrs.frozen
-class Listing:
+class Listing(NamedTuple):
     """
     The entries of a directory.
 
@@ -97,7 +93,7 @@ class Listing:
         size: of the directory, in bytes.
     """
 
-    entries: tuple[Entry, ...] = attrs.field(repr=False)
+    entries: tuple[Entry, ...]
     size: int
 
     @property

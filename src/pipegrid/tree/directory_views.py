@@ -227,4 +227,4 @@ def entry_of(name: str, cap: FileCap | DirectoryCap, metadata: Mapping[str, Any]
 def described(entry: Entry, changes: Mapping[str, Any]) -> Entry:
     """Return an entry with some keys of its metadata set."""
     metadata = {**entry.metadata, **changes}
-    return attrs.evolve(entry, metadata_json=json.dumps(metadata).encode("ascii"))
+    return entry._replace(metadata_json=json.dumps(metadata).encode("ascii"))

@@ -11,10 +11,8 @@ import pwd
 import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
-
-import attrs
 
 # The stored form. An entry has these keys under ``pipegrid`` only if there is something to keep, so a tree
 # without extended metadata has the same cap with and without it:
@@ -262,8 +260,7 @@ def group_bits(value: bytes) -> int:
 # Parsing what a grid says, which is untrusted input.
 
 
-@attrs.frozen
-class StoredMetadata:
+class StoredMetadata(NamedTuple):
     """
     The extended metadata of an entry.
 
@@ -360,13 +357,20 @@ def _number(value: Any) -> int | None:
 # What was lost, as users read it.
 
 
-@attrs.define
 class MetadataLoss:
     """Of one kind of metadata: how many entries lost it, the first path, and why."""
 
-    count: int
-    path: str
-    why: str
+    __slots__ = ("count", "path", "why")
+
+    def __init__(
+        self,
+        count: int,
+        path: str,
+        why: str,
+    ) -> None:
+        self.count = count
+        self.path = path
+        self.why = why
 
 
 class MetadataLosses:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Sequence
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.core.text import printable
 from pipegrid.errors import UsageError
@@ -31,8 +30,7 @@ MAX_HEADER = 4096
 """Bytes of a tag's header."""
 
 
-@attrs.frozen
-class DirectoryTag:
+class DirectoryTag(NamedTuple):
     """
     A file by which a directory says that its content need not be stored.
 

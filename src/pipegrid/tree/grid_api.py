@@ -179,14 +179,13 @@ class Trees:
         return await TreeGet(self._grid, self._workers, *target, options, reports).run()
 
     def _get_bounds(self, limits: GetTreeLimits | None, max_paths: int | None) -> GetTreeLimits:
-        import attrs
 
         from pipegrid.tree.tree_download import GetTreeLimits, bounded
 
         check_kind(limits, (GetTreeLimits, type(None)), "limits", "a GetTreeLimits")
         bounds = limits or bounded(self._grid.limits)
         if max_paths is not None:
-            bounds = attrs.evolve(bounds, paths=check_whole(max_paths, "max_paths", 1))
+            bounds = bounds._replace(paths=check_whole(max_paths, "max_paths", 1))
         return bounds
 
     @started
@@ -272,13 +271,12 @@ class Trees:
 
 
 def _check_get(reports: TreeGetReports, options: TreeGetOptions) -> None:
-    import attrs
 
     from pipegrid.tree.file_metadata import MODES
     from pipegrid.tree.metadata_restore import ExtendedRestore
 
     check_kind(options.extended, (ExtendedRestore, type(None)), "extended", "an ExtendedRestore")
-    for name, call in attrs.asdict(reports, recurse=False).items():
+    for name, call in reports._asdict().items():
         check_callable(call, name)
     check_callable(options.wants, "wants")
     if options.modes not in MODES:

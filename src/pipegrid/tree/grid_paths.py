@@ -6,8 +6,7 @@ import os
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.core.caps import Cap, DirectoryCap, UnknownCap, as_cap, unknown_kind
 from pipegrid.core.text import CAP_STARTS, as_pasted, printable
@@ -28,8 +27,7 @@ KEPT_BYTES = 32 << 20
 """Memory for the directories that a ``PathFinder`` keeps; further directories are read for each path."""
 
 
-@attrs.frozen
-class PathEnd:
+class PathEnd(NamedTuple):
     """
     What a path leads to.
 
@@ -42,8 +40,8 @@ class PathEnd:
 
     cap: Cap | None
     names: tuple[str, ...] = ()
-    metadata_json: bytes = attrs.field(default=b"{}", repr=False)
-    best: Cap | None = attrs.field(default=None, repr=False)
+    metadata_json: bytes = b"{}"
+    best: Cap | None = None
 
     @property
     def kind(self) -> Kind:

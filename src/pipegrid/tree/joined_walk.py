@@ -8,8 +8,6 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from threading import Lock
 
-import attrs
-
 from pipegrid.tree.local_walk import (
     DirectoryBegun,
     DirectoryEnded,
@@ -121,15 +119,15 @@ class JoinedWalk(EntryWalk):
             return DirectoryEnded(base + thing.number)
         path = f"{prefix}/{thing.path}" if thing.path else prefix
         if isinstance(thing, FileMet):
-            return attrs.evolve(thing, parent=base + thing.parent, path=path)
+            return thing._replace(parent=base + thing.parent, path=path)
         if not isinstance(thing, DirectoryBegun):
-            return attrs.evolve(thing, path=path)
+            return thing._replace(path=path)
         self._numbers = base + thing.number + 1
         number = base + thing.number
         if thing.parent < 0:
             name = os.fsencode(prefix.rpartition("/")[2])
-            return attrs.evolve(thing, number=number, parent=parent, name=name, path=path)
-        return attrs.evolve(thing, number=number, parent=base + thing.parent, path=path)
+            return thing._replace(number=number, parent=parent, name=name, path=path)
+        return thing._replace(number=number, parent=base + thing.parent, path=path)
 
 
 def _why_missing(error: OSError) -> str:

@@ -9,9 +9,7 @@ import stat
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from threading import Lock
-from typing import Any, Protocol
-
-import attrs
+from typing import Any, NamedTuple, Protocol
 
 from pipegrid.disk.atomic_write import is_part_name
 from pipegrid.disk.mount_table import mounted_file_systems
@@ -57,8 +55,7 @@ _OF_KERNEL = frozenset(
 """File systems that show the state of the kernel, and keep no files."""
 
 
-@attrs.frozen
-class DirectoryBegun:
+class DirectoryBegun(NamedTuple):
     """
     A directory; ``number`` is new, ``parent`` that of the directory above (-1: the root), ``extended`` as of
     ``FileMet``.
@@ -72,15 +69,13 @@ class DirectoryBegun:
     extended: dict[str, Any] | None = None
 
 
-@attrs.frozen
-class DirectoryEnded:
+class DirectoryEnded(NamedTuple):
     """Everything in a directory has been yielded."""
 
     number: int
 
 
-@attrs.frozen
-class FileMet:
+class FileMet(NamedTuple):
     """
     A file or symbolic link.
 
@@ -102,7 +97,7 @@ class FileMet:
     path: str
     found: os.stat_result
     began_ns: int
-    content: bytes | io.FileIO | None = attrs.field(default=None, repr=False)
+    content: bytes | io.FileIO | None = None
     link: bytes | None = None
     known: Any = None
     extended: dict[str, Any] | None = None
@@ -113,16 +108,14 @@ class FileMet:
         return _signature(found) == _signature(self.found)
 
 
-@attrs.frozen
-class LeftOut:
+class LeftOut(NamedTuple):
     """Something that is not stored, and why, as a sentence."""
 
     path: str
     why: str
 
 
-@attrs.frozen
-class Skipped:
+class Skipped(NamedTuple):
     """
     Something that no tree holds: it has no content, or is the part file of an unfinished download.
 
@@ -160,8 +153,7 @@ class EntryWalk(Protocol):
         """Number of entries that the selection has left out so far."""
 
 
-@attrs.frozen
-class WalkOptions:
+class WalkOptions(NamedTuple):
     """
     How local directories are walked, however many one tree is made of.
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Generic, Literal, TypeVar
 
-import attrs
-
 from pipegrid.disk.atomic_write import part_path, remove_part, sync_directory
 from pipegrid.disk.file_system_calls import FULL
 from pipegrid.errors import PipegridError
@@ -262,7 +260,7 @@ class ExtendedRestore:
             user = None if user is None else self._user(user)
             group = None if group is None else self._group(group)
         if attributes is not stored.attributes or (user, group) != (stored.user, stored.group):
-            stored = attrs.evolve(stored, user=user, group=group, attributes=attributes)
+            stored = stored._replace(user=user, group=group, attributes=attributes)
         return RestoredExtended(stored, self._may_give_rights)
 
     def _user(self, number: int) -> int:
@@ -289,11 +287,17 @@ MAX_WAITING = 10_000
 F = TypeVar("F")
 
 
-@attrs.define(eq=False)
 class _LinkedNames(Generic[F]):
-    first: F
-    is_complete: bool = False
-    waiting: list[F] = attrs.Factory(list)
+    __slots__ = ("first", "is_complete", "waiting")
+
+    def __init__(
+        self,
+        first: F,
+        is_complete: bool = False,
+    ) -> None:
+        self.first = first
+        self.is_complete = is_complete
+        self.waiting: list[F] = []
 
 
 class LinkedFiles(Generic[F]):

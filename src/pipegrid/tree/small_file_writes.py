@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-import attrs
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.python.failure import Failure
 
@@ -34,7 +33,6 @@ GROUPS_AT_ONCE = 2
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
-@attrs.frozen(eq=False)
 class WholeFile:
     """
     A small file to be written, with all its bytes.
@@ -46,11 +44,21 @@ class WholeFile:
         kept: the metadata of its entry.
     """
 
-    home: DirectoryFd
-    path: str
-    data: bytes = attrs.field(repr=False)
-    replace: bool
-    kept: RestoredMetadata
+    __slots__ = ("data", "home", "kept", "path", "replace")
+
+    def __init__(
+        self,
+        home: DirectoryFd,
+        path: str,
+        data: bytes,
+        replace: bool,
+        kept: RestoredMetadata,
+    ) -> None:
+        self.home = home
+        self.path = path
+        self.data = data
+        self.replace = replace
+        self.kept = kept
 
 
 WriteOutcome = str | Exception

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -145,8 +145,7 @@ MAX_HELD = 10_000
 """Objects whose write caps are searched in one walk, about 3 kB each; more objects take more walks."""
 
 
-@attrs.frozen
-class FirstMet:
+class FirstMet(NamedTuple):
     """
     Where in a tree an object was met first.
 
@@ -184,8 +183,7 @@ Ended = Callable[[int, FirstMet, UpkeepOutcome], None]
 OnUnread = Callable[[int, FirstMet, Exception], None]
 
 
-@attrs.frozen(eq=False)
-class CheckReports:
+class CheckReports(NamedTuple):
     """
     What a check of several trees calls, each with the number of the tree as first argument.
 
@@ -266,8 +264,7 @@ _Placed = tuple[int, FirstMet, _Keepable]
 """The number of an object's tree, its place, and the cap that it is checked by."""
 
 
-@attrs.frozen
-class _Held:
+class _Held(NamedTuple):
     """An outcome that is held back until the end, in case a write cap is found."""
 
     number: int
@@ -275,17 +272,38 @@ class _Held:
     outcome: UpkeepOutcome
 
 
-@attrs.define
 class _Trees:
-    _grid: Grid
-    _caps: Sequence[str | Cap]
-    _todo: UpkeepRequest
-    _summary: TreeSummary
-    _reports: CheckReports
-    _again: CheckRetries[_Placed]
-    _met_before: set[bytes] = attrs.field(factory=set)
-    _met_stronger: bool = False
-    _held: dict[bytes, _Held] = attrs.field(factory=dict)
+    __slots__ = (
+        "_again",
+        "_caps",
+        "_grid",
+        "_held",
+        "_met_before",
+        "_met_stronger",
+        "_reports",
+        "_summary",
+        "_todo",
+    )
+
+    def __init__(
+        self,
+        grid: Grid,
+        caps: Sequence[str | Cap],
+        todo: UpkeepRequest,
+        summary: TreeSummary,
+        reports: CheckReports,
+        again: CheckRetries[_Placed],
+        met_stronger: bool = False,
+    ) -> None:
+        self._grid = grid
+        self._caps = caps
+        self._todo = todo
+        self._summary = summary
+        self._reports = reports
+        self._again = again
+        self._met_before: set[bytes] = set()
+        self._met_stronger = met_stronger
+        self._held: dict[bytes, _Held] = {}
 
     async def run(self, bounds: UpkeepSettings | None) -> TreeSummary:
         walks = [walk(self._grid, cap) for cap in self._caps]

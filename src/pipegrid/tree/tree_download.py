@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredList
@@ -83,8 +83,7 @@ class TreeGetResult:
     not_restored: MetadataLosses = attrs.Factory(MetadataLosses)
 
 
-@attrs.frozen
-class GetTreeLimits:
+class GetTreeLimits(NamedTuple):
     """
     Limits of fetching a tree.
 
@@ -99,8 +98,8 @@ class GetTreeLimits:
     in_flight_bytes: int = SMALL_IN_FLIGHT_BYTES
     large_at_once: int = LARGE_AT_ONCE
     jobs: int = 1 << 20
-    walk: WalkLimits = attrs.field(factory=WalkLimits)
-    listing: ListingLimits = attrs.field(factory=ListingLimits)
+    walk: WalkLimits = WalkLimits()
+    listing: ListingLimits = ListingLimits()
     paths: int = MAX_PATHS
 
 
@@ -114,14 +113,13 @@ def bounded(limits: Limits) -> GetTreeLimits:
     if limits.memory_bytes is not None:
         part = limits.memory_bytes // 4
         in_flight_bytes = min(in_flight_bytes, part)
-        walk = attrs.evolve(walk, ahead_bytes=min(walk.ahead_bytes, part))
+        walk = walk._replace(ahead_bytes=min(walk.ahead_bytes, part))
     return GetTreeLimits(in_flight_bytes, min(bounds.large_at_once, jobs), jobs, walk)
 
 
 # A local directory while a tree is fetched into it.
 
 
-@attrs.define(eq=False)
 class IncomingDirectory:
     """
     A local directory of the tree that is fetched.
@@ -133,16 +131,41 @@ class IncomingDirectory:
         links: to be created in it.
     """
 
-    path: str | None
-    home: DirectoryFd | None
-    parent: IncomingDirectory | None
-    names: TreePath
-    kept: RestoredMetadata
-    taken: NameCollisions
-    mode_before: int | None = None
-    existed: bool = False
-    unfinished: int = 1
-    links: list[tuple[TreePath, str, RestoredMetadata]] = attrs.Factory(list)
+    __slots__ = (
+        "existed",
+        "home",
+        "kept",
+        "links",
+        "mode_before",
+        "names",
+        "parent",
+        "path",
+        "taken",
+        "unfinished",
+    )
+
+    def __init__(
+        self,
+        path: str | None,
+        home: DirectoryFd | None,
+        parent: IncomingDirectory | None,
+        names: TreePath,
+        kept: RestoredMetadata,
+        taken: NameCollisions,
+        mode_before: int | None = None,
+        existed: bool = False,
+        unfinished: int = 1,
+    ) -> None:
+        self.path = path
+        self.home = home
+        self.parent = parent
+        self.names = names
+        self.kept = kept
+        self.taken = taken
+        self.mode_before = mode_before
+        self.existed = existed
+        self.unfinished = unfinished
+        self.links: list[tuple[TreePath, str, RestoredMetadata]] = []
 
     @property
     def depth(self) -> int:
@@ -160,8 +183,7 @@ class IncomingDirectory:
         self.taken.claim(self.there, path)
 
 
-@attrs.frozen
-class Unread:
+class Unread(NamedTuple):
     """A directory of the tree that could not be read, and its local directory."""
 
     met: Unreadable
@@ -183,8 +205,7 @@ MAX_LOOKS = 5
 How = Literal["fetched", "present", "link"]
 
 
-@attrs.frozen(eq=False)
-class WantedFile:
+class WantedFile(NamedTuple):
     """
     A file to be fetched.
 
@@ -316,7 +337,7 @@ class FileFetcher:
             replaces = self._force and local_files.may_be_replaced(home, place)
             if standing == "other" and not replaces:
                 raise local_files.in_the_way(place) from error
-            return attrs.evolve(file, standing=standing)
+            return file._replace(standing=standing)
 
     async def _fetch(self, file: WantedFile, progress: Progress | None) -> tuple[How, int, str]:
         """
@@ -475,8 +496,7 @@ FILE_BYTES = 32 << 10
 """The least that a file counts, for the objects of its download. So at most 512 are fetched at a time."""
 
 
-@attrs.frozen
-class TreeGetOptions:
+class TreeGetOptions(NamedTuple):
     """
     How a tree is fetched.
 
@@ -495,15 +515,14 @@ class TreeGetOptions:
     metadata_json: bytes = b"{}"
     force: bool = False
     paranoid: bool = False
-    limits: GetTreeLimits = attrs.field(factory=GetTreeLimits)
+    limits: GetTreeLimits = GetTreeLimits()
     into: DirectoryFd | None = None
     modes: Modes = "umask"
     extended: ExtendedRestore | None = None
     wants: Callable[[TreePath, bool], bool] | None = None
 
 
-@attrs.frozen(eq=False)
-class TreeGetReports:
+class TreeGetReports(NamedTuple):
     """
     What fetching a tree calls.
 
@@ -613,12 +632,12 @@ class TreeGet:
     async def _walk(self, cap: Cap, metadata_json: bytes, base: TreePath) -> None:
         """Meet a directory, whose path is ``base``, and everything below it."""
         walking = self._limits.walk
-        walking = attrs.evolve(walking, objects=max(walking.objects, self._limits.paths + 1))
+        walking = walking._replace(objects=max(walking.objects, self._limits.paths + 1))
         bounds: Any = {"limits": walking, "listing": self._limits.listing}
         with walk(self._grid, cap, all_paths=True, metadata_json=metadata_json, **bounds) as tree:
             async for met in tree:
                 if base:
-                    met = attrs.evolve(met, path=(*base, *met.path))
+                    met = met._replace(path=(*base, *met.path))
                 self._leave_down_to(len(met.path))
                 await self._meet(met)
                 if base and isinstance(met, Found):
@@ -838,7 +857,7 @@ class TreeGet:
         if key is not None and self._linked.left_out:
             file.lose_link()
         if first is not None:
-            await self._begin(file if first is file else attrs.evolve(file, link_to=first))
+            await self._begin(file if first is file else file._replace(link_to=first))
 
     def _is_linked(self, file: WantedFile) -> None:
         """A file exists already; note whether it is the file of its other names."""
@@ -856,7 +875,7 @@ class TreeGet:
         """Begin the names that have waited for a file."""
         key = file.link_key
         for each in [] if key is None else self._linked.ended(key, file, succeeded):
-            one = attrs.evolve(each, link_to=file) if succeeded else each
+            one = each._replace(link_to=file) if succeeded else each
             beginning = start_cancellable(self._begin(one), self._grid.clock)
             self._running.add(beginning)
             beginning.addBoth(self._has_begun, beginning)

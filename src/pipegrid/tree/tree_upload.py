@@ -6,7 +6,7 @@ import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredList
@@ -179,8 +179,7 @@ class TreeResult:
     owners: OwnerNames = attrs.field(factory=OwnerNames, eq=False, repr=False)
 
 
-@attrs.frozen
-class TreeReports:
+class TreeReports(NamedTuple):
     """
     What a tree's put calls.
 
@@ -259,7 +258,7 @@ class FailedObject:
         if met is not None:
             self.size = met.found.st_size if met.link is None else len(met.link)
         if met is not None and met.link is None:
-            self.met = attrs.evolve(met, content=None)
+            self.met = met._replace(content=None)
 
 
 def reopened(walk: EntryWalk, path: str, why: str) -> io.FileIO:

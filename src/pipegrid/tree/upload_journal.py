@@ -12,8 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from pipegrid.core.caps import ChkCap, LitCap
 from pipegrid.disk.safe_open import CannotLock, names_file, open_locked
 from pipegrid.errors import PipegridError
@@ -124,7 +122,7 @@ class UploadJournal(KnownObjects):
     def file_stored(self, met: FileMet, cap: ChkCap | LitCap) -> None:
         """A file was read, and is stored."""
         if isinstance(cap, ChkCap):
-            met = attrs.evolve(met, content=None)
+            met = met._replace(content=None)
             self._unwritten_bytes += cap.size
             self._note(lambda memory: memory.file_stored(met, cap))
 

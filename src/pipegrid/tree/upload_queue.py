@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-import attrs
 from twisted.internet.defer import Deferred
 
 from pipegrid.flow.concurrency_limits import MANY, ConcurrencyLimit, SmallFileCapacity
@@ -32,7 +31,6 @@ _HELD_PART = 4
 """The share of the allowed memory that plaintext may take; the rest is for its encoded form."""
 
 
-@attrs.define(eq=False)
 class _Work(Generic[P]):
     """
     One object to store or check.
@@ -42,11 +40,21 @@ class _Work(Generic[P]):
         began_s: when it began.
     """
 
-    place: P
-    coroutine: Coroutine[Any, Any, None]
-    size: int
-    stores: bool
-    began_s: float = 0.0
+    __slots__ = ("began_s", "coroutine", "place", "size", "stores")
+
+    def __init__(
+        self,
+        place: P,
+        coroutine: Coroutine[Any, Any, None],
+        size: int,
+        stores: bool,
+        began_s: float = 0.0,
+    ) -> None:
+        self.place = place
+        self.coroutine = coroutine
+        self.size = size
+        self.stores = stores
+        self.began_s = began_s
 
 
 class UploadQueue(Generic[P]):

@@ -6,9 +6,8 @@ import hashlib
 import io
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import attrs
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.python.failure import Failure
 
@@ -31,8 +30,7 @@ Content = bytes | io.FileIO | None
 ImmutableFileCap = ChkCap | LitCap
 
 
-@attrs.frozen
-class Health:
+class Health(NamedTuple):
     """
     How well the grid keeps a file.
 
@@ -241,8 +239,7 @@ def unreadable_root(root: object, error: OSError) -> SourceError:
 # Files and directories that earlier runs have stored, which need not be sent again.
 
 
-@attrs.frozen
-class KnownObject:
+class KnownObject(NamedTuple):
     """
     An unchanged file or directory that was stored before.
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from typing import Any
-
-import attrs
+from typing import Any, NamedTuple
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, UnknownCap, writes
 from pipegrid.errors import DirectoryError
@@ -18,8 +16,7 @@ TreePath = tuple[str, ...]
 """Names from the root of a tree."""
 
 
-@attrs.frozen
-class WalkLimits:
+class WalkLimits(NamedTuple):
     """
     Limits of a walk.
 
@@ -38,8 +35,7 @@ class WalkLimits:
     objects: int = 20_000_000
 
 
-@attrs.frozen
-class Found:
+class Found(NamedTuple):
     """
     A directory, file, or unknown object that a walk has met.
 
@@ -58,10 +54,10 @@ class Found:
     path: TreePath
     cap: Cap | None
     kind: Kind
-    metadata_json: bytes = attrs.field(default=b"{}", repr=False)
+    metadata_json: bytes = b"{}"
     again: bool = False
-    listing: Listing | None = attrs.field(default=None, repr=False)
-    best: Cap | None = attrs.field(default=None, repr=False)
+    listing: Listing | None = None
+    best: Cap | None = None
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -69,8 +65,7 @@ class Found:
         return metadata_of(self.metadata_json)
 
 
-@attrs.frozen
-class Unreadable:
+class Unreadable(NamedTuple):
     """
     A directory that could not be read, or is not entered; the walk continues after it.
 
@@ -82,8 +77,8 @@ class Unreadable:
     path: TreePath
     cap: Cap | None
     error: Exception
-    metadata_json: bytes = attrs.field(default=b"{}", repr=False)
-    best: Cap | None = attrs.field(default=None, repr=False)
+    metadata_json: bytes = b"{}"
+    best: Cap | None = None
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -144,17 +139,18 @@ def _expected_bytes(cap: DirectoryCap) -> int:
     return _UNREAD_BYTES
 
 
-@attrs.frozen(eq=False)
 class _Step:
     """
     A directory above another one. It holds no listing, so that memory is freed without the garbage collector.
     """
 
-    identity: bytes | None
-    before: _Step | None = attrs.field(repr=False)
+    __slots__ = ("before", "identity")
+
+    def __init__(self, identity: bytes | None, before: _Step | None) -> None:
+        self.identity = identity
+        self.before = before
 
 
-@attrs.define(eq=False)
 class ReadAheadDirectory:
     """
     A directory that will be read, is being read, or is open; its fields belong to ``WalkOrder``.
@@ -172,20 +168,53 @@ class ReadAheadDirectory:
         dropped: it is not needed any more.
     """
 
-    cap: DirectoryCap
-    way: _Step | None
-    depth: int
-    key: bytes
-    expected_bytes: int
-    state: str = "unread"
-    listing: Listing | None = None
-    error: Exception | None = None
-    ahead: bool = False
-    identity: bytes | None = None
-    position: int = 0
-    next_ahead: int = 0
-    children: dict[int, ReadAheadDirectory] = attrs.Factory(dict)
-    dropped: bool = False
+    __slots__ = (
+        "ahead",
+        "cap",
+        "children",
+        "depth",
+        "dropped",
+        "error",
+        "expected_bytes",
+        "identity",
+        "key",
+        "listing",
+        "next_ahead",
+        "position",
+        "state",
+        "way",
+    )
+
+    def __init__(
+        self,
+        cap: DirectoryCap,
+        way: _Step | None,
+        depth: int,
+        key: bytes,
+        expected_bytes: int,
+        state: str = "unread",
+        listing: Listing | None = None,
+        error: Exception | None = None,
+        ahead: bool = False,
+        identity: bytes | None = None,
+        position: int = 0,
+        next_ahead: int = 0,
+        dropped: bool = False,
+    ) -> None:
+        self.cap = cap
+        self.way = way
+        self.depth = depth
+        self.key = key
+        self.expected_bytes = expected_bytes
+        self.state = state
+        self.listing = listing
+        self.error = error
+        self.ahead = ahead
+        self.identity = identity
+        self.position = position
+        self.next_ahead = next_ahead
+        self.children: dict[int, ReadAheadDirectory] = {}
+        self.dropped = dropped
 
     @property
     def memory_bytes(self) -> int:

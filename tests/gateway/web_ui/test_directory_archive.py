@@ -10,7 +10,6 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
@@ -302,7 +301,7 @@ class VisiblyBrokenTests(ArchiveTestCase):
         self.assertFalse(self.stream.has_begun)
 
     def test_too_many_objects(self) -> None:
-        limits = attrs.evolve(directory_archive.LIMITS, objects=3)
+        limits = directory_archive.LIMITS._replace(objects=3)
         self.patch(directory_archive, "LIMITS", limits)
         root = self.make_directory(**{f"f{n}": LitCap(b"there") for n in range(5)})
         self.check_broken(root, DirectoryError)

@@ -450,7 +450,7 @@ class AccountTree:
                 if file.place is None or file.place.key != origin.key or file.entry is None:
                     raise SftpError(f"'{shown(old)}' was changed at the same time; try again")
                 await self._rename_stored(file.entry, origin, place, replace)
-                file.entry = attrs.evolve(file.entry, name=place.name)
+                file.entry = file.entry._replace(name=place.name)
                 if self.files.at(*origin.key) is file:
                     self.files.move(file, place)
             finally:
@@ -477,7 +477,7 @@ class AccountTree:
         with self._stale_if_it_fails(origin, place):
             await move(origin.directory, origin.name, place.directory, place.name, replace)
         self.views.changed(origin.directory.cap, origin.name, None)
-        moved = attrs.evolve(entry, name=place.name)
+        moved = entry._replace(name=place.name)
         self.views.changed(place.directory.cap, place.name, moved)
 
 

@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Any
-
-import attrs
+from typing import Any, NamedTuple
 
 from pipegrid.core.caps import ChkCap, LitCap, parse_cap
 from pipegrid.disk.file_system_calls import FULL
@@ -48,8 +46,7 @@ days: a weekly backup renews them in time.
 """
 
 
-@attrs.frozen
-class Signature:
+class Signature(NamedTuple):
     """The numbers that change when a file changes, as signed 64-bit integers for SQLite."""
 
     size: int
@@ -58,8 +55,7 @@ class Signature:
     inode: int
 
 
-@attrs.frozen
-class FileRecord:
+class FileRecord(NamedTuple):
     """
     A file when it was stored.
 

@@ -6,7 +6,7 @@ import os
 import time
 import unicodedata
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred, DeferredList
@@ -90,7 +90,7 @@ class RunLister:
     ) -> ListedRun:
         """List a run that is stored; ``noted`` is the remembered catalogue without it."""
         others = [each for each in noted.unlisted if entry_name(each) != entry_name(run)]
-        noted = attrs.evolve(noted, unlisted=(*others, run))
+        noted = noted._replace(unlisted=(*others, run))
         self._place.note(noted)
 
         async def trying(work: Coroutine[Any, Any, T]) -> T | PipegridError:
@@ -347,8 +347,7 @@ def _taken(name: str, by: str, root: str) -> UsageError:
 U = TypeVar("U")
 
 
-@attrs.frozen
-class BackupOptions:
+class BackupOptions(NamedTuple):
     """
     What is stored, and which older runs are kept.
 
@@ -362,7 +361,7 @@ class BackupOptions:
 
     selection: Callable[[str], TreeSelection] = lambda directory: TreeSelection()
     one_file_system: bool = False
-    retention: Retention = attrs.field(factory=Retention)
+    retention: Retention = Retention()
     archives: tuple[str, tuple[str, ...]] | None = None
     name_was_chosen: bool = True
     tags: tuple[str, ...] = ()
@@ -546,7 +545,7 @@ class Backups:
         result = await storing.store(options, GridFiles(self._grid))
         run = _filled(run, storing.source.root, result)
         others = [each for each in noted.unlisted if entry_name(each) != entry_name(run)]
-        self.place.note(attrs.evolve(noted, unlisted=(*others, run)))
+        self.place.note(noted._replace(unlisted=(*others, run)))
         return run, result
 
     def _without_list(self) -> NotEnoughSharesError:
@@ -651,7 +650,7 @@ class Backups:
                 f"this is the list that this client saw last, since it cannot be fetched: {error}"
             )
             return noted.runs
-        return attrs.evolve(noted, content=content).runs
+        return noted._replace(content=content).runs
 
     def _storing(
         self, source: BackupSource, reports: TreeReports | None, read_only: bool = False

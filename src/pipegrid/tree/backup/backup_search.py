@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -17,8 +17,7 @@ from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.walk_order import TreePath, WalkLimits
 
 
-@attrs.frozen
-class SearchedNames:
+class SearchedNames(NamedTuple):
     """
     What is searched for.
 

@@ -12,8 +12,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.core.caps import DirectoryCap, LitCap, parse_cap
 from pipegrid.core.hashes import tagged_hash
@@ -163,8 +162,7 @@ _MAX_CAP_BYTES = 1 << 20
 _IMMUTABLE = DirectoryCap(LitCap(b""))
 
 
-@attrs.frozen
-class CatalogueState:
+class CatalogueState(NamedTuple):
     """
     What a client remembers of its catalogue.
 
@@ -176,7 +174,7 @@ class CatalogueState:
     """
 
     cap: DirectoryCap | None = None
-    content: bytes | None = attrs.field(default=None, repr=False)
+    content: bytes | None = None
     unlisted: tuple[BackupRun, ...] = ()
     version: int = 0
 

@@ -252,7 +252,6 @@ ARCHIVES = "Archives"
 LATEST = "Latest"
 
 
-@attrs.define
 class Archives:
     """
     The archives of one directory.
@@ -263,12 +262,23 @@ class Archives:
         now: seconds since 1970.
     """
 
-    _grid: Grid
-    _root: str
-    _names: tuple[str, ...]
-    _now: Callable[[], float]
-    _to: Directory | None = None
-    _archives: Directory | None = None
+    __slots__ = ("_archives", "_grid", "_names", "_now", "_root", "_to")
+
+    def __init__(
+        self,
+        grid: Grid,
+        root: str,
+        names: tuple[str, ...],
+        now: Callable[[], float],
+        to: Directory | None = None,
+        archives: Directory | None = None,
+    ) -> None:
+        self._grid = grid
+        self._root = root
+        self._names = names
+        self._now = now
+        self._to = to
+        self._archives = archives
 
     async def prepare(self) -> None:
         """

@@ -8,6 +8,7 @@ machine has changed the list meanwhile, the edits are applied to the new content
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import attrs
 
@@ -28,8 +29,7 @@ from pipegrid.tree.directory import Directory, create_directory
 from pipegrid.tree.retry_queue import with_retries
 
 
-@attrs.frozen
-class CatalogueChange:
+class CatalogueChange(NamedTuple):
     """
     What a run changes in the catalogue, whatever its content.
 
@@ -41,7 +41,7 @@ class CatalogueChange:
     """
 
     added: tuple[BackupRun, ...] = ()
-    retention: Retention = attrs.field(factory=Retention)
+    retention: Retention = Retention()
     forgetting: Callable[[Sequence[BackupRun]], None] = lambda _: None
     removed: frozenset[str] = frozenset()
 
@@ -93,8 +93,7 @@ class CatalogueChange:
         return edits + [Unlink(name, must_exist=False) for name in gone]
 
 
-@attrs.frozen
-class ChangedCatalogue:
+class ChangedCatalogue(NamedTuple):
     """
     A catalogue after a change.
 
@@ -106,7 +105,7 @@ class ChangedCatalogue:
         run: the last one that was added, as it is listed; None: none was.
     """
 
-    content: bytes = attrs.field(repr=False)
+    content: bytes
     version: int
     runs: tuple[BackupRun, ...]
     forgotten: tuple[BackupRun, ...]
@@ -178,7 +177,7 @@ class GridCatalogues:
             self._grid.clock, lambda: directory.change_by(edits, remembered)
         )
         assert done is not None
-        return attrs.evolve(done, content=content, version=written.version.sequence_number)
+        return done._replace(content=content, version=written.version.sequence_number)
 
     async def rewrite(
         self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes
@@ -190,4 +189,4 @@ class GridCatalogues:
         content = directory.applied(remembered, change.edits(listed))
         written = await with_retries(self._grid.clock, lambda: self._grid.overwrite(cap, content))
         done = change.done(listed)
-        return attrs.evolve(done, content=content, version=written.version.sequence_number)
+        return done._replace(content=content, version=written.version.sequence_number)

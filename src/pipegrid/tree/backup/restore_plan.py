@@ -137,7 +137,6 @@ class ExtraEntry:
         return os.path.join(self.home.path, self.name)
 
 
-@attrs.define
 class RestorePlan:
     """
     What a restore does.
@@ -149,13 +148,16 @@ class RestorePlan:
         counts: how many paths each step concerns; what is present already is not counted.
     """
 
-    selection: RestoreSelection
-    extras: list[ExtraEntry] = attrs.field(factory=list)
-    left: list[tuple[str, str]] = attrs.field(factory=list)
-    unreadable: list[tuple[TreePath, Exception]] = attrs.field(factory=list)
-    counts: dict[RestoreStep, int] = attrs.field(factory=dict)
-    taken: set[TreePath] = attrs.field(factory=set, repr=False)
-    wanted: set[TreePath] = attrs.field(factory=set, repr=False)
+    __slots__ = ("counts", "extras", "left", "selection", "taken", "unreadable", "wanted")
+
+    def __init__(self, selection: RestoreSelection) -> None:
+        self.selection = selection
+        self.extras: list[ExtraEntry] = []
+        self.left: list[tuple[str, str]] = []
+        self.unreadable: list[tuple[TreePath, Exception]] = []
+        self.counts: dict[RestoreStep, int] = {}
+        self.taken: set[TreePath] = set()
+        self.wanted: set[TreePath] = set()
 
     @property
     def is_empty(self) -> bool:
@@ -242,7 +244,6 @@ async def plan_restore(
     return planner.plan
 
 
-@attrs.define
 class _Level:
     """
     A directory of the run that the walk is in.
@@ -254,21 +255,40 @@ class _Level:
         blocked: something else is there, and is not replaced.
     """
 
-    path: TreePath
-    verdict: RestoreVerdict
-    local: DirectoryFd | None
-    mount: MountIdentity
-    loses: bool
-    blocked: bool = False
+    __slots__ = ("blocked", "local", "loses", "mount", "path", "verdict")
+
+    def __init__(
+        self,
+        path: TreePath,
+        verdict: RestoreVerdict,
+        local: DirectoryFd | None,
+        mount: MountIdentity,
+        loses: bool,
+        blocked: bool = False,
+    ) -> None:
+        self.path = path
+        self.verdict = verdict
+        self.local = local
+        self.mount = mount
+        self.loses = loses
+        self.blocked = blocked
 
 
-@attrs.define
 class _Planner:
-    plan: RestorePlan
-    target: str
-    rules: RestoreRules
-    step: Callable[[RestoreStep, TreePath, int | None], None]
-    stack: list[_Level] = attrs.field(factory=list)
+    __slots__ = ("plan", "rules", "stack", "step", "target")
+
+    def __init__(
+        self,
+        plan: RestorePlan,
+        target: str,
+        rules: RestoreRules,
+        step: Callable[[RestoreStep, TreePath, int | None], None],
+    ) -> None:
+        self.plan = plan
+        self.target = target
+        self.rules = rules
+        self.step = step
+        self.stack: list[_Level] = []
 
     def meet(self, met: Found | Unreadable) -> None:
         """Note what happens to something that the walk has met."""

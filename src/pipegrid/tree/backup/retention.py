@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import attrs
 
@@ -16,8 +17,7 @@ _DURATION = re.compile(
 )
 
 
-@attrs.frozen
-class Duration:
+class Duration(NamedTuple):
     """
     A length of time that ``--keep-within`` takes.
 

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta, tzinfo
 from pathlib import Path
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.core import dates
 from pipegrid.core.text import CAP_STARTS, as_pasted, composed, printable
@@ -39,8 +38,7 @@ SHOWN = 8
 """How many names or runs a message lists."""
 
 
-@attrs.frozen
-class RunPath:
+class RunPath(NamedTuple):
     """
     A parsed path into a run.
 
@@ -55,8 +53,7 @@ class RunPath:
     names: tuple[str, ...] = ()
 
 
-@attrs.frozen
-class ChosenRun:
+class ChosenRun(NamedTuple):
     """
     A run that fits a name and a time.
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, time, timedelta, timezone, tzinfo
-
-import attrs
+from typing import NamedTuple
 
 from pipegrid.core import dates
 from pipegrid.core.text import printable
@@ -33,8 +32,7 @@ _TIME = re.compile(
 )
 
 
-@attrs.frozen
-class TimeSpan:
+class TimeSpan(NamedTuple):
     """
     What a text means as a time, in UTC.
 

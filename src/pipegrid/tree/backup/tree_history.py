@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import attrs
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
@@ -35,8 +34,7 @@ AHEAD_BYTES = 16 << 20
 """Packed directories that were read in advance and not visited yet."""
 
 
-@attrs.frozen
-class EntrySpan:
+class EntrySpan(NamedTuple):
     """
     An entry that is the same in several states.
 
