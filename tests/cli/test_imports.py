@@ -112,6 +112,10 @@ finally:
 """
 
 
+COMMAND = _command(_TELL)
+"""Runs a command line, and tells its modules."""
+
+
 def modules(*program: str) -> tuple[str, set[str]]:
     """Run Python; returns what it prints, and the modules that it tells at the end of stderr."""
     done = subprocess.run(
@@ -158,7 +162,7 @@ class ImportTests(SynchronousTestCase):
         ) as servers:
             file = scratch / "file"
             file.write_bytes(b"more than fifty-five bytes " * 9)
-            start = (_command(_TELL), "-d", str(servers.client))
+            start = (COMMAND, "-d", str(servers.client))
             cap, put = modules(*start, "put", str(file))
             content, got = modules(*start, "get", cap)
         self.assertEqual(content.encode(), file.read_bytes().strip())

@@ -18,7 +18,7 @@ from pipegrid.cli.mirror_options import MirrorOptions
 from pipegrid.cli.startup.lazy_modules import LAZY
 from pipegrid.mirror import mirror_without_reactor
 from pipegrid.mirror.destination import Destination
-from tests.cli.test_imports import _COMMAND, modules
+from tests.cli.test_imports import COMMAND, modules
 from tests.cli.test_mirror_shortcut import REACTOR
 from tests.mirror.archive import Archive, Signer
 from tests.mirror.rpmarchive import REPOMD, RpmArchive
@@ -48,7 +48,7 @@ class EarlyTests(SynchronousTestCase):
     def mirror(self, kind: str, *options: str) -> tuple[dict[str, Any], set[str]]:
         """Run it; returns what it says, and what of Twisted it loaded."""
         arguments = ("--json", "mirror", kind, str(self.dest), "--from", self.server.url)
-        out, loaded = modules(_COMMAND, *arguments, *self.options, *options)
+        out, loaded = modules(COMMAND, *arguments, *self.options, *options)
         twisted = {name for name in loaded if name.startswith(("twisted", "click"))}
         return json.loads(out), twisted - {*LAZY}
 
@@ -78,7 +78,7 @@ class EarlyTests(SynchronousTestCase):
         )  # nobody reads the indexes any more that name it
         self.assertEqual((said["present"], said["removed"], loaded), (19, 2, set()))
         self.assertEqual(self.found(), archive.files)
-        out, _ = modules(_COMMAND, "--json", "mirror", "verify", str(self.dest), "--paranoid")
+        out, _ = modules(COMMAND, "--json", "mirror", "verify", str(self.dest), "--paranoid")
         self.assertEqual(json.loads(out)["right"], 19 + 5)
 
     def test_debian(self) -> None:

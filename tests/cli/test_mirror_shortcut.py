@@ -19,7 +19,7 @@ from misc.command import environment
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.startup.lazy_modules import LAZY
-from tests.cli.test_imports import _COMMAND, modules
+from tests.cli.test_imports import COMMAND, modules
 from tests.mirror.test_sprint import Server, ok
 
 INTERRUPTED = "pipegrid: interrupted; the same command can be run again\n"
@@ -54,7 +54,7 @@ class ShortcutTests(SynchronousTestCase):
     def mirror(self, *options: str) -> tuple[dict[str, Any], set[str]]:
         """Run ``mirror list``; returns what it says, and what it loaded."""
         arguments = ("--json", "mirror", "list", str(self.list), str(self.dest))
-        out, loaded = modules(_COMMAND, *arguments, "--from", self.server.url, *options)
+        out, loaded = modules(COMMAND, *arguments, "--from", self.server.url, *options)
         return json.loads(out), loaded
 
     def test_nothing_of_twisted(self) -> None:
@@ -67,7 +67,7 @@ class ShortcutTests(SynchronousTestCase):
         said, loaded = self.mirror("--delete")
         self.assertEqual((said["present"], said["removed"]), (40, 1))
         self.assertNotIn(REACTOR, loaded)
-        out, loaded = modules(_COMMAND, "--json", "mirror", "verify", str(self.dest), "--paranoid")
+        out, loaded = modules(COMMAND, "--json", "mirror", "verify", str(self.dest), "--paranoid")
         self.assertEqual(json.loads(out)["right"], 40)
         self.assertNotIn(REACTOR, loaded)
 
@@ -104,7 +104,7 @@ class ShortcutTests(SynchronousTestCase):
         self.assertEqual(self.found(), self.files)
         self.assertEqual((said["fetched"], said["retries"], said["failed"]), (200, 0, 0))
         self.assertEqual(sorted(self.server.asked), sorted(self.files))
-        out, _ = modules(_COMMAND, "--json", "mirror", "verify", str(self.dest))
+        out, _ = modules(COMMAND, "--json", "mirror", "verify", str(self.dest))
         self.assertEqual(json.loads(out)["right"], 200)
 
     def test_a_list_that_changes(self) -> None:

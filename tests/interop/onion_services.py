@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,8 @@ class TorTests(TestCase):
     def serve(self, number: int) -> str:
         """Start a server; returns what it prints: its addresses."""
         self.ports.append(free_port())
-        options = ("serve", "--tor", "--tor-control-port", f"127.0.0.1:{self.network.control_port}")
-        options += ("--port", f"tcp:{self.ports[-1]}:interface={LOOPBACK}")
+        options = ["serve", "--tor", "--tor-control-port", f"127.0.0.1:{self.network.control_port}"]
+        options += ["--port", f"tcp:{self.ports[-1]}:interface={LOOPBACK}"]
         process = subprocess.Popen(
             [sys.executable, "-m", "pipegrid.cli", "-q", "-d", f"server{number}", *options],
             cwd=self.home,
@@ -231,11 +232,9 @@ class TorTests(TestCase):
             for size in (200, 10_000_000):
                 data = os.urandom(size)
                 stored, counts[f"put {size}"] = await trips.count(
-                    lambda data=data: grid.put(data, happy=SERVERS)
+                    partial(grid.put, data, happy=SERVERS)
                 )
-                got, counts[f"get {size}"] = await trips.count(
-                    lambda cap=stored.cap: grid.read(cap)
-                )
+                got, counts[f"get {size}"] = await trips.count(partial(grid.read, stored.cap))
                 self.assertEqual((got == data, len(stored.shares_placed)), (True, SERVERS))
             return counts
         finally:

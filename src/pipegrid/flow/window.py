@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+import attrs
+
 from pipegrid.argument_checks import check_whole
 from pipegrid.errors import UsageError
 
@@ -29,41 +31,20 @@ def left_for_message(limit_bytes: int, taken_bytes: int) -> int:
     return limit_bytes * _EIGHTHS // 8 - taken_bytes
 
 
+@attrs.define(eq=False, repr=False)
 class Sent:
     """One message in flight: what the window needs when it is acknowledged."""
 
-    __slots__ = (
-        "app_limited",
-        "delivered_bytes",
-        "delivered_time",
-        "first_sent_time",
-        "held",
-        "probe",
-        "size",
-        "time",
-    )
-
-    def __init__(
-        self,
-        size: int,
-        time: float,
-        delivered_bytes: int = 0,
-        delivered_time: float = 0.0,
-        first_sent_time: float = 0.0,
-        app_limited: bool = False,
-        probe: int = 0,
-        held: bool = True,
-    ) -> None:
-        self.size = size
-        self.time = time
-        # The state of the connection when the message left, as in a TCP rate sample.
-        self.delivered_bytes = delivered_bytes
-        self.delivered_time = delivered_time
-        self.first_sent_time = first_sent_time
-        self.app_limited = app_limited
-        self.probe = probe
-        # Not used by the window: whether the sender still has the message's bytes in memory.
-        self.held = held
+    size: int
+    time: float
+    # The state of the connection when the message left, as in a TCP rate sample.
+    delivered_bytes: int = 0
+    delivered_time: float = 0.0
+    first_sent_time: float = 0.0
+    app_limited: bool = False
+    probe: int = 0
+    # Not used by the window: whether the sender still has the message's bytes in memory.
+    held: bool = True
 
 
 class Window(Protocol):

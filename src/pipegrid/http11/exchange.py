@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IConsumer, IPushProducer
 from zope.interface import implementer
@@ -244,6 +245,7 @@ class RawResponse:
 ConsumerChoice = Callable[[RawResponse], IConsumer | None]
 
 
+@attrs.define(eq=False, repr=False)
 class RawRequest:
     """
     One request, ready to be sent.
@@ -266,43 +268,16 @@ class RawRequest:
             earlier request's response was due; for callers that have another host.
     """
 
-    __slots__ = (
-        "__weakref__",  # tests prove that nothing keeps a request and its body
-        "again_after_silence",
-        "body",
-        "consumer_for",
-        "expected_response_bytes",
-        "head",
-        "idempotent",
-        "is_gone",
-        "max_body_bytes",
-        "release",
-        "timeout_s",
-    )
-
-    def __init__(
-        self,
-        head: bytes,
-        body: Sequence[Buffer] = (),
-        idempotent: bool | None = None,
-        expected_response_bytes: int | None = None,
-        timeout_s: float | None = None,
-        max_body_bytes: int = 2**20,
-        consumer_for: ConsumerChoice | None = None,
-        release: Callable[[], None] | None = None,
-        is_gone: bool = False,
-        again_after_silence: bool = True,
-    ) -> None:
-        self.head = head
-        self.body = body
-        self.idempotent = idempotent
-        self.expected_response_bytes = expected_response_bytes
-        self.timeout_s = timeout_s
-        self.max_body_bytes = max_body_bytes
-        self.consumer_for = consumer_for
-        self.release = release
-        self.is_gone = is_gone
-        self.again_after_silence = again_after_silence
+    head: bytes
+    body: Sequence[Buffer] = ()
+    idempotent: bool | None = None
+    expected_response_bytes: int | None = None
+    timeout_s: float | None = None
+    max_body_bytes: int = 2**20
+    consumer_for: ConsumerChoice | None = None
+    release: Callable[[], None] | None = None
+    is_gone: bool = False
+    again_after_silence: bool = True
 
 
 @implementer(IPushProducer)

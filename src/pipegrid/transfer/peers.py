@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 # window per server, and servers never wait for each other.
 
 
+@attrs.define(eq=False, repr=False)
 class Peer:
     """
     One server and its flow control.
@@ -42,36 +44,14 @@ class Peer:
         connects_slowly: whether connecting may take tens of seconds, as through Tor.
     """
 
-    __slots__ = (
-        "address",
-        "certified",
-        "connects_slowly",
-        "no_uploads",
-        "pipeline",
-        "preferred",
-        "protocol",
-        "server",
-    )
-
-    def __init__(
-        self,
-        server: StorageServer,
-        pipeline: Pipeline,
-        protocol: str = "memory",
-        address: str = "",
-        preferred: bool = False,
-        no_uploads: Callable[[], str | None] = lambda: None,
-        certified: Certified | None = None,
-        connects_slowly: bool = False,
-    ) -> None:
-        self.server = server
-        self.pipeline = pipeline
-        self.protocol = protocol
-        self.address = address
-        self.preferred = preferred
-        self.no_uploads = no_uploads
-        self.certified = certified
-        self.connects_slowly = connects_slowly
+    server: StorageServer
+    pipeline: Pipeline
+    protocol: str = "memory"
+    address: str = ""
+    preferred: bool = False
+    no_uploads: Callable[[], str | None] = lambda: None
+    certified: Certified | None = None
+    connects_slowly: bool = False
 
     @property
     def identity(self) -> ServerIdentity:

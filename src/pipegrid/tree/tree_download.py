@@ -120,6 +120,7 @@ def bounded(limits: Limits) -> GetTreeLimits:
 # A local directory while a tree is fetched into it.
 
 
+@attrs.define(eq=False, repr=False)
 class IncomingDirectory:
     """
     A local directory of the tree that is fetched.
@@ -131,41 +132,16 @@ class IncomingDirectory:
         links: to be created in it.
     """
 
-    __slots__ = (
-        "existed",
-        "home",
-        "kept",
-        "links",
-        "mode_before",
-        "names",
-        "parent",
-        "path",
-        "taken",
-        "unfinished",
-    )
-
-    def __init__(
-        self,
-        path: str | None,
-        home: DirectoryFd | None,
-        parent: IncomingDirectory | None,
-        names: TreePath,
-        kept: RestoredMetadata,
-        taken: NameCollisions,
-        mode_before: int | None = None,
-        existed: bool = False,
-        unfinished: int = 1,
-    ) -> None:
-        self.path = path
-        self.home = home
-        self.parent = parent
-        self.names = names
-        self.kept = kept
-        self.taken = taken
-        self.mode_before = mode_before
-        self.existed = existed
-        self.unfinished = unfinished
-        self.links: list[tuple[TreePath, str, RestoredMetadata]] = []
+    path: str | None
+    home: DirectoryFd | None
+    parent: IncomingDirectory | None
+    names: TreePath
+    kept: RestoredMetadata
+    taken: NameCollisions
+    mode_before: int | None = None
+    existed: bool = False
+    unfinished: int = 1
+    links: list[tuple[TreePath, str, RestoredMetadata]] = attrs.Factory(list)
 
     @property
     def depth(self) -> int:

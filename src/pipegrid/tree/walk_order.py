@@ -6,6 +6,8 @@ import hashlib
 import heapq
 from typing import Any, NamedTuple
 
+import attrs
+
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, UnknownCap, writes
 from pipegrid.errors import DirectoryError
 from pipegrid.tree.directory_reading import ENTRY_BYTES, Entry, Kind, Listing, kind_of, metadata_of
@@ -151,6 +153,7 @@ class _Step:
         self.before = before
 
 
+@attrs.define(eq=False, repr=False)
 class ReadAheadDirectory:
     """
     A directory that will be read, is being read, or is open; its fields belong to ``WalkOrder``.
@@ -168,53 +171,20 @@ class ReadAheadDirectory:
         dropped: it is not needed any more.
     """
 
-    __slots__ = (
-        "ahead",
-        "cap",
-        "children",
-        "depth",
-        "dropped",
-        "error",
-        "expected_bytes",
-        "identity",
-        "key",
-        "listing",
-        "next_ahead",
-        "position",
-        "state",
-        "way",
-    )
-
-    def __init__(
-        self,
-        cap: DirectoryCap,
-        way: _Step | None,
-        depth: int,
-        key: bytes,
-        expected_bytes: int,
-        state: str = "unread",
-        listing: Listing | None = None,
-        error: Exception | None = None,
-        ahead: bool = False,
-        identity: bytes | None = None,
-        position: int = 0,
-        next_ahead: int = 0,
-        dropped: bool = False,
-    ) -> None:
-        self.cap = cap
-        self.way = way
-        self.depth = depth
-        self.key = key
-        self.expected_bytes = expected_bytes
-        self.state = state
-        self.listing = listing
-        self.error = error
-        self.ahead = ahead
-        self.identity = identity
-        self.position = position
-        self.next_ahead = next_ahead
-        self.children: dict[int, ReadAheadDirectory] = {}
-        self.dropped = dropped
+    cap: DirectoryCap
+    way: _Step | None
+    depth: int
+    key: bytes
+    expected_bytes: int
+    state: str = "unread"
+    listing: Listing | None = None
+    error: Exception | None = None
+    ahead: bool = False
+    identity: bytes | None = None
+    position: int = 0
+    next_ahead: int = 0
+    children: dict[int, ReadAheadDirectory] = attrs.Factory(dict)
+    dropped: bool = False
 
     @property
     def memory_bytes(self) -> int:

@@ -115,7 +115,7 @@ class HostileShareTests(SynchronousTestCase):
     def test_a_version_of_another_file(self) -> None:
         """A share of another file, signed by its own key, is found by the public key."""
         foreign = make(CONTENT, with_key=1).share(0)
-        for checked in (book(), VerifiedVersions(key().cap(Format.SDMF), key().verifying())):
+        for checked in (book(), VerifiedVersions(key().cap(Format.SDMF), key())):
             error = self.assertRaises(CorruptionError, checked.check, MutableShare.of(0, foreign))
             self.assertEqual(error.share_number, 0)
 

@@ -205,7 +205,7 @@ class VerifiedVersions:
         """Start with no versions, and the key that was verified before, if any."""
         self.cap = cap
         self.signing_key = signing_key
-        self.verifying_key: VerifyingKey | None = signing_key and signing_key.verifying()
+        self.verifying_key = None if signing_key is None else signing_key.verifying()
         self._signed: set[Version] = set()
 
     def trust(self, version: Version) -> None:

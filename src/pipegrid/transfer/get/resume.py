@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import attrs
+
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.encoding_parameters import Geometry
@@ -45,6 +47,7 @@ class Rechecked(NamedTuple):
     probe: bool
 
 
+@attrs.define(eq=False, repr=False)
 class Recheck:
     """
     The check of one segment that may be in the part file; it runs in any thread and holds one chunk in
@@ -57,36 +60,14 @@ class Recheck:
         crypttext_hash: the segment's proven hash.
     """
 
-    __slots__ = (
-        "crypttext_hash",
-        "first_byte",
-        "key",
-        "length",
-        "offset",
-        "probe",
-        "read",
-        "segment",
-    )
-
-    def __init__(
-        self,
-        segment: int,
-        probe: bool,
-        key: bytes | None,
-        first_byte: int,
-        offset: int,
-        length: int,
-        crypttext_hash: bytes,
-        read: ReadHere,
-    ) -> None:
-        self.segment = segment
-        self.probe = probe
-        self.key = key
-        self.first_byte = first_byte
-        self.offset = offset
-        self.length = length
-        self.crypttext_hash = crypttext_hash
-        self.read = read
+    segment: int
+    probe: bool
+    key: bytes | None
+    first_byte: int
+    offset: int
+    length: int
+    crypttext_hash: bytes
+    read: ReadHere
 
     def run(self) -> Rechecked:
         """Check the segment; a segment that cannot be read counts as missing."""
