@@ -33,8 +33,8 @@ BEGIN, END = "<!-- made by misc.figures -->\n", "<!-- end of what misc.figures m
 _HEAD = """\
 Commands that begin with `misc` or `twisted` are run with `python -m`.
 
-| promise | command | latest figure | measured | kept |
-|---|---|---|---|---|
+| promise | command | latest figure, day | kept |
+|---|---|---|---|
 """
 
 
@@ -84,8 +84,7 @@ class Promise:
         cells = (
             self.promise,
             f"`{self.command.removeprefix('python -m ')}`",
-            last.figure,
-            last.date,
+            f"{last.figure}, {last.date}" if last.date else last.figure,
             kept,
         )
         return "| " + " | ".join(cells) + " |\n"

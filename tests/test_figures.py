@@ -72,7 +72,7 @@ class PagesTests(SynchronousTestCase):
 
     def test_a_row(self) -> None:
         """The latest figure is shown; what is not kept, or was never measured, stands out."""
-        self.assertEqual(ONE.row(), "| a put: at most 2 s | `make it` | 1 s | 2026-01-01 | yes |\n")
+        self.assertEqual(ONE.row(), "| a put: at most 2 s | `make it` | 1 s, 2026-01-01 | yes |\n")
         self.assertIn("| **not measured** |", attrs.evolve(ONE, figures=()).row())
 
 
@@ -182,7 +182,7 @@ class RecordTests(SynchronousTestCase):
         after, page = self.run_on(promise, *arguments)
         self.assertEqual(len(after.figures), 2)
         self.assertRegex(after.figures[-1].figure, r"^[\d.]+ times `--pairs 1`$")
-        self.assertIn(f"| {after.figures[-1].figure} | {after.figures[-1].date} |", page)
+        self.assertIn(f"| {after.figures[-1].figure}, {after.figures[-1].date} |", page)
 
     def test_a_status_is_a_figure(self) -> None:
         """Of commands that hold or do not; another status means that nothing was tried."""
@@ -198,6 +198,6 @@ class RecordTests(SynchronousTestCase):
         """What only a person can read off."""
         after, page = self.run_on(ONE, "--add", "one", "3 s", "no")
         self.assertEqual((after.figures[-1].figure, after.figures[-1].kept), ("3 s", "no"))
-        self.assertIn("| 3 s |", page)
+        self.assertIn("| 3 s, ", page)
         self.assertIn("| **no** |", page)
         self.assertEqual(json.dumps(after.reads), "null")
