@@ -13,12 +13,15 @@ BEGIN, END = "<!-- tables: python -m misc.settings_page -->", "<!-- end of table
 
 
 def _table(settings: Sequence[Setting], section: str) -> str:
-    """Return a table in which each row names its section or file, as ``section`` formats it."""
+    """Return a table in which each row names its sections or files, as ``section`` formats them."""
     lines = ["| setting | commands | `serve` | what it is |", "|---|---|---|---|"]
-    alike = groupby(settings, lambda each: (each.section, each.client, each.server, each.note))
-    for (where, client, server, note), rows in alike:
-        names = ", ".join(f"`{each.name}`" for each in rows)
-        lines.append(f"| {section.format(where)} {names} | {client} | {server} | {note} |")
+    alike = groupby(settings, lambda each: (each.client, each.server, each.note))
+    for (client, server, note), rows in alike:
+        names = []
+        for where, same in groupby(rows, lambda each: each.section):
+            listed = ", ".join(f"`{each.name}`" for each in same)
+            names.append(f"{section.format(where)} {listed}")
+        lines.append(f"| {'; '.join(names)} | {client} | {server} | {note} |")
     return "\n".join(lines)
 
 
