@@ -45,24 +45,18 @@ def file_json(cap: ChkCap | LitCap | MutableCap, size: int | None = None) -> Jso
         size: of a mutable one, in bytes; None: not known.
     """
     if not isinstance(cap, MutableCap):
-        found: Json = {"mutable": False, "format": "CHK", "size": cap.size, "ro_uri": str(cap)}
+        found: Json = {"mutable": False, "format": "CHK", "size": cap.size}
     else:
         found = {"mutable": True, "format": "MDMF" if cap.kind == "MDMF" else "SDMF"}
         if size is not None:
             found["size"] = size
-        found["ro_uri"] = str(cap.readonly())
-        if writes(cap):
-            found["rw_uri"] = str(cap)
-    verifier = cap.verifier()
-    if verifier is not None:
-        found["verify_uri"] = str(verifier)
-    return found
+    return {**found, **_derived_caps(cap)}
 
 
 def directory_json(cap: DirectoryCap, children: Mapping[str, Child]) -> Json:
     """Return the properties of a directory, with its children."""
     found: Json = {"children": {name: child_json(child) for name, child in children.items()}}
-    return {**found, **_directory_caps(cap), "mutable": isinstance(cap.file, MutableCap)}
+    return {**found, **_derived_caps(cap), "mutable": isinstance(cap.file, MutableCap)}
 
 
 def child_json(child: Child) -> list[Any]:
@@ -74,7 +68,7 @@ def child_json(child: Child) -> list[Any]:
         return [kind, {**metadata, **_unknown_caps(child)}]
     if isinstance(cap, DirectoryCap):
         mutable = isinstance(cap.file, MutableCap)
-        return [kind, {"mutable": mutable, **metadata, **_directory_caps(cap, True)}]
+        return [kind, {"mutable": mutable, **metadata, **_derived_caps(cap, True)}]
     assert isinstance(cap, (ChkCap, LitCap, MutableCap))
     return [kind, {**file_json(cap), **metadata}]
 
@@ -113,7 +107,9 @@ def _unknown_caps(child: Child) -> Json:
     return found
 
 
-def _directory_caps(cap: DirectoryCap, write_first: bool = False) -> Json:
+def _derived_caps(
+    cap: ChkCap | LitCap | MutableCap | DirectoryCap, write_first: bool = False
+) -> Json:
     found: Json = {"rw_uri": str(cap)} if write_first and writes(cap) else {}
     found["ro_uri"] = str(cap.readonly())
     if writes(cap):
