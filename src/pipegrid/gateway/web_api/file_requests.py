@@ -314,6 +314,12 @@ async def link_file(call: ApiRequest, found: FoundObject, body: BodySpool) -> Ca
     return cap
 
 
+def links_cap(call: ApiRequest) -> bool:
+    """Return whether a request links a cap at the end of a path, whatever has this name."""
+    names = call.names[2:]
+    return call.method == "PUT" and call.arguments.operation == "uri" and bool(names and names[-1])
+
+
 async def _put_cap(call: ApiRequest, found: FoundObject) -> HttpResponse:
     text = call.body.read_all(call.settings.limits.text_bytes, "a capability").decode(
         "utf-8", "replace"
@@ -324,7 +330,10 @@ async def _put_cap(call: ApiRequest, found: FoundObject) -> HttpResponse:
     check_writes(found.parent)
     link = link_of_caps(found.name, text, None, None, call.arguments.replace())
     directory, name = await parent_for(call, found)
-    await directory.change([Link(name, *_of(link))])
+    try:
+        await directory.change([Link(name, *_of(link))])
+    except NotEnoughSharesError as error:
+        raise unreadable(directory.cap, error) from error
     return HttpResponse(text)
 
 

@@ -27,14 +27,14 @@ from pipegrid.gateway.web_api.directory_requests import (
     unlink,
     upload,
 )
-from pipegrid.gateway.web_api.file_requests import get_file, put_object
+from pipegrid.gateway.web_api.file_requests import get_file, links_cap, put_object
 from pipegrid.gateway.web_api.new_objects import (
     MKDIRS,
     answer_unlinked,
     may_be_stored_early,
     store_file,
 )
-from pipegrid.gateway.web_api.path_lookup import FileOnPath, FoundObject, find
+from pipegrid.gateway.web_api.path_lookup import FileOnPath, FoundObject, find, find_place
 from pipegrid.gateway.web_api.web_errors import WebError, no_such_child
 from pipegrid.reactor.deferreds import start_cancellable
 from pipegrid.tree.grid_api import Grid
@@ -95,8 +95,9 @@ async def answer_object(posts: Mapping[str, Handler], call: ApiRequest) -> HttpR
 
 
 async def _answer_at_path(posts: Mapping[str, Handler], call: ApiRequest) -> HttpResponse | None:
+    follow = find_place if links_cap(call) else find
     try:
-        found = await find(call.grid, call.names[1], call.names[2:], call.allowed)
+        found = await follow(call.grid, call.names[1], call.names[2:], call.allowed)
     except FileOnPath as error:
         if call.method in ("PUT", "POST"):
             raise WebError(409, str(error)) from None

@@ -98,10 +98,7 @@ async def find(
     allowed(cap)
     slash = bool(names) and not names[-1]
     names = names[:-1] if slash else names
-    if any(not name for name in names):
-        raise WebError(
-            400, "The webapi does not allow empty pathname components, i.e. a double slash"
-        )
+    _check_names(names)
     here = FoundObject(cap, slash=slash)
     for depth, name in enumerate(names):
         here = await _step(grid, here, name, names[depth:])
@@ -109,6 +106,35 @@ async def find(
             return attrs.evolve(here, slash=slash)
         allowed(here.cap)
     return attrs.evolve(here, slash=slash)
+
+
+async def find_place(
+    grid: Grid,
+    text: str,
+    names: Sequence[str],
+    allowed: Callable[[Cap | None], object] = lambda cap: None,
+) -> FoundObject:
+    """
+    Follow a path to the directory of its last name, which is not looked up, and counts as missing.
+
+    This is for requests that link whatever has this name: the change of the directory finds an existing one,
+    so to look it up first would be a round trip more.
+
+    Args, Raises: as ``find``; the last name is not empty.
+    """
+    _check_names(names)
+    found = await find(grid, text, names[:-1], allowed)
+    if found.missing:
+        return attrs.evolve(found, missing=(*found.missing, names[-1]))
+    parent = _directory_at(found, names[-1])
+    return FoundObject(None, parent=parent, missing=(names[-1],), name=composed(names[-1]))
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if any(not name for name in names):
+        raise WebError(
+            400, "The webapi does not allow empty pathname components, i.e. a double slash"
+        )
 
 
 def unknown_cap(cap: UnknownCap) -> WebError:
@@ -122,7 +148,8 @@ class FileOnPath(WebError):
     """A path goes through what is no directory; for what would be made there the status is 409."""
 
 
-async def _step(grid: Grid, here: FoundObject, name: str, rest: Sequence[str]) -> FoundObject:
+def _directory_at(here: FoundObject, name: str) -> DirectoryCap:
+    """Return the cap of a directory; raises FileOnPath if this is none, so that ``name`` is not in it."""
     if not here.is_directory:
         if isinstance(here.cap, UnknownCap) and here.child is None:
             raise FileOnPath(400, str(unknown_cap(here.cap)))
@@ -131,11 +158,16 @@ async def _step(grid: Grid, here: FoundObject, name: str, rest: Sequence[str]) -
             400, f"{what} is not a directory, so there is no '{printable(name)}' in it"
         )
     assert isinstance(here.cap, DirectoryCap)
-    children = await children_of(grid, here.cap)
+    return here.cap
+
+
+async def _step(grid: Grid, here: FoundObject, name: str, rest: Sequence[str]) -> FoundObject:
+    parent = _directory_at(here, name)
+    children = await children_of(grid, parent)
     child = children.get(composed(name))
     if child is None:
-        return FoundObject(None, parent=here.cap, missing=tuple(rest), name=composed(name))
-    return FoundObject(best_cap(child), child, here.cap, name=child.name)
+        return FoundObject(None, parent=parent, missing=tuple(rest), name=composed(name))
+    return FoundObject(best_cap(child), child, parent, name=child.name)
 
 
 async def children_of(grid: Grid, cap: DirectoryCap) -> dict[str, Child]:

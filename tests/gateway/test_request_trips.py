@@ -1,0 +1,91 @@
+"""How many round trips requests of the web API take, on a grid in virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import TestCase
+from twisted.web.http_headers import Headers
+
+from pipegrid.core.mutable import keys
+from pipegrid.errors import ChildExists
+from pipegrid.gateway.body_spool import BodySpool, SpoolSpace
+from pipegrid.gateway.gateway_settings import GatewaySettings
+from pipegrid.gateway.http_response import HttpResponse
+from pipegrid.gateway.web_api.api_request import ApiRequest
+from pipegrid.gateway.web_api.object_resource import _POSTS, answer_object
+from pipegrid.gateway.web_api.web_arguments import Arguments
+from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.testing.grid import SimulatedGrid
+from tests.gateway.test_restic_repository import SpareKeys
+from tests.transfer.world import content
+
+
+class RequestTripsTests(TestCase):
+    """Ten servers, 50 ms away."""
+
+    def setUp(self) -> None:
+        self.patch(keys, "generate", SpareKeys().generate)
+        self.place = Path(self.mktemp())
+        self.world = SimulatedGrid(str(self.place))
+        self.addCleanup(self.world.close)
+        self.grid: Any = self.world.client()
+        self.root = str(self.ask("POST", "/uri", t="mkdir")[0].body)
+
+    def ask(
+        self, method: str, path: str, body: bytes = b"", grid: Any = None, **values: str
+    ) -> tuple[HttpResponse, float]:
+        """Make one request; returns its response, and the round trips until it was there."""
+        settings = GatewaySettings(self.place)
+        spool = BodySpool(SpoolSpace(settings.temporary, 0), len(body))
+        spool.write(body)
+        call = ApiRequest(
+            SimpleNamespace(requestHeaders=Headers()),
+            grid or self.grid,
+            settings,
+            method,
+            path.split("/")[1:],
+            Arguments(values),
+            spool,
+        )
+        began_s = self.world.clock.seconds()
+        response = self.world.run(Deferred.fromCoroutine(answer_object(_POSTS, call)))
+        assert response is not None
+        return response, round((self.world.clock.seconds() - began_s) / 0.1, 1)
+
+    def test_link_a_cap(self) -> None:
+        """The directory is changed at once: its change finds out what has the name."""
+        cap = str(self.ask("PUT", "/uri", content(300))[0].body).encode()
+        path = f"/uri/{self.root}/link"
+        for _ in range(2):  # a new link, and one that is replaced
+            response, trips = self.ask("PUT", path, cap, t="uri")
+            self.assertEqual((response.status, response.body, trips), (200, cap.decode(), 1.0))
+        with self.assertRaises(ChildExists):
+            self.ask("PUT", path, cap, t="uri", replace="false")
+        self.assertEqual(self.ask("GET", path, t="uri")[0].body, cap.decode())
+
+    def test_link_below_directories(self) -> None:
+        """Directories on the way are read, and missing ones are made."""
+        cap = str(self.ask("PUT", "/uri", content(300))[0].body).encode()
+        for path, most in (("a/b/link", 9.0), ("a/link", 2.0), ("a/b/link", 3.0)):
+            self.assertLessEqual(self.ask("PUT", f"/uri/{self.root}/{path}", cap, t="uri")[1], most)
+            found = self.ask("GET", f"/uri/{self.root}/{path}", t="uri")[0]
+            self.assertEqual(found.body, cap.decode())
+        for path, status in (("a/link/x", 409), ("a//x", 400), ("a/none/x/", 200)):
+            try:
+                got = self.ask("PUT", f"/uri/{self.root}/{path}", cap, t="uri")[0].status
+            except WebError as error:
+                got = error.status
+            self.assertEqual(got, status, path)
+
+    def test_lost_directory(self) -> None:
+        """It is reported as when it is read."""
+        for server in self.world.servers:
+            server.host.crash(1e9)
+        with self.assertRaises(WebError) as caught:
+            self.ask("PUT", f"/uri/{self.root}/link", b"URI:LIT:nbuq", self.world.client(), t="uri")
+        self.assertEqual(caught.exception.status, 410)
+        self.assertIn("UnrecoverableFileError", str(caught.exception))
