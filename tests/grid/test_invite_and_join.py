@@ -220,7 +220,7 @@ class AddServersTests(SynchronousTestCase):
         """A liar cannot lead a client elsewhere: with another address, or another id, it is the same."""
         other = server(1)
         assert other.nurl is not None
-        other = attrs.evolve(other, nurl=attrs.evolve(other.nurl, host="evil.example.org"))
+        other = other._replace(nurl=attrs.evolve(other.nurl, host="evil.example.org"))
         path = self.directory / "private/servers.yaml"
         before = path.read_text()
         self.assertEqual(invite_and_join.add_servers(self.directory, [other]), [])
