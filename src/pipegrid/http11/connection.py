@@ -440,10 +440,9 @@ class PipelinedConnection(Protocol):
             )
         self._farewell.gone()
 
-    # Responses.
+    # Responses: called by ``ResponseDispatch``.
 
     def response_is_complete(self, exchange: Exchange) -> None:
-        """For ``ResponseDispatch``: the response to the first written request is complete."""
         head = exchange.response
         assert head is not None
         if not exchange.sent:
@@ -469,7 +468,6 @@ class PipelinedConnection(Protocol):
         self._writer.send_body()
 
     def too_much(self, limit_bytes: int) -> None:
-        """For ``ResponseDispatch``: a withdrawn request has more bytes than this left to read."""
         self._end(
             Loss(reason=f"more than {limit_bytes} bytes of an unwanted response were outstanding")
         )
