@@ -6,7 +6,8 @@ not current.
 
 An entry has the signature without types, the first sentence of the docstring, and that of each item of its
 lists (*Args*, *Raises* and such); the source has the rest. What a class implements of another public one, or
-of one of Twisted's, is listed once, and classes that the HTTP client is made of have signatures only.
+of one of Twisted's, is listed once. Classes that the HTTP client is made of have signatures only, and few
+have members.
 """
 
 from __future__ import annotations
@@ -128,10 +129,22 @@ NOT_CALLED = {"Grid": "It is made by `Grid.open` or `Grid.create_local`."}
 """Classes whose constructor applications do not call; nor do they make any result."""
 EVENTS = ("Crash", "Cut", "Partition", "Refuse", "Slow", "Stall")
 """What a `FaultPlan` has, with one method, which the plan has as well."""
-MECHANISM = frozenset(
-    {"at", "later", "make_pair", "note", "now_ns", "offer", "owns", "pass_through", "soon"}
-)
-"""Methods by which the parts of a `SimulatedNetwork` work together."""
+INTERNAL = {
+    "Grid": {
+        "add_warning",
+        "lease_releaser",
+        "reading_a_tree",
+        "storing_lock",
+        "upkeep",
+        "workers",
+    },
+    "Mirror": {"count", "finish", "run", "small_files", "url"},
+    "SimulatedNetwork": {
+        *("at", "later", "make_pair", "note", "now_ns", "offer", "owns", "pass_through", "soon"),
+    },
+    "SimulatedServer": {"make_disk", "make_front", "make_store"},
+}
+"""Members by which PipeGrid's own parts work together; what they take or return is not public."""
 
 PARTS = frozenset(
     {
@@ -148,6 +161,8 @@ PARTS = frozenset(
     }
 )
 """Of which the HTTP client is made; programs that use one read its source."""
+USED = ("HostPool", "PipelinedConnection")
+"""Those of them whose members a program calls that sends raw requests."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _CLASS = re.compile(r"<class '[\w.]*?(\w+)'>")
@@ -235,12 +250,12 @@ def _class(name: str, kind: type) -> Iterator[str]:
     if inherited:
         sentences.append(f"It has all that Twisted's `{inherited[0].__name__}` has.")
     yield " ".join(each for each in sentences if each) + "\n"
-    for member in sorted(dir(kind)):
+    for member in sorted(dir(kind)) if lists or name in USED else ():
         if member.startswith("_") or (contract is not None and hasattr(contract, member)):
             continue
         if any(hasattr(base, member) for base in inherited):
             continue
-        if name in EVENTS or (name == "SimulatedNetwork" and member in MECHANISM):
+        if name in EVENTS or member in INTERNAL.get(name, ()):
             continue
         found = inspect.getattr_static(kind, member)
         if error and member not in vars(kind):

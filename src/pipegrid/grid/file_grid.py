@@ -211,14 +211,14 @@ class FileGrid:
             reactor: the running reactor.
             directory: a client's directory; None for the user's own, where an embedded grid of
                 ten storage directories is made if nothing is configured (see ``make``).
-            tracer: receives a span for each request and each CPU job; the caller closes it.
-            wait_for: the number of servers that must respond before the first operation starts; by default
+            tracer: receives a span for each request and CPU job; the caller closes it.
+            wait_for: servers that must respond before the first operation starts; by default
                 an operation starts when enough servers are known.
             window_bytes: a fixed limit on unacknowledged bytes to each server; by default the limit follows
                 the measured bandwidth and round-trip time of the server.
             max_segment_bytes: files with larger segments are not fetched; by default 16 MiB, or the
                 configured segment size if that is larger.
-            limits: the share of the machine and of its network connection that the grid may use.
+            limits: of the machine and its network connection.
             ahead: connections to servers that were opened early; unused ones are closed with the grid.
             make: whether an embedded grid may be created; a new one has no share of any existing file.
             follows_blacklist: files that ``access.blacklist`` names are not fetched; by default a
@@ -354,7 +354,7 @@ class FileGrid:
         Ask every known server for its status; fires when each has responded or has exceeded the time limit.
 
         Args:
-            told: called with each server's status as soon as it is known.
+            told: called with each server's status.
         """
         check_callable(told, "told")
         for unusable in () if self._members is None else list(self._members.unusable.values()):
@@ -485,17 +485,17 @@ class StoringGrid(FileGrid):
         Store one file; fires when enough servers hold it, with its cap.
 
         Args:
-            source: a path, bytes, or a binary file object (read from its beginning if it is a
-                regular file, else to its end; it stays open); or an async iterator of bytes, an
-                ``IBodyProducer``, or an ``IResponse``. What comes once is copied to temporary space.
+            source: a path, bytes, an async iterator of bytes, an ``IBodyProducer``, an ``IResponse``, or a
+                binary file object, which stays open (read from its beginning if it is a regular file, else
+                to its end). What comes once is copied to temporary space.
             params: encoding parameters; by default the configured ones.
             happy: servers of happiness wanted; by default the configured number.
             convergence: the convergence secret; by default the configured one; ``b""`` for none.
-            random_key: use a fresh key, so that the cap never equals another. If the put of a path with
-                several segments is interrupted, the next put of this path with a random key resumes it.
+            random_key: the cap never equals another. If the put of a path with several segments is
+                interrupted, the next put of this path with a random key resumes it.
             progress: called with acknowledged and total bytes of shares; existing shares count as
                 acknowledged.
-            found: called with the bytes of existing shares that were found, and the total.
+            found: called with the bytes of existing shares, and the total.
             hashing: called with the bytes hashed so far, for the key, and the file's size; not
                 called for a file that is read with one call.
             cap_known: called with the cap as soon as the file is encoded. The file is not stored
@@ -686,7 +686,7 @@ class FetchingGrid(FileGrid):
             start, length: the range; by default the whole file. A range that exceeds the file ends with it.
             progress: called with bytes delivered and wanted; resumed bytes count as delivered.
             replace: whether an existing file at the path is replaced.
-            range_of: instead of ``start`` and ``length``, a function that returns both. It is called with the
+            range_of: a function that returns both. It is called with the
                 size of the file before the first byte is delivered; and again if a mutable file is
                 overwritten during the get.
             seen: called with the version of a mutable file before ``range_of``.
@@ -695,7 +695,7 @@ class FetchingGrid(FileGrid):
             CapError: the cap does not read a file.
             UsageError: the range begins beyond the end of the file.
             NotEnoughSharesError: too few good shares were found.
-            CorruptionError: the shares do not decode to the file of the cap.
+            CorruptionError: the shares do not decode to the cap's file.
             SinkError: writing failed, the reader has closed the sink, or the path has a file already or
                 is written by another process.
         """
@@ -915,9 +915,9 @@ class KeepingGrid(FileGrid):
 
         Args:
             cap: a read cap or verify cap of an immutable file or directory.
-            verify: fetch every share and check every byte of it.
-            add_lease: add or renew a lease on every server with a good share.
-            progress: called with shares verified and shares found.
+            verify: fetch and check every byte of every share.
+            add_lease: add or renew leases on the good shares.
+            progress: called with shares verified and found.
 
         Raises (through the Deferred):
             CapError: the cap cannot be checked.
@@ -955,7 +955,7 @@ class KeepingGrid(FileGrid):
             repair: repair objects that are not healthy; the result of the repair is then the outcome.
                 Unrecoverable objects stay as they are.
             bounds: how many objects and bytes are processed at the same time.
-            ended: called with the number of each cap and its outcome, in the order in which they end.
+            ended: called with the number of each cap and its outcome, as they end.
         """
         from pipegrid.transfer.upkeep import UpkeepRequest
 
@@ -1036,7 +1036,7 @@ class KeepingGrid(FileGrid):
     @started
     async def renew(self, cap: str | Cap) -> RenewResult:
         """
-        Add or renew a lease on every share of a file, without reading the shares.
+        Add or renew a lease on every share of a file, without reading any.
 
         Args:
             cap: a read cap or verify cap of an immutable file or directory.
@@ -1058,7 +1058,7 @@ class KeepingGrid(FileGrid):
         self, cap: str | Cap, *, progress: Progress | None = None, force: bool = False
     ) -> RepairResult:
         """
-        Verify all shares of a file, replace missing and damaged ones, and renew leases.
+        Verify a file's shares, replace missing and damaged ones, and renew leases.
 
         Good shares stay where they are. If servers have no space for some shares, the others are placed; see
         the result.
@@ -1157,7 +1157,7 @@ class ChangingGrid(FileGrid):
 
     def update(self, cap: str | Cap, offset: int, data: bytes) -> Deferred[WriteResult]:
         """
-        Overwrite bytes of a mutable file from an offset on, or append them at its end.
+        Overwrite bytes of a mutable file from an offset on, or append them.
 
         For MDMF only the segments with changed bytes are transferred; SDMF is written whole.
         """
