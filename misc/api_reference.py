@@ -32,8 +32,8 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 INTRODUCTION = """\
 # The library's public names
 
-This page is generated from signatures and docstrings: `python -m misc.api_reference --write`. The types are
-in the source, for type checkers and editors. Further pages: [Grid and Directory](reference-api-grid.md),
+Generated from signatures and docstrings: `python -m misc.api_reference --write`. The types are in the
+source. Further pages: [Grid and Directory](reference-api-grid.md),
 [pipelines, mirrors and the Buildbot step](reference-api-pipeline.md),
 [pipegrid.http11](reference-api-http11.md),
 [pipegrid.testing](reference-api-testing.md). How to use them: [the library](how-to-library.md).
@@ -48,28 +48,28 @@ with, *Raises* what is raised at once. The entry of an error begins with the cla
 HTTP_INTRODUCTION = """\
 # The public names of pipegrid.http11
 
-This page is generated, with the promise of [the other one](reference-api.md). How to use them:
+Generated, with the promise of [the other one](reference-api.md). How to use them:
 [pipeline HTTP requests](how-to-pipelined-agent.md).
 """
 
 GRID_INTRODUCTION = """\
 # The public names Grid and Directory
 
-This page is generated, with the promise of [the first one](reference-api.md). How to use them: [the
+Generated, with the promise of [the first one](reference-api.md). How to use them: [the
 library](how-to-library.md).
 """
 
 PIPELINE_INTRODUCTION = """\
 # The public names of pipelines, mirrors and the Buildbot step
 
-This page is generated, with the promise of [the first one](reference-api.md). How to use them:
+Generated, with the promise of [the first one](reference-api.md). How to use them:
 [Pipeline](how-to-pipeline.md), [Mirror](how-to-mirror.md), [Buildbot](how-to-buildbot.md).
 """
 
 TESTING_INTRODUCTION = """\
 # The public names of pipegrid.testing
 
-This page is generated, with the promise of [the first one](reference-api.md). How to use them: [test a
+Generated, with the promise of [the first one](reference-api.md). How to use them: [test a
 program that uses a grid](how-to-test-programs.md).
 """
 

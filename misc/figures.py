@@ -31,7 +31,7 @@ VERDICTS = ("yes", "barely", "no", "not measured")
 
 BEGIN, END = "<!-- made by misc.figures -->\n", "<!-- end of what misc.figures made -->\n"
 _HEAD = """\
-Commands that begin with `misc` or `twisted` are run with `python -m`.
+Commands of `misc` or `twisted` are run with `python -m`.
 
 | promise | command | latest figure, day | kept |
 |---|---|---|---|
