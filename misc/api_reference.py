@@ -243,6 +243,10 @@ def _class(name: str, kind: type) -> Iterator[str]:
         _short(constructed, lists).strip(),
         NOT_CALLED.get(name, ""),
     ]
+    if name.endswith("Result"):
+        told = " ".join(sentences)
+        others = [f"`{each.name}`" for each in attrs.fields(kind) if f"`{each.name}`" not in told]
+        sentences.append(f"Also {', '.join(others)}." if others else "")
     contract = CONTRACTS.get(name)
     inherited = [base for base in kind.__mro__ if base.__module__.startswith("twisted.")]
     if contract is not None:

@@ -1115,7 +1115,7 @@ class ChangingGrid(FileGrid):
         Args:
             source: as for ``put``, at most 128 MiB, which are kept in memory. Or a function that is called
                 with the file's write key and returns the content, as a directory with children needs.
-            format: ``"sdmf"``, one segment; or ``"mdmf"``, whose ranges can be changed; by default the
+            format: ``"sdmf"`` (one segment) or ``"mdmf"`` (ranges can be changed); by default the
                 configured format.
             params: encoding parameters, by default the configured ones; the format sets the segment size.
             progress: called once, when all bytes are stored.

@@ -188,7 +188,7 @@ class RepairResult:
         renewed: servers that renewed leases.
         reasons: why servers did not accept shares.
         elapsed_s: total time.
-        reasons_by_server: the same, by nickname.
+        reasons_by_server: these reasons, by nickname.
         absent: servers that were unreachable; a later repair may reach them.
     """
 

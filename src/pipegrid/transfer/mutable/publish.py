@@ -336,7 +336,7 @@ def write_result(
 
 @attrs.frozen
 class CreateResult:
-    """A new mutable file: its write cap, and the result of the write."""
+    """A new mutable file: its write cap ``cap``, and the result of the write, ``written``."""
 
     cap: MutableCap
     written: WriteResult
