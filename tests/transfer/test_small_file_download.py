@@ -10,6 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.small_file_decoder import SMALL_FILE_BYTES
 from pipegrid.disk.atomic_write import part_path
+from pipegrid.errors import NotEnoughSharesError
 from pipegrid.transfer.get.get_history import MANY
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
@@ -150,17 +151,50 @@ class HedgeTests(SmallFilesTestCase):
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
         return data, took_s
 
-    def test_two_late_servers(self) -> None:
+    def reads(self, file: Encoded) -> list[int]:
+        """Return how many reads came to the server of each share and were noticed there."""
+        return [self.home(file, number).count("read") for number in range(10)]
+
+    def test_one_late_server(self) -> None:
         """The next two shares are asked for, without lists: one is missing, and one more is for safety."""
         self.make()
-        self.silence(self.files[0], (0, 2))
+        self.silence(self.files[0], (1,))
         data, took_s = self.get_one(self.files[0])
         self.assertEqual(data, content(SIZE, 0))
         self.assertAlmostEqual(took_s, 1.0 + RTT, places=2)
         self.assertEqual(self.count("list_shares"), 0)
-        answered = [self.home(self.files[0], number).count("read") for number in range(10)]
-        self.assertEqual(answered, [0, 1, 0, 1, 1, 1, 0, 0, 0, 0])
+        self.assertEqual(self.reads(self.files[0]), [1, 0, 1, 1, 1, 0, 0, 0, 0, 0])
         self.assertTrue(all(self.world.grid._earlier.guesses._right))
+
+    def test_a_tree(self) -> None:
+        """Its files are read without a share too many."""
+        self.make()
+        self.assertEqual(self.get_one(self.files[0]), (content(SIZE, 0), RTT))
+        self.assertEqual(self.reads(self.files[0]), [1] * 3 + [0] * 7)
+
+    def test_servers_that_cannot_be_reached(self) -> None:
+        """For each of them the next one is asked, without lists and within a round trip."""
+        self.make()
+        for number in (0, 2, 3):
+            self.home(self.files[0], number).down = True
+        data, took_s = self.get_one(self.files[0])
+        self.assertEqual(data, content(SIZE, 0))
+        self.assertLessEqual(took_s, 3 * RTT)
+        self.assertEqual(self.count("list_shares"), 0)
+        self.assertEqual(
+            [self.reads(self.files[0])[number] for number in (1, 4, 5, 6)], [1, 1, 1, 0]
+        )
+
+    def test_too_few_servers(self) -> None:
+        """If all have been asked, a ``Download`` says what is wrong."""
+        self.make()
+        for number in range(8):
+            self.home(self.files[0], number).down = True
+        with self.world.grid.reading_a_tree():
+            reading = self.world.grid.read(self.files[0].cap)
+            with self.assertRaises(NotEnoughSharesError):
+                self.world.run(reading)
+        self.assertEqual(self.world.grid._earlier.guesses._running, 0)
 
     def test_late_hedges(self) -> None:
         """If those are late, too, a ``Download`` asks all servers: hedges are asked for once."""
@@ -175,22 +209,24 @@ class HedgeTests(SmallFilesTestCase):
         """Two servers are late, and a hedge brings a wrong share: the right bytes come, the liar is named."""
         self.make()
         self.silence(self.files[0], (0, 2))
-        for number in (4, 5):
+        for number in (3, 4):
             self.spoil(self.files[0], number, 100)
         sink = BytesIO()
         with self.world.grid.reading_a_tree():
             result = self.world.run(self.world.grid.get(self.files[0].cap, sink))
         self.assertEqual(sink.getvalue(), content(SIZE, 0))
-        self.assertTrue({error.share_number for error in result.corrupt} <= {4, 5})
+        self.assertTrue({error.share_number for error in result.corrupt} <= {3, 4})
         self.assertTrue(result.corrupt)
 
     def test_cancelled_while_hedging(self) -> None:
         """Nothing is left, and nothing more is asked."""
         self.make()
-        self.silence(self.files[0], (0, 1, 2, 4, 6))
+        self.silence(self.files[0], (0, 1, 3, 5, 6))
         with self.world.grid.reading_a_tree():
             getting = self.world.grid.read(self.files[0].cap)
-            self.world.clock.pump([0.25] * 6)
+            began_s = self.world.clock.seconds()
+            while self.world.clock.seconds() < began_s + 1.5:
+                self.world.step()
         self.assertEqual(self.count("read"), 2)
         getting.cancel()
         self.failureResultOf(getting, CancelledError)

@@ -15,7 +15,7 @@ from pipegrid.core.small_file_decoder import (
     decode_whole,
     whole_share_form,
 )
-from pipegrid.errors import NoSuchShare, ServerError
+from pipegrid.errors import NoSuchShare, ServerError, ServerUnreachable
 from pipegrid.reactor.deferreds import Deadlines
 from pipegrid.transfer.get.get_history import GetHistory, NotAsExpected
 from pipegrid.transfer.peers import Peer, TransferContext, last_activity_s, ring
@@ -25,8 +25,12 @@ from pipegrid.transport.interface import read_small
 
 # Nearly every small file that is fetched among many others is read this way. The spans, streams, readers
 # and hedges of ``Download`` are not needed for it, and would take most of its time. If servers are late,
-# the next shares are asked for, once. If a share is missing or damaged, or those are late as well, a
-# ``Download`` fetches the file from the beginning: it finds other shares, and says what is wrong with which.
+# the next shares are asked for, once; and for each server that cannot be reached, another one. If a share is
+# missing or damaged, or those are late as well, a ``Download`` fetches the file from the beginning: it finds
+# other shares, and says what is wrong with which.
+#
+# A file alone is read with a share too many, so that one slow server has no effect. In a tree that would
+# be a quarter of all work, and one file that is late delays no other.
 #
 # Everything happens in callbacks of the answers, without a coroutine: of a file of a kilobyte, those of a
 # coroutine for each step would take a good part of the time.
@@ -65,7 +69,9 @@ class SmallFileGets(NamedTuple):
         if form is None or form.geometry.segment_bytes > self.settings.max_segment_bytes:
             return None
         extra_shares = self.settings.extra_shares
-        if self.earlier.line.is_narrow_for(extra_shares * form.share_bytes):
+        if self.earlier.guesses.trees or self.earlier.line.is_narrow_for(
+            extra_shares * form.share_bytes
+        ):
             extra_shares = 0
         index = cap.storage_index
         order = ring(index, self.means.peers)[: cap.total_shares]
@@ -195,7 +201,10 @@ class SmallFileDownload:
                 self._gets.earlier.guesses.found(False)
             self._failed += 1
             if self._asked - self._failed < self._cap.required_shares:
-                self._fail(NotAsExpected())
+                if result.check(ServerUnreachable) and self._asked < len(self._order):
+                    self._ask(1)
+                else:
+                    self._fail(NotAsExpected())
 
     def _decode(self) -> None:
         guesses = self._gets.earlier.guesses
