@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def tagged_hash(tag: bytes, value: Buffer) -> bytes:
     return Tag(tag).hash(value)
 
 
+@lru_cache(maxsize=4096)  # asked for at each step of a file
 def storage_index(key: bytes) -> bytes:
     """Return the 16-byte storage index that names the shares of the file with this key."""
     return STORAGE_INDEX.hash(key)[:STORAGE_INDEX_BYTES]

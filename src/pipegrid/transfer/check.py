@@ -96,19 +96,22 @@ class FoundShares:
         shares = self.sharemap()
         if len(shares) < total_shares:
             return False
-        return servers_of_happiness(shares) < self.possible_happiness(total_shares)
+        reached = servers_of_happiness(shares)
+        return reached < total_shares and reached < self.possible_happiness(total_shares)
 
 
 def judge(cap: ChkCap | ChkVerifierCap, found: FoundShares) -> CheckResult:
     """Return the check result for what was found."""
-    good = {number: peers for number, peers in found.holders.items() if peers}
+    good = {number: peers for number, peers in sorted(found.holders.items()) if peers}
     reached = servers_of_happiness(found.sharemap())
-    possible = found.possible_happiness(cap.total_shares)
+    possible = reached
+    if reached < cap.total_shares:  # otherwise no more is possible
+        possible = found.possible_happiness(cap.total_shares)
     return CheckResult(
         cap=cap,
         healthy=len(good) == cap.total_shares and reached >= possible,
         recoverable=len(good) >= cap.required_shares,
-        good_shares={n: sorted([peer.name for peer in good[n]]) for n in sorted(good)},
+        good_shares={n: sorted([peer.name for peer in peers]) for n, peers in good.items()},
         corrupt=found.corrupt,
         happiness=reached,
         required_shares=cap.required_shares,
@@ -117,7 +120,7 @@ def judge(cap: ChkCap | ChkVerifierCap, found: FoundShares) -> CheckResult:
         reasons=dict(sorted(found.reasons.items())),
         possible_happiness=possible,
         servers=len(found.answered) + len(set(found.unreachable)),
-        share_servers={n: server_ids(good[n]) for n in sorted(good)},
+        share_servers={n: server_ids(peers) for n, peers in good.items()},
         answered={peer.identity.server_id: peer.name for peer in found.answered},
     )
 

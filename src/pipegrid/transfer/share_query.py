@@ -100,6 +100,14 @@ class ShareQuery:
         """Whether no query is left to send or outstanding; call ``next`` first."""
         return not self._open
 
+    @property
+    def waits(self) -> bool:
+        """Whether ``next`` returns nothing before another outstanding query is answered."""
+        if not self._open:
+            return False
+        too_few = len(self.found.answered) < self.cap.total_shares
+        return self.sampling_copies or (too_few and self._batches.all_asked)
+
     def next(self) -> list[tuple[Peer, tuple[Sample, ...]]]:
         """
         Return the servers to ask now, each with the samples to read; the caller reports each outcome
@@ -126,9 +134,9 @@ class ShareQuery:
 
     def _is_whole(self) -> bool:
         wanted = self.cap.total_shares
-        if len(self.found.holders) < wanted or len(self.found.answered) < wanted:
+        if len(self.found.answered) < wanted or len(self.found.holders) < wanted:
             return False
-        return servers_of_happiness({n: set(p) for n, p in self.found.holders.items()}) == wanted
+        return servers_of_happiness(self.found.sharemap()) == wanted
 
     def _next_samples(self) -> list[tuple[Peer, tuple[Sample, ...]]]:
         """Return queries for the UEB of copies that were found, if the expected shares proved nothing."""
@@ -346,14 +354,15 @@ class SurveyBatcher:
 
     def _answered(self, call: OnResponse, answer: Surveyed | ServerError) -> None:
         self._unanswered -= 1
-        if isinstance(answer, ServerUnreachable | ServerTimeout):
+        if isinstance(answer, (ServerUnreachable, ServerTimeout)):
             self._rest(answer)
         else:
             self._last_activity = self._clock.seconds()
             self._has_answered = True
             self._resting = None
         call(answer)
-        self._continue()
+        if self._waiting:
+            self._continue()
 
     def _continue(self) -> None:
         """Send more queries, in the next turn, when enough responses have arrived."""

@@ -483,7 +483,8 @@ class Upkeep:
             inquiry.answered(peer, answer)
         else:
             inquiry.failed(peer, answer)
-        self._go_on(one)
+        if not inquiry.waits:
+            self._go_on(one)
 
     def _known(self, one: _Object, inquiry: ShareQuery) -> None:
         one.inquiry = None

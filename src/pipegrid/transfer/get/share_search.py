@@ -90,12 +90,19 @@ class QueryBatches(Generic[T]):
         return bool(self._asked)
 
     @property
+    def all_asked(self) -> bool:
+        """Whether every server was queried."""
+        return not self._unasked
+
+    @property
     def exhausted(self) -> bool:
         """Whether every server was queried and has responded or failed."""
         return not self._asked and not self._unasked
 
     def next(self) -> list[T]:
         """Return the servers to query now; the caller calls ``asked`` for each."""
+        if not self._unasked:
+            return []
         if self._few_will_do and (self._asked or not self._ended):
             room = self._few - self._ended - len(self._asked)
         else:

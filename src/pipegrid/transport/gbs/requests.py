@@ -160,9 +160,11 @@ class GbsRequests:
         from pipegrid.wire import gbs_surveys
 
         request = self._message(_SURVEY, b"", gbs_surveys.pack_survey(questions))
-        request.expected_response_bytes = ANSWER_BYTES + sum(
-            ANSWER_QUESTION_BYTES + sum(one.length for one in each.samples) for each in questions
-        )
+        expected_bytes = ANSWER_BYTES + len(questions) * ANSWER_QUESTION_BYTES
+        for each in questions:
+            for one in each.samples:
+                expected_bytes += one.length
+        request.expected_response_bytes = expected_bytes
         return request
 
     def read_bundle(self, reads: Sequence[BundledRead]) -> RawRequest:

@@ -37,7 +37,7 @@ from pipegrid.wire.storage_messages import (
 
 if TYPE_CHECKING:
     from pipegrid.transport.surveys import Surveyed
-    from pipegrid.wire.gbs_surveys import Question, SurveyAnswer
+    from pipegrid.wire.gbs_surveys import Question
 
 # Surveys and slots are imported when first used: a put or a get uses none.
 
@@ -131,12 +131,26 @@ class GbsAnswers:
         self, answer: RawResponse, questions: Sequence[Question]
     ) -> list[Surveyed | ServerError]:
         """Return the results of the questions in a survey."""
+        from pipegrid.transport.surveys import Surveyed
         from pipegrid.wire import gbs_surveys
 
         if answer.status != 200:
             raise self._refusal(answer.status, answer.body, "a survey")
         answers = self._unpack(gbs_surveys.unpack_answers, answer, "a survey", questions)
-        return [self._surveyed(each) for each in answers]
+        outcomes: list[Surveyed | ServerError] = []
+        for each in answers:
+            if isinstance(each, int):
+                outcomes.append(self._refusal(each, b"", "a question for shares"))
+                continue
+            status = each.lease
+            no_lease = None
+            if status not in (gbs_surveys.LEASE_NOT_ASKED, 200, 204, 404):
+                no_lease = self._refusal(status, b"", "a lease")
+            # With 404 the shares were removed after they were listed.
+            numbers = frozenset() if status == 404 else each.numbers
+            samples = tuple([one if isinstance(one, bytes) else b"" for one in each.samples])
+            outcomes.append(Surveyed(numbers, status in (200, 204), no_lease, samples))
+        return outcomes
 
     def released(self, answer: RawResponse, count: int) -> ReleaseAnswers:
         """Return the results of this many releases of leases."""
@@ -162,24 +176,6 @@ class GbsAnswers:
         if status == 404:
             return no_share(self._server, share_number)
         return self._refusal(status, b"", "a read", share_number)
-
-    def _surveyed(self, answer: SurveyAnswer | int) -> Surveyed | ServerError:
-        from pipegrid.transport.surveys import Surveyed
-        from pipegrid.wire.gbs_surveys import LEASE_NOT_ASKED
-
-        if isinstance(answer, int):
-            return self._refusal(answer, b"", "a question for shares")
-        status = answer.lease
-        no_lease = None
-        if status not in (LEASE_NOT_ASKED, 200, 204, 404):
-            no_lease = self._refusal(status, b"", "a lease")
-        # With 404 the shares were removed after they were listed.
-        return Surveyed(
-            frozenset() if status == 404 else answer.numbers,
-            status in (200, 204),
-            no_lease,
-            tuple([one if isinstance(one, bytes) else b"" for one in answer.samples]),
-        )
 
     def aborted(self, answer: RawResponse, share_number: int, repeated: bool) -> None:
         """Return if an upload was aborted; a repeated abort that finds no upload was carried out before."""
