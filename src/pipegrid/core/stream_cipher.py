@@ -7,6 +7,7 @@ Source: the format reference, section 2.3.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from pipegrid.core.hashes import KEY_BYTES, Buffer
 
@@ -29,8 +30,13 @@ _CIPHER_BLOCK_BYTES = 16
 
 def openssl(key: bytes, counter: int) -> Apply:
     """Return OpenSSL's cipher, starting at block ``counter`` of the key stream."""
-    start = counter.to_bytes(_CIPHER_BLOCK_BYTES, "big")
-    return Cipher(algorithms.AES(key), modes.CTR(start)).encryptor().update_into
+    mode = _counting_from(counter)
+    return Cipher(algorithms.AES(key), mode).encryptor().update_into
+
+
+@lru_cache(maxsize=16)  # nearly always 0: the mode is checked when it is made, which takes a while
+def _counting_from(counter: int) -> modes.CTR:
+    return modes.CTR(counter.to_bytes(_CIPHER_BLOCK_BYTES, "big"))
 
 
 def pycryptodome(key: bytes, counter: int) -> Apply:
