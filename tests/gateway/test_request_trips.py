@@ -34,6 +34,7 @@ class RequestTripsTests(TestCase):
         self.addCleanup(self.world.close)
         self.grid: Any = self.world.client()
         self.root = str(self.ask("POST", "/uri", t="mkdir")[0].body)
+        self.ask("GET", f"/uri/{self.root}", t="json")  # all connections are up
 
     def ask(
         self, method: str, path: str, body: bytes = b"", grid: Any = None, **values: str
@@ -80,6 +81,37 @@ class RequestTripsTests(TestCase):
             except WebError as error:
                 got = error.status
             self.assertEqual(got, status, path)
+
+    def test_make_a_directory(self) -> None:
+        """It is created at once where the directory above is remembered, and linked then."""
+        path = f"/uri/{self.root}/made"
+        made, trips = self.ask("POST", path, t="mkdir")
+        self.assertEqual((made.status, trips), (200, 2.0))
+        again, trips = self.ask("POST", path, t="mkdir")
+        self.assertEqual((again.body, trips), (made.body, 1.0))
+        self.assertEqual(self.ask("PUT", f"{path}/inner", t="mkdir")[1], 3.0)
+        with self.assertRaises(WebError) as caught:
+            self.ask("POST", path, b"{}", t="mkdir-with-children")
+        self.assertEqual(caught.exception.status, 409)
+
+    def test_make_a_named_directory(self) -> None:
+        """One that replaces what has its name needs no look at it."""
+        caps = set()
+        for _ in range(2):
+            made, trips = self.ask("POST", f"/uri/{self.root}", t="mkdir", name="named")
+            self.assertEqual((made.status, trips), (200, 2.0))
+            caps.add(made.body)
+        self.assertEqual(len(caps), 2)
+        with self.assertRaises(WebError) as caught:
+            self.ask("POST", f"/uri/{self.root}", t="mkdir", name="named", replace="false")
+        self.assertEqual(caught.exception.status, 409)
+
+    def test_a_directory_that_another_client_made(self) -> None:
+        """What is remembered of the directory above is old: the existing one is found, and stays."""
+        path = f"/uri/{self.root}/made"
+        theirs = self.ask("POST", path, grid=self.world.client("other"), t="mkdir")[0].body
+        self.assertEqual(self.ask("POST", path, t="mkdir")[0].body, theirs)
+        self.assertEqual(self.ask("GET", path, t="uri")[0].body, theirs)
 
     def test_lost_directory(self) -> None:
         """It is reported as when it is read."""

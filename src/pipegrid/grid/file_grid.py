@@ -1207,6 +1207,17 @@ class ChangingGrid(FileGrid):
         """
         return self._start_writing(cap, lambda own, file: own.look_ahead(file))
 
+    def remembered(self, cap: str | Cap) -> bytes | None:
+        """
+        Return the content of a mutable file, if this process has written it, or looked ahead at it.
+
+        Another client may have changed it meanwhile: the next ``modify`` finds out. No server is queried.
+
+        Raises:
+            CapError: the cap does not write.
+        """
+        return self._open_mutables().remembered(writable(cap))
+
     def _start_writing(
         self, cap: str | Cap, write: Callable[[Mutables, MutableCap], Coroutine[Any, Any, T]]
     ) -> Deferred[T]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pipegrid.core.caps import DirectoryCap, UnknownCap
 from pipegrid.core.mutable.directory_edits import Link, Unlink
 from pipegrid.core.text import composed
-from pipegrid.errors import PipegridError
+from pipegrid.errors import ChildExists, PipegridError
 from pipegrid.gateway.http_response import JSON_OF_OBJECTS, HttpResponse, json_text
 from pipegrid.gateway.web_api.api_request import ApiRequest, Handler, when_done
 from pipegrid.gateway.web_api.children_json import link_of_caps, links_of, parse_children
@@ -19,7 +19,7 @@ from pipegrid.gateway.web_api.file_requests import (
     tagged,
 )
 from pipegrid.gateway.web_api.form_files import are_several, upload_files
-from pipegrid.gateway.web_api.new_objects import new_directory, uploaded
+from pipegrid.gateway.web_api.new_objects import MKDIRS, new_directory, uploaded
 from pipegrid.gateway.web_api.object_json import directory_json
 from pipegrid.gateway.web_api.path_lookup import (
     FoundObject,
@@ -89,22 +89,43 @@ async def delete_link(call: ApiRequest, found: FoundObject) -> HttpResponse:
     return HttpResponse("" if found.cap is None else str(found.cap))
 
 
+def makes_directory(call: ApiRequest) -> bool:
+    """Return whether a request makes the directory at the end of a path."""
+    names = call.names[2:]
+    return (
+        call.method in ("PUT", "POST")
+        and call.arguments.operation in MKDIRS
+        and bool(names and names[-1])
+        and not _name_of_new(call)
+    )
+
+
+def _name_of_new(call: ApiRequest) -> str:
+    return call.arguments.text("name").strip() if call.method == "POST" else ""
+
+
 async def make_directory(call: ApiRequest, found: FoundObject) -> HttpResponse:
     """Answer ``t=mkdir`` and similar: for a path, or for ``name`` in an existing directory."""
     operation = call.arguments.operation
-    name = call.arguments.text("name").strip() if call.method == "POST" else ""
+    name = _name_of_new(call)
     if found.exists and not name:
         return _existing(found, operation)
     replace = False
     if found.exists:
         replace = operation == "mkdir" and call.arguments.flag("replace", True)
-        found = await _child_of(call, found, name, replace)
+        found = _place_of(found, name) if replace else await _child_of(call, found, name, False)
     check_writes(found.parent)
     if call.arguments.format() == "CHK" and operation == "mkdir":
         raise WebError(400, "a directory that can change is SDMF or MDMF, not CHK")
     cap = await new_directory(call)
     directory, name = await parent_for(call, found)
-    await directory.change([Link(name, cap, None, None, replace)])
+    try:
+        await directory.change([Link(name, cap, None, None, replace)])
+    except ChildExists:  # another client was faster
+        there = (await children_of(call.grid, directory.cap)).get(composed(name))
+        if replace or there is None or _name_of_new(call):
+            raise
+        return _existing(FoundObject(best_cap(there), there, directory.cap), operation)
     return when_done(call, str(cap))
 
 
@@ -120,18 +141,25 @@ async def _child_of(
     call: ApiRequest, found: FoundObject, given: str, replace: bool = True
 ) -> FoundObject:
     """Return what a name in a directory leads to."""
+    place = _place_of(found, given)
+    assert place.parent is not None
+    child = (await children_of(call.grid, place.parent)).get(place.name)
+    if child is None:
+        return place
+    if not replace:
+        raise WebError(409, "there is a child of this name already; choose another")
+    return FoundObject(best_cap(child), child, place.parent, (), place.name)
+
+
+def _place_of(found: FoundObject, given: str) -> FoundObject:
+    """Return the place of a name in a directory, whether it exists or not."""
     if "/" in given:
         raise WebError(400, "the name of a child has no slash; make the directories one by one")
     if not found.is_directory:
         raise WebError(400, "this is not a directory, so it has no children")
     assert isinstance(found.cap, DirectoryCap)
     name = composed(given)
-    child = (await children_of(call.grid, found.cap)).get(name)
-    if child is None:
-        return FoundObject(None, None, found.cap, (name,), name)
-    if not replace:
-        raise WebError(409, "there is a child of this name already; choose another")
-    return FoundObject(best_cap(child), child, found.cap, (), name)
+    return FoundObject(None, None, found.cap, (name,), name)
 
 
 async def upload(call: ApiRequest, found: FoundObject) -> HttpResponse:

@@ -22,6 +22,7 @@ from pipegrid.gateway.web_api.directory_requests import (
     get_directory,
     link_cap,
     make_directory,
+    makes_directory,
     relink,
     set_children,
     unlink,
@@ -34,7 +35,13 @@ from pipegrid.gateway.web_api.new_objects import (
     may_be_stored_early,
     store_file,
 )
-from pipegrid.gateway.web_api.path_lookup import FileOnPath, FoundObject, find, find_place
+from pipegrid.gateway.web_api.path_lookup import (
+    FileOnPath,
+    FoundObject,
+    find,
+    find_place,
+    find_unless_new,
+)
 from pipegrid.gateway.web_api.web_errors import WebError, no_such_child
 from pipegrid.reactor.deferreds import start_cancellable
 from pipegrid.tree.grid_api import Grid
@@ -95,7 +102,7 @@ async def answer_object(posts: Mapping[str, Handler], call: ApiRequest) -> HttpR
 
 
 async def _answer_at_path(posts: Mapping[str, Handler], call: ApiRequest) -> HttpResponse | None:
-    follow = find_place if links_cap(call) else find
+    follow = find_place if links_cap(call) else find_unless_new if makes_directory(call) else find
     try:
         found = await follow(call.grid, call.names[1], call.names[2:], call.allowed)
     except FileOnPath as error:

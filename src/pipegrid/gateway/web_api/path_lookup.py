@@ -16,6 +16,7 @@ from pipegrid.core.caps import (
     parse_cap,
     writes,
 )
+from pipegrid.core.mutable.directory_content import OpenDirectory
 from pipegrid.core.text import composed, printable
 from pipegrid.errors import CapError, NotEnoughSharesError
 from pipegrid.gateway.web_api.web_errors import WebError
@@ -128,6 +129,37 @@ async def find_place(
         return attrs.evolve(found, missing=(*found.missing, names[-1]))
     parent = _directory_at(found, names[-1])
     return FoundObject(None, parent=parent, missing=(names[-1],), name=composed(names[-1]))
+
+
+async def find_unless_new(
+    grid: Grid,
+    text: str,
+    names: Sequence[str],
+    allowed: Callable[[Cap | None], object] = lambda cap: None,
+) -> FoundObject:
+    """
+    Follow a path; the last name counts as missing if the directory is remembered without it.
+
+    This is for requests that make what is missing, and link it without replacing anything: if another client
+    has made it meanwhile, the change of the directory finds it.
+
+    Args, Raises: as ``find``; the last name is not empty.
+    """
+    found = await find_place(grid, text, names, allowed)
+    parent = found.parent
+    if len(found.missing) > 1 or (parent is not None and _lacks(grid, parent, found.name)):
+        return found
+    assert parent is not None
+    found = await _step(grid, FoundObject(parent), names[-1], names[-1:])
+    allowed(found.cap)
+    return found
+
+
+def _lacks(grid: Grid, parent: DirectoryCap, name: str) -> bool:
+    if not writes(parent):
+        return False
+    content = grid.remembered(parent)
+    return content is not None and name not in OpenDirectory.of(content).entries
 
 
 def _check_names(names: Sequence[str]) -> None:
