@@ -30,7 +30,7 @@ class ServerSecrets(NamedTuple):
     upload: bytes
 
     def __repr__(self) -> str:
-        """Show no secret."""
+        """Without the secrets: logs contain it."""
         return "ServerSecrets(...)"
 
 
@@ -42,7 +42,7 @@ class FileSecrets(NamedTuple):
     upload: bytes
 
     def __repr__(self) -> str:
-        """Show no secret."""
+        """Without the secrets: logs contain it."""
         return "FileSecrets(...)"
 
     def for_server(self, lease_seed: bytes) -> ServerSecrets:

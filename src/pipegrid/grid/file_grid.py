@@ -1207,7 +1207,7 @@ class ChangingGrid(FileGrid):
         """
         return self._start_writing(cap, lambda own, file: own.look_ahead(file))
 
-    def remembered(self, cap: str | Cap) -> bytes | None:
+    def known_content(self, cap: str | Cap) -> bytes | None:
         """
         Return the content of a mutable file, if this process has written it, or looked ahead at it.
 
@@ -1216,7 +1216,7 @@ class ChangingGrid(FileGrid):
         Raises:
             CapError: the cap does not write.
         """
-        return self._open_mutables().remembered(writable(cap))
+        return self._open_mutables().known_content(writable(cap))
 
     def _start_writing(
         self, cap: str | Cap, write: Callable[[Mutables, MutableCap], Coroutine[Any, Any, T]]

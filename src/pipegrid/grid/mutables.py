@@ -196,8 +196,8 @@ class Mutables:
         await self._readiness.wait(self._usual[0])
         await self.files.look_ahead(cap)
 
-    def remembered(self, cap: MutableCap) -> bytes | None:
-        """Return the content of the newest version, if it is in memory; see ``Grid.remembered``."""
+    def known_content(self, cap: MutableCap) -> bytes | None:
+        """Return the content of the newest version, if it is in memory; see ``Grid.known_content``."""
         return self.files.known.of(cap.storage_index).content
 
     async def overwrite(self, cap: MutableCap, source: SourceLike) -> WriteResult:

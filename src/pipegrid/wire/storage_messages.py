@@ -59,7 +59,7 @@ class LeaseSecrets(NamedTuple):
     cancel: bytes
 
     def __repr__(self) -> str:
-        """Show no secret."""
+        """Without the secrets: logs contain it."""
         return "LeaseSecrets(...)"
 
 
@@ -70,7 +70,7 @@ class UploadSecrets(NamedTuple):
     upload: bytes
 
     def __repr__(self) -> str:
-        """Show no secret."""
+        """Without the secrets: logs contain it."""
         return "UploadSecrets(...)"
 
 
@@ -114,7 +114,7 @@ class LeaseRelease(NamedTuple):
     cancel_secret: bytes
 
     def __repr__(self) -> str:
-        """Show no secret."""
+        """Without the secrets: logs contain it."""
         return "LeaseRelease(...)"
 
 
@@ -207,7 +207,7 @@ class SlotSecrets(NamedTuple):
     write_enabler: bytes
 
     def __repr__(self) -> str:
-        """Show no secret."""
+        """Without the secrets: logs contain it."""
         return "SlotSecrets(...)"
 
 

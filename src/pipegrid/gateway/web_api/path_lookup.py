@@ -158,7 +158,7 @@ async def find_unless_new(
 def _lacks(grid: Grid, parent: DirectoryCap, name: str) -> bool:
     if not writes(parent):
         return False
-    content = grid.remembered(parent)
+    content = grid.known_content(parent)
     return content is not None and name not in OpenDirectory.of(content).entries
 
 
