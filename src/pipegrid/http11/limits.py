@@ -43,8 +43,8 @@ class Limits:
             has responded before, after twice the time.
         abandoned_timeout_s: the same while that response is not wanted any more.
         unclaimed_timeout_s: how long a body that is not read may delay the following ones.
-        blocked_after_s: new requests use another connection when a response has no reader, or its reader
-            pauses, for so long. The requests after a response without a reader are then
+        blocked_after_s: how long a response may have no reader, or a pausing one, before new requests use
+            another connection. The requests after a response without a reader are then
             also sent again on another connection: a program may wait for a later response before it reads
             an earlier one.
         slow_reader_after_s: the same for a reader that has begun. The host is not at
