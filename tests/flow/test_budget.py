@@ -21,6 +21,18 @@ class BudgetTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(budget.borrow(4)), 4)
         self.assertEqual(budget.free, 6)
 
+    def test_without_waiting(self) -> None:
+        """What is free is lent without a Deferred, unless another waits for it."""
+        budget = Budget(TOTAL)
+        self.assertEqual(budget.lend(4), 4)
+        self.assertIsNone(budget.lend(7))
+        waiting = budget.borrow(7)
+        self.assertIsNone(budget.lend(1))
+        budget.give_back(4)
+        self.assertEqual(self.successResultOf(waiting), 7)
+        self.assertEqual(budget.lend(3), 3)
+        self.assertIsNone(budget.lend(1000))
+
     def test_the_order_of_asking(self) -> None:
         """A small one behind a large one waits, so that the large one's turn comes."""
         budget = Budget(TOTAL)

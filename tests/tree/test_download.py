@@ -409,6 +409,23 @@ class RestoreTests(TreeTestCase):
         self.assertEqual((result.failed, result.present, result.files), (0, 1, 1))
         self.assertEqual(sorted(os.listdir(self.target)), ["f", "g"])
 
+    def test_files_that_appear_in_a_new_directory(self) -> None:
+        """A new directory is not searched for its files; what another process puts there is not replaced."""
+        tree = {"d": {"same": (b"s" * 100, kept()), "other": b"o" * 100, "new": b"n"}}
+        cap = self.directory(tree)
+        running = self.start(cap)
+        for _ in range(1000):
+            if not (self.target / "d").exists():
+                self.world.clock.advance(0.01)
+        (self.target / "d/same").write_bytes(b"s" * 100)
+        os.utime(self.target / "d/same", ns=(WHEN_NS, WHEN_NS))
+        (self.target / "d/other").write_bytes(b"mine")
+        result = self.world.run(running)
+        self.assertEqual((result.failed, result.present, result.files), (1, 1, 1))
+        self.assertIn("is another file already", str(self.problems["d/other"]))
+        self.assertEqual((self.target / "d/other").read_bytes(), b"mine")
+        self.assertEqual((self.target / "d/new").read_bytes(), b"n")
+
     def test_another_process_that_does_nothing(self) -> None:
         """It is not waited for any longer than a minute."""
         cap = self.directory({"f": b"f" * 100})

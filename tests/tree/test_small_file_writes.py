@@ -95,6 +95,24 @@ class GroupTests(WriteTestCase):
         self.assertEqual(restored({"st_mode": 0o100777}, "umask").mode, 0o777 & ~current_umask())
         self.assertEqual(masks, [])
 
+    def test_few_looks_at_each_file(self) -> None:
+        """A new file is examined four times by name, and four times by its descriptor."""
+        looks: list[str] = []
+        for call in (os.stat, os.fstat):
+
+            def counting(*arguments: Any, look: Any = call, **options: Any) -> Any:
+                looks.append(look.__name__)
+                return look(*arguments, **options)
+
+            self.patch(os, call.__name__, counting)
+        files = [self.file(f"f{n}") for n in range(10)]
+        self.assertEqual(write_group(files), [""] * 10)
+        self.assertLessEqual(looks.count("stat"), 4 * 10)
+        self.assertLessEqual(looks.count("fstat"), 4 * 10 + 1)
+        for file in files:
+            found = os.lstat(file.path)
+            self.assertEqual(file.identity, (found.st_dev, found.st_ino))
+
     def test_order_of_syncs(self) -> None:
         """Each file is synced before it gets its name, each directory once and after all its names."""
         log: list[str] = []

@@ -37,7 +37,7 @@ def part_path(target: str, inside: int | None = None) -> str:
         target: with all links resolved; or a name alone.
         inside: then the descriptor of its directory.
     """
-    directory, name = os.path.split(target)
+    directory, name = os.path.split(target) if "/" in target else ("", target)
     try:
         longest = os.pathconf(directory or "." if inside is None else inside, "PC_NAME_MAX")
     except (OSError, ValueError):
@@ -50,7 +50,7 @@ def part_path(target: str, inside: int | None = None) -> str:
         space = longest - len(f"..{digest}{SUFFIX}")
         cut = os.fsencode(name)[: max(0, space)].decode("utf-8", "ignore")
         hidden = f".{cut}.{digest}{SUFFIX}"
-    return os.path.join(directory, hidden)
+    return os.path.join(directory, hidden) if directory else hidden
 
 
 # Small files are made next to their place, and then renamed. A process that is killed meanwhile leaves the

@@ -22,7 +22,7 @@ from pipegrid.disk.atomic_write import (
 )
 from pipegrid.disk.interruptible_pipe_writes import interruptible
 from pipegrid.disk.private_files import change_mode, current_umask
-from pipegrid.disk.safe_open import names_file, open_to_write, own_descriptor
+from pipegrid.disk.safe_open import names_inode, open_to_write, own_descriptor
 from pipegrid.errors import SinkError, naming
 
 _MOST_PIECES = 512  # the number in one write; systems accept at least 1024
@@ -211,7 +211,7 @@ class PartFile:
             raise PartInUse(
                 f"another process is writing to {self.path}; wait for it, or choose another name"
             ) from None
-        if names_file(part, fd, self._directory):
+        if names_inode(part, (status.st_dev, status.st_ino), self._directory):
             status = os.fstat(fd)  # checked again under the lock
             if status.st_nlink == 1 and status.st_uid == os.geteuid():
                 if not is_new:
@@ -283,8 +283,9 @@ class PartFile:
         Returns:
             how many bytes remain.
         """
+        is_used = self.found_bytes or self.position or self._has_whole_pieces
         self.position = 0
-        if self.part is not None:
+        if self.part is not None and is_used:  # otherwise it is new, and empty
             self._cut(length)
             self.found_bytes = os.fstat(self._fd).st_size
         return self.found_bytes

@@ -139,6 +139,14 @@ class Budget:
         self._waiting: deque[tuple[int, Deferred[int]]] = deque()
         self._serving = False
 
+    def lend(self, units: int) -> int | None:
+        """Return the number of units lent, to be given back once; None if ``borrow`` has to wait for them."""
+        lent = max(0, min(units, self.total))
+        if self._waiting or lent > self.free:
+            return None
+        self.free -= lent
+        return lent
+
     def borrow(self, units: int) -> Deferred[int]:
         """Return a Deferred that fires with the number of units lent, to be given back once."""
         lent = max(0, min(units, self.total))

@@ -60,6 +60,8 @@ class TreePart(DirectoryPartFile):
 
     Attributes:
         not_kept: a clause about the metadata that could not be set; empty if all was set.
+        identity: after ``publish``, the device and inode of what has the name, if the caller keeps the
+            directory open; otherwise None.
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class TreePart(DirectoryPartFile):
         inside: int | None = None,
     ) -> None:
         self._kept = kept
+        self._there = inside
         self.not_kept = ""
+        self.identity: tuple[int, int] | None = None
         super().__init__(home, path, replace, inside=inside)
         self._mode = kept.mode
         with suppress(OSError):  # reported when it gets its name
@@ -86,6 +90,8 @@ class TreePart(DirectoryPartFile):
             # A file system that keeps no times does not make the download fail.
             self.not_kept = _set_time(self.fileno(), self._kept)
         super().publish(syncs_name)
+        if self._there is not None:
+            self.identity = _identity(self._there, os.path.basename(self.path))
 
     def _set_mode(self, more: int = 0) -> None:
         if more and self._mode is not None:
@@ -633,17 +639,20 @@ class NameCollisions(TakenNames):
         super().__init__(folds)
         self._owners: dict[tuple[int, int], str] = {}
 
-    def claim(self, home: DirectoryFd, path: str) -> None:
+    def claim(self, home: DirectoryFd, path: str, identity: tuple[int, int] | None = None) -> None:
         """
         Record that what exists at a path, if anything does, belongs to the entry of this name.
 
         Args:
             home: the local directory.
+            identity: the device and inode of what exists there, if the caller knows.
 
         Raises:
             SinkError: it belongs to another entry, or the directory was moved or replaced.
         """
         name = os.path.basename(path)
+        if identity is not None and self._owners.setdefault(identity, name) == name:
+            return
         with home.entered() as inside:
             identity = _identity(inside, name)
             if identity is None:

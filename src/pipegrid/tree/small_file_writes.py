@@ -42,9 +42,10 @@ class WholeFile:
         path: of the file.
         replace: replace an existing file or link.
         kept: the metadata of its entry.
+        identity: its device and inode when it has its name; None if they are not known.
     """
 
-    __slots__ = ("data", "home", "kept", "path", "replace")
+    __slots__ = ("data", "home", "identity", "kept", "path", "replace")
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class WholeFile:
         self.data = data
         self.replace = replace
         self.kept = kept
+        self.identity: tuple[int, int] | None = None
 
 
 WriteOutcome = str | Exception
@@ -121,6 +123,7 @@ class _Group:
             if file not in self.outcomes:
                 with self._noting([file]):
                     part.publish(syncs_name=False)
+                    file.identity = part.identity
                     self.outcomes[file] = part.not_kept
                     named.setdefault(file.home, []).append(file)
         for home, files in named.items():

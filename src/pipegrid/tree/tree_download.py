@@ -154,9 +154,9 @@ class IncomingDirectory:
         assert self.home is not None
         return self.home
 
-    def claim(self, path: str) -> None:
+    def claim(self, path: str, identity: tuple[int, int] | None = None) -> None:
         """Record that what exists at a path belongs to the entry of that name; see ``NameCollisions``."""
-        self.taken.claim(self.there, path)
+        self.taken.claim(self.there, path, identity)
 
 
 class Unread(NamedTuple):
@@ -179,6 +179,21 @@ MAX_LOOKS = 5
 """Attempts at a file that changes while it is fetched."""
 
 How = Literal["fetched", "present", "link"]
+
+
+class FileOutcome(NamedTuple):
+    """
+    How a file was obtained.
+
+    Attributes:
+        not_kept: a clause about its mode and time if they could not be set, else empty.
+        identity: its device and inode, if they are known.
+    """
+
+    how: How
+    size: int
+    not_kept: str = ""
+    identity: tuple[int, int] | None = None
 
 
 class WantedFile(NamedTuple):
@@ -277,10 +292,9 @@ class FileFetcher:
         self._small = WriteGroups(workers)
         self._force = force
 
-    async def fetch(self, file: WantedFile, progress: Progress | None) -> tuple[How, int, str]:
+    async def fetch(self, file: WantedFile, progress: Progress | None) -> FileOutcome:
         """
-        Fetch or link a file, unless it exists; returns how it was obtained, its size, and a clause about its
-        mode and time if they could not be set.
+        Fetch or link a file, unless it exists.
 
         If another process writes the file, this waits as long as that makes progress.
 
@@ -299,7 +313,7 @@ class FileFetcher:
 
     async def _attempt(
         self, file: WantedFile, progress: Progress | None, other: OtherWriter
-    ) -> tuple[How, int, str] | WantedFile:
+    ) -> FileOutcome | WantedFile:
         """Fetch it, or return the file as it is found after another process has written it."""
         try:
             return await self._fetch(file, progress)
@@ -307,15 +321,17 @@ class FileFetcher:
             await other.wait(error)
             home, place = file.parent.there, file.place
             standing = local_files.standing(home, place, file.size, file.kept)
+            if standing != "missing":
+                file.parent.claim(place)
             if standing == "same":
                 not_kept = local_files.restore_mode_and_time(home, place, file.kept)
-                return "present", file.size or 0, not_kept
+                return FileOutcome("present", file.size or 0, not_kept)
             replaces = self._force and local_files.may_be_replaced(home, place)
             if standing == "other" and not replaces:
                 raise local_files.in_the_way(place) from error
             return file._replace(standing=standing)
 
-    async def _fetch(self, file: WantedFile, progress: Progress | None) -> tuple[How, int, str]:
+    async def _fetch(self, file: WantedFile, progress: Progress | None) -> FileOutcome:
         """
         Fetch it, unless another process is writing it.
 
@@ -325,18 +341,19 @@ class FileFetcher:
         home, cap, size = file.parent.there, file.cap, file.size
         home.check()  # before bytes are fetched without effect
         if file.link_to is not None and await self._link(file, file.link_to):
-            return "link", size or 0, ""
+            return FileOutcome("link", size or 0)
         if file.standing in ("same", "perhaps"):
             if await self._is_same(file):
                 not_kept = local_files.restore_mode_and_time(home, file.place, file.kept)
-                return "present", size or 0, not_kept
+                return FileOutcome("present", size or 0, not_kept)
             if not self._force:
                 raise local_files.in_the_way(file.place)
         replace = file.standing != "missing"
         if file.is_small:
             data = cap.data if isinstance(cap, LitCap) else await self._grid.read(cap)
             whole = WholeFile(home, file.place, data, replace, file.kept)
-            return "fetched", size or 0, await self._small.write(whole)
+            not_kept = await self._small.write(whole)
+            return FileOutcome("fetched", size or 0, not_kept, whole.identity)
         if not local_files.is_sparse(file.kept):
             local_files.space_for(os.path.dirname(file.place), size or 0)
         part = local_files.tree_part(home, file.place, replace, file.kept)
@@ -347,7 +364,7 @@ class FileFetcher:
                 await self._workers.run(part.publish)
         finally:
             part.leave()  # keep its content for a later run
-        return "fetched", result.size, part.not_kept
+        return FileOutcome("fetched", result.size, part.not_kept)
 
     async def _link(self, file: WantedFile, first: WantedFile) -> bool:
         """Make a file another name of a complete one, if possible; returns whether it is."""
@@ -807,7 +824,11 @@ class TreeGet:
                 "a later version may fetch it"
             )
         self._known_bytes += size or 0
-        standing = local_files.standing(parent.there, path, size, kept)
+        standing: local_files.Presence = "missing"
+        if (
+            parent.existed
+        ):  # what another process writes meanwhile into a new directory is noticed later
+            standing = local_files.standing(parent.there, path, size, kept)
         if standing != "missing":
             parent.claim(path)
         if standing == "other" and not (
@@ -865,8 +886,12 @@ class TreeGet:
     async def _begin(self, file: WantedFile) -> None:
         """Begin to fetch a file when the limits allow it."""
         budget = self._small if file.is_small else self._large
-        lent = await budget.borrow(FILE_BYTES + (file.size or 0) if file.is_small else 1)
-        await self._jobs.borrow(1)
+        units = FILE_BYTES + (file.size or 0) if file.is_small else 1
+        lent = budget.lend(units)
+        if lent is None:
+            lent = await budget.borrow(units)
+        if self._jobs.lend(1) is None:
+            await self._jobs.borrow(1)
         began_s = self._grid.clock.seconds()
         running = start_cancellable(self._fetch(file), self._grid.clock)
         self._running.add(running)
@@ -886,14 +911,15 @@ class TreeGet:
         running.addBoth(ended)
 
     async def _fetch(self, file: WantedFile) -> None:
-        how, size, not_kept = await self._fetcher.fetch(file, self._counting())
-        self._note(file.path, not_kept, file.kept)
-        self.result.fetched_bytes += size if how == "fetched" else 0
+        got = await self._fetcher.fetch(file, self._counting())
+        file.parent.claim(file.place, got.identity)
+        self._note(file.path, got.not_kept, file.kept)
+        self.result.fetched_bytes += got.size if got.how == "fetched" else 0
         if isinstance(file.cap, LitCap):
             self._later.ended(file.path)  # no server was asked
         else:
             self.result.second_tries += self._later.succeeded(file.path)
-        self._is_here(file.path, how, size)
+        self._is_here(file.path, got.how, got.size)
 
     def _fetched(self, file: WantedFile, began_s: float, outcome: Failure | None) -> None:
         """A file has ended; a cancellation or an unexpected error ends the whole run."""
@@ -902,10 +928,11 @@ class TreeGet:
             error = failed("write", file.place, error)
         if error is not None and not isinstance(error, PipegridError):
             raise error
-        try:
-            file.parent.claim(file.place)
-        except PipegridError as other:  # this is the reason to report
-            error = other
+        if error is not None:
+            try:
+                file.parent.claim(file.place)
+            except PipegridError as other:  # this is the reason to report
+                error = other
         again = error is not None and not self._unread.is_reading
         if error is None:
             self._first_ended(file, True)

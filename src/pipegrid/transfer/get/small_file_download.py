@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,10 +31,14 @@ from pipegrid.transport.interface import read_small
 # other shares, and says what is wrong with which.
 #
 # A file alone is read with a share too many, so that one slow server has no effect. In a tree that would
-# be a quarter of all work, and one file that is late delays no other.
+# be a quarter of all work. There the server that has left far more reads unanswered than the next in order
+# is skipped for that one, so that few files wait for a slow server.
 #
 # Everything happens in callbacks of the answers, without a coroutine: of a file of a kilobyte, those of a
 # coroutine for each step would take a good part of the time.
+
+BUSY_READS = 64
+"""A server with this many unanswered reads, and twice those of the next in order, is not asked first."""
 
 _SOON_S = 0.001
 
@@ -48,12 +53,14 @@ class SmallFileGets(NamedTuple):
     Attributes:
         earlier: results of earlier downloads; each download adds its own.
         deadlines: notifies downloads that take too long.
+        unanswered: the number of reads that each server has not answered.
     """
 
     means: TransferContext
     settings: DownloadSettings
     earlier: GetHistory
     deadlines: Deadlines
+    unanswered: Counter[Peer] = attrs.Factory(Counter)
 
     def get(self, cap: ChkCap) -> Deferred[SmallFile] | None:
         """
@@ -78,9 +85,22 @@ class SmallFileGets(NamedTuple):
         racers = min(cap.required_shares + extra_shares, cap.total_shares)
         if len(order) < racers:
             return None
-        download = SmallFileDownload(self, cap, index, form, order)
+        numbers = list(range(len(order)))
+        if self.earlier.guesses.trees:
+            self._skip_busiest(numbers, order, racers)
+        download = SmallFileDownload(self, cap, index, form, order, numbers)
         download.begin(racers)
         return download.result
+
+    def _skip_busiest(self, numbers: list[int], order: Sequence[Peer], first: int) -> None:
+        """Move the busiest of the first servers to the end, if the next one is far less busy."""
+        if len(order) == first:
+            return
+        unanswered = self.unanswered
+        most, busiest = max((unanswered[order[number]], number) for number in range(first))
+        if most > BUSY_READS + 2 * unanswered[order[first]]:
+            numbers.remove(busiest)
+            numbers.append(busiest)
 
 
 class SmallFileDownload:
@@ -90,6 +110,7 @@ class SmallFileDownload:
     Args:
         index: the storage index of the cap.
         order: the servers, at least k; share ``i`` is read from server ``i``.
+        numbers: of all these shares, in the order in which they are asked for.
 
     Attributes:
         result: see ``SmallFileGets.get``.
@@ -101,9 +122,10 @@ class SmallFileDownload:
         "_failed",
         "_form",
         "_gets",
-        "_hedged_from",
+        "_hedges",
         "_index",
         "_misplaced",
+        "_numbers",
         "_order",
         "_over",
         "_shares",
@@ -120,17 +142,19 @@ class SmallFileDownload:
         index: bytes,
         form: WholeShareForm,
         order: Sequence[Peer],
+        numbers: Sequence[int],
     ) -> None:
         self._gets = gets
         self._cap = cap
         self._index = index
         self._form = form
         self._order = order
+        self._numbers = numbers
         self._started = self._since_s = gets.means.clock.seconds()
         self._unanswered: dict[int, Deferred[Any]] = {}
         self._shares: dict[int, bytes] = {}
         self._asked = 0
-        self._hedged_from: int | None = None  # the first share that was asked for as a hedge
+        self._hedges: Sequence[int] = ()  # shares that were asked for since others were late
         self._failed = 0
         self._misplaced = self._over = False
         self.result: Deferred[SmallFile] = Deferred(self._cancelled)
@@ -155,38 +179,41 @@ class SmallFileDownload:
         soonest_s = self._since_s + hedge_s
         if self._gets.means.clock.seconds() < soonest_s - _SOON_S:
             return soonest_s  # so servers need not be asked for their last activity
-        first = self._hedged_from or 0
+        hedges = self._hedges
         signs = [
             last_activity_s(self._since_s, self._order[number].last_activity, hedge_s)
             for number in self._unanswered
-            if number >= first
+            if not hedges or number in hedges
         ]
         return min(signs, default=self._since_s) + hedge_s
 
     def overdue(self) -> None:
         """Ask for as many more shares as are missing, and as many as at first in addition; or give up."""
         missing = self._cap.required_shares - len(self._shares) + self._gets.settings.extra_shares
-        missing = min(missing, len(self._order) - self._asked)
-        if self._hedged_from is not None or not missing:
+        hedges = self._numbers[self._asked : self._asked + missing]
+        if self._hedges or not hedges:
             self._fail(NotAsExpected())
             return
-        self._hedged_from = self._asked
+        self._hedges = hedges
         self._since_s = self._gets.means.clock.seconds()
         self._gets.deadlines.add(self)
-        self._ask(missing)
+        self._ask(len(hedges))
 
     def _ask(self, shares: int) -> None:
         first, self._asked = self._asked, self._asked + shares
         index, length = self._index, self._form.share_bytes
-        for number in range(first, first + shares):
+        for number in self._numbers[first : self._asked]:
             if self._over:
                 return
-            call = read_small(self._order[number].server, index, number, length)
+            peer = self._order[number]
+            call = read_small(peer.server, index, number, length)
             self._unanswered[number] = call
+            self._gets.unanswered[peer] += 1
             call.addBoth(self._answered, number)
 
     def _answered(self, result: bytes | Failure, number: int) -> None:
         self._unanswered.pop(number, None)
+        self._gets.unanswered[self._order[number]] -= 1
         if self._over:
             return
         if isinstance(result, bytes):
