@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import attrs
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
@@ -23,7 +24,7 @@ from pipegrid.errors import UsageError
 from pipegrid.grid import storage_server_settings
 from pipegrid.grid.storage_server_settings import ServerDirectory
 from pipegrid.reactor.connection_policy import ProxyAddress
-from pipegrid.server import identity
+from pipegrid.server import identity, storage_clients
 from pipegrid.server.onion_service import OnionSettings
 from pipegrid.storage.share_store import ShareStore
 from pipegrid.wire import server_address
@@ -371,6 +372,63 @@ class ServeTests(TestCase):
         self.assertEqual(told["immutable"], {"shares": 1, "bytes": 10_084})
         self.assertEqual(told["all"], {"shares": 3, "bytes": 21_168})
         self.assertEqual((told["quota"], told["left"]), (25_000, 3832))
+        serving.cancel()
+        self.assertEqual(await serving, 0, self.err.getvalue())
+
+    def test_named_clients(self) -> Deferred[None]:
+        """``--client`` prints a client's addresses, and ``--usage`` what its shares take."""
+        return Deferred.fromCoroutine(self._test_named_clients())
+
+    async def _said(self, *options: str, status: int = 0) -> str:
+        self.out.truncate(0)
+        self.out.seek(0)
+        self.assertEqual(await self.serve(*options), status, self.err.getvalue())
+        return self.out.getvalue().decode()
+
+    async def _test_named_clients(self) -> None:
+        self.assertEqual(await self._said("serve", "--client", "alice", status=2), "")
+        self.assertIn(f"there is no server in {self.directory} yet", self.err.getvalue())
+        serving = self.serve("serve", "--port", LOOPBACK)
+        await self.until_output()
+        own = self.out.getvalue().decode().split()
+        alice = await self._said("serve", "--client", "alice", "--client-quota", "1MB")
+        self.assertEqual(
+            [each.rpartition("/")[0] for each in alice.split()],
+            [each.rpartition("/")[0] for each in own],
+        )
+        self.assertEqual(await self._said("serve", "--client", "alice"), alice)
+        bob = await self._said("serve", "--client", "bob")
+        self.assertEqual(len({*own, *alice.split(), *bob.split()}), 6)
+        self.assertIn("the quota of alice: 1 MB\n", self.err.getvalue())
+        self.assertIn("the quota of bob: none\n", self.err.getvalue())
+        (client, _) = storage_clients.read_clients(Path(self.directory))
+        lease = attrs.evolve(SECRETS.lease, owner=client.number)
+        store = ShareStore(Path(self.directory) / "storage", clock=time.time)
+        store.clients.set_clients([client.quota])
+        store.count_usage()
+        store.allocate(SI, {0}, 10_000, attrs.evolve(SECRETS, lease=lease))
+        share = store.upload(SI, 0, SECRETS.upload)
+        share.write(0, [b"x" * 10_000])
+        share.publish()
+        store.close()
+        self.assertIn(
+            "client alice  1  share   10.1 kB of 1 MB, 990 kB left\nclient bob    0  shares  0 B\n",
+            await self._usage(),
+        )
+        told = json.loads(await self._usage("--json"))["clients"]
+        self.assertEqual(
+            told["alice"], {"shares": 1, "bytes": 10_084, "quota": 1_000_000, "left": 989_916}
+        )
+        said = await self._said("serve", "--remove-client", "alice")
+        self.assertEqual(said, "alice is no client any more\n")
+        self.assertNotIn("alice", await self._usage())
+        for options in (
+            ("--remove-client", "alice"),
+            ("--client-quota", "1MB"),
+            ("--client", "a", "--remove-client", "b"),
+            ("--client", "../a"),
+        ):
+            await self._said("serve", *options, status=2)
         serving.cancel()
         self.assertEqual(await serving, 0, self.err.getvalue())
 

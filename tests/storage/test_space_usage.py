@@ -510,4 +510,4 @@ class RecountTests(UsageTestCase):
         """Else changes during a count would be counted twice, or never."""
         for _ in range(200):
             index = os.urandom(16)
-            self.assertEqual(PREFIXES[space_usage._prefix_number(index)], base32.encode(index)[:2])
+            self.assertEqual(PREFIXES[space_usage.prefix_number(index)], base32.encode(index)[:2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,13 +30,14 @@ from pipegrid.disk import directory_claim
 from pipegrid.errors import UsageError
 from pipegrid.grid import client_paths, storage_server_settings
 from pipegrid.reactor.process_settings import SHORTAGE
-from pipegrid.server import serve, systemd
-from pipegrid.storage import share_file, space_usage
+from pipegrid.server import serve, storage_clients, systemd
+from pipegrid.storage import client_space, share_file, space_usage
 from pipegrid.wire import server_address
 
 if TYPE_CHECKING:
     from pipegrid.grid.storage_server_settings import ServerDirectory
     from pipegrid.server.serve import ServeSettings, StorageNode
+    from pipegrid.server.storage_clients import NamedClient
     from pipegrid.storage.space_usage import StoredSpace
     from pipegrid.wire.server_address import Furl
 
@@ -56,6 +57,9 @@ class ServeOptions(NamedTuple):
     reserved_bytes: int | None = None
     quota_bytes: int | None = None
     usage: bool = False
+    client: str | None = None
+    client_quota_bytes: int | None = None
+    remove_client: str | None = None
     keep_unfinished_s: int | None = None
     read_only: bool | None = None
     durability: str = "batch"
@@ -133,6 +137,10 @@ class ServeOptions(NamedTuple):
         Raises:
             UsageError: they do.
         """
+        if self.client is not None and self.remove_client is not None:
+            raise UsageError("--client and --remove-client cannot be given together; give one")
+        if self.client is None and self.client_quota_bytes is not None:
+            raise UsageError("--client-quota is of one client; give --client, too")
         if not self.tor:
             if self.tor_control_port is not None:
                 raise UsageError("--tor-control-port is for an onion service; give --tor, too")
@@ -258,9 +266,10 @@ class UsageJob(GridJob):
                 f"there is no storage directory {storage}; give it with -d or --storage"
             )
         measured = space_usage.StoredSpace()
+        clients = ClientTotals(storage_clients.read_clients(directory))
         began = reactor.seconds()
         try:
-            for _ in measured.measure(storage):
+            for _ in measured.measure(storage, clients.add):
                 if reactor.seconds() - began > _TURN_S:  # Ctrl-C ends it
                     await deferLater(reactor, 0)
                     began = reactor.seconds()
@@ -271,7 +280,75 @@ class UsageJob(GridJob):
         note = space_usage.read_note(storage)
         given = options.quota_bytes, found.get("quota_bytes"), note and note.quota_bytes
         quota = next((each for each in given if each is not None), None) or None
-        invocation.console.result(*usage_report(storage, measured, quota))
+        text, fields = usage_report(storage, measured, quota)
+        rows, fields["clients"] = clients.report()
+        invocation.console.result("\n".join([text, *rows]), fields)
+        return ExitStatus.DONE
+
+
+class ClientTotals:
+    """What the shares with leases of each named client take."""
+
+    def __init__(self, clients: Sequence[NamedClient]) -> None:
+        self._clients = {each.number: each for each in clients}
+        self._totals = {each.number: space_usage.ShareTotal() for each in clients}
+
+    def add(self, path: str) -> None:
+        """Count a share, or an unfinished upload, for all that have a lease on it."""
+        if self._clients:
+            for number, size in client_space.read_share(path).charges(0).items():
+                if number in self._clients:
+                    self._totals[number].add(size)
+
+    def report(self) -> tuple[list[str], dict[str, object]]:
+        """Return lines, and fields by the names of clients."""
+        rows: list[list[str]] = []
+        fields: dict[str, object] = {}
+        for number, client in self._clients.items():
+            total, left = self._totals[number], None
+            text = amount(total.bytes)
+            if client.quota_bytes:
+                left = max(0, client.quota_bytes - total.bytes)
+                text += f" of {amount(client.quota_bytes)}, {amount(left)} left"
+            word = "share" if total.shares == 1 else "shares"
+            rows.append([f"client {client.name}", str(total.shares), word, text])
+            fields[client.name] = {
+                "shares": total.shares,
+                "bytes": total.bytes,
+                "quota": client.quota_bytes or None,
+                "left": left,
+            }
+        return columns(rows, right=(1,)) if rows else [], fields
+
+
+class ClientJob(GridJob):
+    """Adds, changes or removes a named client of a server, whether that runs or not."""
+
+    asks_servers = False
+
+    def __init__(self, options: ServeOptions) -> None:
+        self._options = options
+
+    async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
+        """Print the client's addresses."""
+        return await status_of_job(invocation.console, self._change(invocation))
+
+    async def _change(self, invocation: Invocation) -> int:
+        directory, options = _directory(invocation), self._options
+        if options.remove_client is not None:
+            storage_clients.remove_client(directory, options.remove_client)
+            invocation.console.result(
+                f"{options.remove_client} is no client any more", {"removed": options.remove_client}
+            )
+            return ExitStatus.DONE
+        assert options.client is not None
+        storage_clients.check_served(directory)
+        client = storage_clients.keep_client(directory, options.client, options.client_quota_bytes)
+        nurls, furl = storage_clients.addresses(directory, client)
+        quota = amount(client.quota_bytes) if client.quota_bytes else "none"
+        invocation.console.say(f"the quota of {client.name}: {quota}")
+        fields = {"client": client.name, "nurls": nurls, "furl": furl, "quota": client.quota_bytes}
+        invocation.console.result("\n".join([*nurls, furl]), fields)
         return ExitStatus.DONE
 
 
@@ -381,6 +458,24 @@ def settings_of(
     help="Print how much the shares take, and how much the quota leaves, and exit; a server may be running.",
 )
 @click.option(
+    "--client",
+    metavar="NAME",
+    help="Give a client addresses and a quota of its own, print the addresses, and exit; for a client that "
+    "has them, print them again. A server may be running.",
+)
+@click.option(
+    "--client-quota",
+    "client_quota_bytes",
+    type=byte_space,
+    metavar="SIZE",
+    help="Space for the shares that this client has leases on, such as 100GB; 0 for none.",
+)
+@click.option(
+    "--remove-client",
+    metavar="NAME",
+    help="Take its addresses from a client, and exit; its shares stay until their leases expire.",
+)
+@click.option(
     "--keep-unfinished",
     "keep_unfinished_s",
     type=kept_duration,
@@ -453,6 +548,8 @@ def serve_command(options: ServeOptions) -> GridJob:
     Tor as they were given last, where its settings say nothing else.
     """
     options.check()
+    if options.client is not None or options.remove_client is not None:
+        return ClientJob(options)
     return UsageJob(options) if options.usage else ServeJob(options)
 
 

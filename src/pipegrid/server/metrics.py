@@ -229,10 +229,30 @@ class StorageCollector(Collector):
             yield gauge("used_bytes", "Of the quota, taken by shares.", usage.used_bytes)
             used = usage.granted_bytes() - usage.used_bytes
             yield gauge("allocated_bytes", "Of the quota, allocated to unfinished uploads.", used)
+        yield from self._clients()
         with suppress(ServerRefused):  # with a failing disk, all other metrics are yielded
             room = self._store.available_bytes()
             if room is not None:
                 yield gauge("available_bytes", "Space for shares.", room)
+
+    def _clients(self) -> Iterator[Metric]:
+        """Yield the quotas of named clients; what is not counted yet is left out."""
+        quota = GaugeMetricFamily(
+            "pipegrid_client_quota_bytes", "A client's quota.", labels=["client"]
+        )
+        used = GaugeMetricFamily(
+            "pipegrid_client_used_bytes", "Taken by a client's shares.", labels=["client"]
+        )
+        allocated = GaugeMetricFamily(
+            "pipegrid_client_allocated_bytes", "Allocated to its uploads.", labels=["client"]
+        )
+        for client, used_bytes, allocated_bytes in self._store.clients.report():
+            quota.add_metric([client.name], client.quota_bytes)
+            allocated.add_metric([client.name], allocated_bytes)
+            if used_bytes is not None:
+                used.add_metric([client.name], used_bytes)
+        if quota.samples:
+            yield from (quota, used, allocated)
 
 
 def metrics_page(

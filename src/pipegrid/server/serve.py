@@ -45,6 +45,8 @@ from pipegrid.server.listener import (
 )
 from pipegrid.server.onion_service import OnionService, OnionSettings, check_onion_port
 from pipegrid.server.server_certificates import LOOK_S, CertificateWatch
+from pipegrid.server.storage_clients import LOOK_S as CLIENTS_LOOK_S
+from pipegrid.server.storage_clients import ClientWatch, NamedClient, read_clients
 from pipegrid.storage.lease_clock import NonDecreasingDate, look, why_wrong
 from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.share_store import KEEP_UNFINISHED_S, ShareStore, StoreSettings
@@ -435,6 +437,8 @@ class StorageNode:
         self._timers: list[LoopingCall] = []
         self._lock: int | None = None
         self._node_lock: int | None = None
+        self._clients_watch = ClientWatch(settings.directory)
+        self._service: GbsService | None = None
         self._announcer: Any = None
         self._members: MembersIntroducer | None = None
         self._certificates: list[dict[str, str]] = []
@@ -473,8 +477,12 @@ class StorageNode:
         # Without the lock, what only one server may do is not done: counting promised space, removing.
         alone = self._lock is not None
         try:
+            self._clients_watch = ClientWatch(self.settings.directory)
+            clients = read_clients(self.settings.directory)
             left = self._store.adopt_leftovers() if alone else 0
             if alone:
+                self._store.clients.expired_before = self._expired_before
+                self._store.clients.set_clients([each.quota for each in clients])
                 await self._begin_counting()
             else:
                 self._store.ignore_quota()
@@ -483,7 +491,8 @@ class StorageNode:
             who = identity.load_or_create(self.settings.directory)
             self._node_lock = lock_node(self.settings.directory)
             self._store.slots.node_id = who.tub_id
-            service = self._make_port(who)
+            service = self._service = self._make_port(who)
+            self._admit(clients)
             assert self._foolscap is not None
             assert self._server is not None
             for text in self.settings.port.split(","):
@@ -506,6 +515,10 @@ class StorageNode:
             raise
         if alone:
             self._keep_house()
+        watching = LoopingCall(self._look_for_clients)
+        watching.clock = self._reactor
+        watching.start(CLIENTS_LOOK_S)
+        self._timers.append(watching)
         self._alive = systemd.stay_alive(self._reactor)
         self._serves = True
         systemd.notify(systemd.READY)
@@ -536,11 +549,46 @@ class StorageNode:
         )
         return service
 
+    def _admit(self, clients: Sequence[NamedClient]) -> None:
+        """Let these named clients, and no others, use the server from now on."""
+        assert self._service is not None
+        assert self._foolscap is not None
+        service = self._service
+        service.known.set_clients({each.swissnum: each.number for each in clients})
+        self._foolscap.set_clients(
+            {each.swissnum: FoolscapStorage(service, each.number) for each in clients}
+        )
+
+    def _look_for_clients(self) -> None:
+        """Use the named clients as they are now, if they have changed."""
+        try:
+            clients = self._clients_watch.look()
+        except UsageError as error:
+            log.error("the named clients stay as they were: {reason}", reason=str(error))
+            return
+        if clients is None:
+            return
+        self._admit(clients)
+        if self._lock is not None:
+            self._store.clients.set_clients([each.quota for each in clients])
+            counting = self._collector.run(self._store.count_usage)
+            counting.addErrback(self._counting_failed)
+        log.info("named clients: {count}", count=len(clients))
+
+    def _expired_before(self) -> float:
+        """Return the time before which expired leases do not count for named clients."""
+        expiry = self.settings.expiry
+        removes = expiry is not None and expiry.immutable and expiry.mutable
+        return expiry.threshold(wall_time()) if expiry is not None and removes else 0.0
+
+    def _counting_failed(self, failure: Any) -> None:
+        if not failure.check(CancelledError):  # the node is stopping
+            log.failure("counting shares failed", failure)
+
     def _keep_house(self) -> None:
         """Do regularly what only one server of a storage directory may do."""
         self._every(HOUSEKEEPING_S, "unfinished uploads given up", self._store.expire_uploads)
-        if self._store.usage is not None:
-            self._every(HOUSEKEEPING_S, "shares counted", self._store.count_usage)
+        self._every(HOUSEKEEPING_S, "shares counted", self._store.count_usage)
         expiry = self.settings.expiry
         if expiry is not None:
             collect = LeaseCollector(self._store, self.storage, expiry, self._date)
@@ -587,7 +635,7 @@ class StorageNode:
 
     async def _begin_counting(self) -> None:
         """
-        Learn how much of the quota is used. If shares have to be counted for that, wait a little, since
+        Learn how much of the quotas is used. If shares have to be counted for that, wait a little, since
         until then no new ones are accepted.
         """
         usage = self._store.usage
@@ -596,9 +644,9 @@ class StorageNode:
             if note is not None:
                 log.warn("there is no quota now; it was {quota}", quota=amount(note.quota_bytes))
             remove_note(self.storage)
-            return
-        usage.open()
-        if usage.exact:
+        else:
+            usage.open()
+        if (usage is None or usage.exact) and not self._store.clients.is_due():
             return
         counted: Deferred[None] = Deferred()
         counted.addTimeout(COUNT_WAIT_S, self._reactor)
@@ -608,18 +656,17 @@ class StorageNode:
                 counted.callback(None)
             return result
 
-        def failed(failure: Any) -> None:
-            if not failure.check(CancelledError):  # the node is stopping
-                log.failure("counting shares failed", failure)
-
-        self._collector.run(self._store.count_usage).addBoth(done).addErrback(failed)
+        counting = self._collector.run(self._store.count_usage)
+        counting.addBoth(done).addErrback(self._counting_failed)
         try:
             await counted
         except TimeoutError:
             log.info(
                 "counting the shares in {storage} for the quota takes a while; {what}",
                 storage=str(self.storage),
-                what="no more than the quota is accepted meanwhile"
+                what="named clients store nothing before it is done"
+                if usage is None
+                else "no more than the quota is accepted meanwhile"
                 if usage.counted
                 else "no new ones are accepted before it is done",
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.safe_open import is_directory
@@ -58,30 +58,36 @@ def remove_expired(
     expiry: Expiry,
     now: float,
     gone: Callable[[str, int], object] = lambda directory, size: None,
+    changing: Callable[[str, str], AbstractContextManager[object]] = lambda *_: nullcontext(),
 ) -> int:
     """
     Remove shares whose leases have all expired; returns how many.
 
     Args:
         gone: called for each, with the directory of its storage index and the length of its file.
+        changing: entered with the directory and the path of each share while that may be removed.
     """
     removed = 0
     threshold = expiry.threshold(now)
     for directory, name in _walk(shares):
-        path = f"{directory}/{name}"
         if not _NUMBER.match(name):
             continue
-        size = file_bytes(path)  # a lease that is added from now on keeps the share
-        if slotfiles.is_mutable_file(path):
-            if not (expiry.mutable and slotfiles.remove_if_expired(path, threshold)):
-                continue
-        elif expiry.immutable and share_file.remove_if_expired(path, threshold):
-            disk.remove_empty(directory)
-        else:
-            continue
-        gone(directory, size)
-        removed += 1
+        path = f"{directory}/{name}"
+        with changing(directory, path):
+            size = file_bytes(path)  # a lease that is added from now on keeps the share
+            if _remove_if_expired(directory, path, expiry, threshold):
+                gone(directory, size)
+                removed += 1
     return removed
+
+
+def _remove_if_expired(directory: str, path: str, expiry: Expiry, threshold: float) -> bool:
+    if slotfiles.is_mutable_file(path):
+        return expiry.mutable and slotfiles.remove_if_expired(path, threshold)
+    if expiry.immutable and share_file.remove_if_expired(path, threshold):
+        disk.remove_empty(directory)
+        return True
+    return False
 
 
 def _walk(top: str) -> Iterator[tuple[str, str]]:

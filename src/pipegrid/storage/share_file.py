@@ -85,6 +85,16 @@ class Records:
             if hmac.compare_digest(records[at : at + 32], stored)
         ]
 
+    def owned(self, records: bytes, lowest: int) -> tuple[tuple[int, int], ...]:
+        """Return owner and expiry of the leases whose owner is ``lowest`` or more, and are not released."""
+        found = []
+        for at in range(0, len(records) - self.record_bytes + 1, self.record_bytes):
+            owner = int.from_bytes(records[at : at + 4], "big")
+            if owner >= lowest:
+                expires = self.expiry(records, at // self.record_bytes)
+                found += [(owner, expires)] if expires > RELEASED_S else []
+        return tuple(found)
+
     def expiry(self, records: bytes, index: int) -> int:
         """Return when a lease expires, in seconds since 1970."""
         at = index * self.record_bytes + self.expiry_at
@@ -129,7 +139,7 @@ MAX_SHARE_BYTES = (1 << 63) - 1 - (1 << 20)  # the largest file, less space for 
 RECORDS = Records(LEASE_BYTES, 4, 36, EXPIRY_OFFSET)
 
 WRITTEN_VERSION = 2
-OWNER_ALLOCATE = 0  # the owner number has no meaning, but both values are customary
+OWNER_ALLOCATE = 0  # of leases that belong to no named client; both values are customary
 OWNER_ADD_LEASE = 1
 
 _HEADER = struct.Struct(">LLL")
@@ -166,7 +176,7 @@ class LeaseRecord:
     One stored lease.
 
     Attributes:
-        owner: a number without meaning.
+        owner: of a named client (``client_space``); other numbers have no meaning.
         renew, cancel: 32 bytes each: the secrets in version 1, their hashes in version 2.
         expires: seconds since 1970, less than 2^32.
     """
@@ -243,7 +253,7 @@ def lease_end(now: float) -> int:
 def make_lease(version: int, owner: int, secrets: LeaseSecrets, now: float) -> LeaseRecord:
     """Return a lease of 31 days from ``now``, in seconds since 1970."""
     renew, cancel = (stored_secret(version, each) for each in (secrets.renew, secrets.cancel))
-    return LeaseRecord(owner, renew, cancel, lease_end(now))
+    return LeaseRecord(secrets.owner or owner, renew, cancel, lease_end(now))
 
 
 def pack_lease(version: int, owner: int, secrets: LeaseSecrets, now: float) -> bytes:
@@ -251,7 +261,7 @@ def pack_lease(version: int, owner: int, secrets: LeaseSecrets, now: float) -> b
     Return the record of the same lease without creating an object, since every share of a bundle has one.
     """
     renew, cancel = stored_secret(version, secrets.renew), stored_secret(version, secrets.cancel)
-    return _LEASE.pack(owner, renew, cancel, lease_end(now))
+    return _LEASE.pack(secrets.owner or owner, renew, cancel, lease_end(now))
 
 
 def parse_leases(data: bytes) -> tuple[LeaseRecord, ...]:
@@ -455,6 +465,22 @@ def release_lease(path: str, cancel_secret: bytes, since: int) -> Released:
         size = os.fstat(fd).st_size
         os.unlink(path)
         return Released(leases=len(ours), freed_bytes=size)
+    finally:
+        os.close(fd)
+
+
+def read_leases(path: str) -> tuple[int, bytes]:
+    """
+    Return the length of an immutable share's file before its leases, and these.
+
+    Raises:
+        OSError: it does not exist, or the disk failed.
+        ValueError: it is not an immutable container.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _, begin, records = _read(fd)
+        return begin, records
     finally:
         os.close(fd)
 

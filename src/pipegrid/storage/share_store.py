@@ -7,9 +7,9 @@ Source: the format reference, storage protocols, sections 7 and 8.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import attrs
@@ -21,6 +21,7 @@ from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.private_files import PRIVATE_FILE, make_private
 from pipegrid.errors import NoSpace, NoSuchShare, QuotaReached, ServerRefused, UsageError
 from pipegrid.storage import garbage_collector, share_file
+from pipegrid.storage.client_space import ClientUsage
 from pipegrid.storage.mutable import slot_file as slotfiles
 from pipegrid.storage.mutable.slot_file import NODE_ID_BYTES
 from pipegrid.storage.mutable.slots import Slots
@@ -243,6 +244,7 @@ class ShareStore:
     Attributes:
         slots: mutable shares; the rest of the store is about immutable ones, unless stated otherwise.
         usage: how much of the quota is used; None: there is no quota.
+        clients: how much named clients use of theirs.
 
     Raises, in all methods:
         UsageError: a storage index that is not 16 bytes, or a number that is not 0 to 255.
@@ -268,6 +270,9 @@ class ShareStore:
         self._clock, self._date = clocks = clock, date or clock
         self._room = FreeSpace(self._paths.shares, clock, free_bytes)
         self._advisories = Advisories(self._paths.advisories, clock)
+        self.clients = ClientUsage(
+            self._paths, lambda number: self._unfinished.client_bytes[number], clock
+        )
         self.usage: SpaceUsage | None = None
         if settings.quota_bytes is not None:
             self.usage = SpaceUsage(
@@ -279,6 +284,7 @@ class ShareStore:
             self._missing_bytes,
             UploadLimits(settings.max_open_uploads, settings.max_uploads),
             boot_id,
+            self.clients,
             self.usage,
         )
         self.slots = Slots(
@@ -287,6 +293,7 @@ class ShareStore:
             self._date,
             self._fits,
             self._change,
+            self.clients.serial,
             settings.read_only,
             settings.node_id,
         )
@@ -301,15 +308,22 @@ class ShareStore:
 
     # Space.
 
-    def available_bytes(self) -> int | None:
+    def available_bytes(self, owner: int = 0) -> int | None:
         """
         Return the space for more shares, or None if unknown; 0 if read-only.
+
+        Args:
+            owner: the number of a named client; 0: another's.
 
         Raises:
             ServerRefused: the storage directory is not a directory.
         """
         if self.read_only:
             return 0
+        rooms = self._available_bytes(), self.clients.left_bytes(owner)
+        return min((each for each in rooms if each is not None), default=None)
+
+    def _available_bytes(self) -> int | None:
         kept, free = self._unfinished.kept(), self._room.free_bytes()
         if free is not None:
             free = max(0, free - self.reserved_bytes - kept.remaining_bytes)
@@ -319,16 +333,18 @@ class ShareStore:
         left = max(0, self.usage.room_bytes(kept.file_bytes) - share_file.container_bytes(0))
         return left if free is None else min(free, left)
 
-    def quota_refuses(self, share_bytes: int) -> bool:
-        """Return whether the quota has no space for a share."""
-        usage = self.usage
-        if usage is None or self.read_only:
+    def quota_refuses(self, share_bytes: int, owner: int = 0) -> bool:
+        """Return whether the quota, or that of a named client, has no space for a share."""
+        if self.read_only:
             return False
-        return usage.missing(share_file.container_bytes(share_bytes)) > 0
+        usage, size = self.usage, share_file.container_bytes(share_bytes)
+        refuses = usage is not None and usage.missing(size) > 0
+        return refuses or self.clients.missing(owner, size) > 0
 
-    def _change(self, storage_index: bytes) -> SpaceChange:
-        """Return what counts a change of the shares of a storage index; used with ``with``."""
-        return SpaceChange(self.usage, storage_index, self._fits, self._make_room)
+    def _change(self, storage_index: bytes, paths: Collection[str], owner: int = 0) -> SpaceChange:
+        """Return what counts a change of share files of a storage index; used with ``with``."""
+        client = self.clients.changing(storage_index, paths, owner)
+        return SpaceChange(self.usage, storage_index, self._fits, self._make_room, client)
 
     def _make_room(self, missing_bytes: int) -> bool:
         """Evict uploads for what mutable shares and leases lack; return whether that suffices."""
@@ -348,9 +364,9 @@ class ShareStore:
         missing = self._missing_bytes(more_bytes, fresh=True)
         return not missing or self._make_room(missing)
 
-    def version(self) -> ServerVersion:
-        """Return what the server reports about itself."""
-        room = self.available_bytes()
+    def version(self, owner: int = 0) -> ServerVersion:
+        """Return what the server reports about itself, to a named client or (0) others."""
+        room = self.available_bytes(owner)
         if not disk.is_writable(self._paths.shares):
             room = 0
         most = share_file.MAX_SHARE_BYTES
@@ -426,7 +442,11 @@ class ShareStore:
         """Renew the lease on an existing share; return whether the share still exists."""
         # A lease that cannot be renewed (a disk mounted read-only, no space) does not hide the share.
         with suppress(OSError, ValueError, NoSpace):
-            return self._renew(storage_index, number, share_file.OWNER_ALLOCATE, secrets.lease)
+            try:
+                return self._renew(storage_index, number, share_file.OWNER_ALLOCATE, secrets.lease)
+            except QuotaReached:
+                # A named client must not take another's share for its own, and depend on that lease.
+                return not secrets.lease.owner
         return True
 
     def take_whole(
@@ -567,7 +587,7 @@ class ShareStore:
         for number in sorted(self._list_shares(storage_index, _is_immutable) or ()):
             path = self._paths.final(storage_index, number)
             try:
-                with self._change(storage_index) as space:
+                with self._change(storage_index, (path,)) as space:
                     one = share_file.release_lease(path, cancel_secret, since)
                     space.grew(-one.freed_bytes)
                 done = done.plus(one)
@@ -589,7 +609,7 @@ class ShareStore:
 
     def _renew(self, storage_index: bytes, number: int, owner: int, secrets: LeaseSecrets) -> bool:
         path = self._paths.final(storage_index, number)
-        with self._change(storage_index) as space:
+        with self._change(storage_index, (path,), secrets.owner) as space:
             now, fits = self._date(), space.has_lease_space
             return share_file.renew_lease(path, owner, secrets, now, fits, space.grew)
 
@@ -638,7 +658,15 @@ class ShareStore:
         Only called if the operator wants it. It may take long; call it in a thread.
         """
         call = self._paths.shares, expiry, now or self._clock()
-        return garbage_collector.remove_expired(*call, self._gone)
+        return garbage_collector.remove_expired(*call, self._gone, self._removing)
+
+    def _removing(self, directory: str, path: str) -> AbstractContextManager[object]:
+        """Return what counts the removal of a share for named clients."""
+        try:
+            storage_index = base32.decode(os.path.basename(directory))
+        except ValueError:
+            return nullcontext()
+        return self.clients.changing(storage_index, (path,))
 
     def _gone(self, directory: str, size: int) -> None:
         """Count a share that was removed."""
@@ -656,10 +684,11 @@ class ShareStore:
         Call it every few minutes, in the worker thread that also collects garbage: it may take long.
         """
         usage = self.usage
-        if usage is None or not usage.is_due():
-            return 0
         try:
-            usage.count()
+            if usage is not None and usage.is_due():
+                usage.count()
+            if self.clients.is_due():
+                self.clients.count()
         except OSError as error:
             log.error(
                 "cannot count the shares in {storage} for the quota ({reason}): make {path} readable",
@@ -672,6 +701,7 @@ class ShareStore:
     def ignore_quota(self) -> None:
         """Count nothing: another process serves the directory, and its changes are not known here."""
         self.usage = self._unfinished.usage = None
+        self.clients.set_clients(())
 
     def release(self) -> None:
         """Close the files of unfinished uploads, so that other processes may resume them."""
@@ -679,6 +709,7 @@ class ShareStore:
 
     def stop_counting(self) -> None:
         """End ``count_usage`` soon, before ``close``."""
+        self.clients.stop()
         if self.usage is not None:
             self.usage.stop()
 

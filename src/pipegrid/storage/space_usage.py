@@ -11,9 +11,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import attrs
 from twisted.logger import Logger
@@ -204,9 +204,14 @@ class StoredSpace:
         parts = self.immutable, self.mutable, self.unfinished
         return ShareTotal(sum(each.shares for each in parts), sum(each.bytes for each in parts))
 
-    def measure(self, storage: Path) -> Iterator[None]:
+    def measure(
+        self, storage: Path, seen: Callable[[str], object] = lambda path: None
+    ) -> Iterator[None]:
         """
         Measure a directory in many steps.
+
+        Args:
+            seen: called with the path of each file that counts.
 
         Raises:
             OSError: a part of it cannot be listed.
@@ -216,11 +221,13 @@ class StoredSpace:
             for directory in storage_indexes(paths.shares, prefix):
                 for path, size in share_files(directory):
                     (self.mutable if is_mutable_file(path) else self.immutable).add(size)
+                    seen(path)
             yield
         for name in os.listdir(paths.incoming) if os.path.isdir(paths.incoming) else ():
             index, _, number = name.partition(".")
             if len(index) == _NAME_CHARACTERS and number in SHARE_NUMBERS:
                 self.unfinished.add(file_bytes(f"{paths.incoming}/{name}"))
+                seen(f"{paths.incoming}/{name}")
 
 
 def file_bytes(path: str) -> int:
@@ -380,7 +387,7 @@ class SpaceUsage:
         """Count a difference, which may be negative; between ``begin`` and ``end``."""
         with self._lock:
             self.used_bytes += more_bytes
-            if self._counting is not None and _prefix_number(storage_index) in self._recounted:
+            if self._counting is not None and prefix_number(storage_index) in self._recounted:
                 self._recounted_bytes += more_bytes
             if self.used_bytes > self._upto_bytes and self.counted:
                 self._note(False)
@@ -393,7 +400,7 @@ class SpaceUsage:
                 self._changing[storage_index] = left
             else:
                 del self._changing[storage_index]
-            if self._counting == _prefix_number(storage_index):
+            if self._counting == prefix_number(storage_index):
                 self._touched.add(storage_index)
 
     def placing(self, storage_index: bytes, size: int, place: Callable[[], T]) -> T:
@@ -571,7 +578,7 @@ class SpaceUsage:
         for _ in range(_MOST_TRIES):
             most = max(most, sum(sizes.values()))
             with self._lock:
-                busy = {each for each in self._changing if _prefix_number(each) == number}
+                busy = {each for each in self._changing if prefix_number(each) == number}
                 again = self._touched | busy
                 if not again:
                     self._recounted_bytes += sum(sizes.values())
@@ -599,17 +606,32 @@ def _bytes_in(directory: str) -> int:
     return sum(size for _, size in share_files(directory))
 
 
-def _prefix_number(storage_index: bytes) -> int:
+def prefix_number(storage_index: bytes) -> int:
+    """Return the place among ``PREFIXES`` of a storage index's."""
     return storage_index[0] << 2 | storage_index[1] >> 6
+
+
+_OF_CLIENT = "the quota of this client"
+
+
+class ClientGrant(Protocol):
+    """What the quota of a named client allows in a change; see ``client_space.ClientChange``."""
+
+    def has_space(self, more_bytes: int) -> bool:
+        """Return whether the quota has space for more bytes, which are reserved until the end."""
+
+    def may_hold(self) -> bool:
+        """Return whether the client may have a lease on all of the shares."""
 
 
 class SpaceChange:
     """
-    One change of the shares of a storage index, which may make them grow; used with ``with``. Where the quota
+    One change of the shares of a storage index, which may make them grow; used with ``with``. Where a quota
     was in the way, ``NoSpace`` within becomes ``QuotaReached``.
 
     Args:
-        usage: None: there is no quota.
+        usage: None: there is no quota for all shares.
+        client: counts the change for named clients; entered and left with the change.
         has_disk_space: returns whether the disk has space for a number of bytes.
         make_room: gives up unfinished uploads for a number of bytes that the quota lacks; returns whether
             that is enough.
@@ -621,31 +643,35 @@ class SpaceChange:
         storage_index: bytes,
         has_disk_space: HasRoom,
         make_room: HasRoom,
+        client: AbstractContextManager[ClientGrant],
     ) -> None:
         self._usage = usage
+        self._entered = client
+        self._client: ClientGrant
         self._storage_index = storage_index
         self._has_disk_space = has_disk_space
         self._make_room = make_room
         self._reserved_bytes = 0
-        self._over_quota = False
+        self._over_quota = ""
 
     def __repr__(self) -> str:
         return f"<SpaceChange of {self._storage_index.hex()}>"
 
     def __enter__(self) -> SpaceChange:
+        self._client = self._entered.__enter__()
         if self._usage is not None:
             self._usage.begin(self._storage_index)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         usage = self._usage
-        if usage is None:
-            return
-        usage.release(self._reserved_bytes)
-        usage.end(self._storage_index)
+        if usage is not None:
+            usage.release(self._reserved_bytes)
+            usage.end(self._storage_index)
+        self._entered.__exit__(None, None, None)
         if self._over_quota and isinstance(error, NoSpace):
             raise QuotaReached(
-                f"the quota of {amount(usage.quota_bytes)} leaves no space for a change of the shares of "
+                f"{self._over_quota} leaves no space for a change of the shares of "
                 f"{base32.encode(self._storage_index)}; use another server"
             ) from error
 
@@ -656,6 +682,19 @@ class SpaceChange:
 
     def has_space(self, more_bytes: int) -> bool:
         """Return whether the shares may grow by more bytes, which are reserved until the change ends."""
+        if not self._client.has_space(more_bytes):
+            self._over_quota = _OF_CLIENT
+            return False
+        return self._has_server_space(more_bytes)
+
+    def may_hold(self) -> bool:
+        """Return whether the client may have a lease on the shares, which then count for it."""
+        if self._client.may_hold():
+            return True
+        self._over_quota = _OF_CLIENT
+        return False
+
+    def _has_server_space(self, more_bytes: int) -> bool:
         if not self._has_disk_space(more_bytes):
             return False
         usage = self._usage
@@ -663,16 +702,18 @@ class SpaceChange:
             return True
         missing = usage.reserve(more_bytes)
         if missing and (not self._make_room(missing) or usage.reserve(more_bytes)):
-            self._over_quota = True
+            self._over_quota = f"the quota of {amount(usage.quota_bytes)}"
             usage.tell_refused(more_bytes)
             return False
         self._reserved_bytes += more_bytes
         return True
 
     def has_lease_space(self, lease_bytes: int) -> bool:
-        """Return whether a lease may be added; it may exceed the quota a little."""
-        self._over_quota = False
-        if self.has_space(lease_bytes):
+        """Return whether a lease may be added; it may exceed the server's quota a little."""
+        self._over_quota = ""
+        if not self.may_hold():
+            return False
+        if self._has_server_space(lease_bytes):
             return True
         if (
             self._usage is None
@@ -680,7 +721,7 @@ class SpaceChange:
             or not self._usage.reserve_excess(lease_bytes)
         ):
             return False
-        self._over_quota = False
+        self._over_quota = ""
         self._reserved_bytes += lease_bytes
         return True
 

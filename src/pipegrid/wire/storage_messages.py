@@ -53,10 +53,16 @@ class ServerVersion(NamedTuple):
 
 
 class LeaseSecrets(NamedTuple):
-    """The two 32-byte secrets of a lease on one server."""
+    """
+    The two 32-byte secrets of a lease on one server.
+
+    Attributes:
+        owner: the number of the server's named client whose lease it is; 0: of none. Only a server knows it.
+    """
 
     renew: bytes
     cancel: bytes
+    owner: int = 0
 
     def __repr__(self) -> str:
         """Without the secrets: logs contain it."""

@@ -35,6 +35,13 @@ class ServedObject(Protocol):
         """Drop all that belongs to connections, since they end."""
 
 
+class ClientObject(ServedObject, Protocol):
+    """The same for one named client, who may be removed."""
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+
+
 class FoolscapPort:
     """
     Speaks Foolscap on connections that the listener accepts.
@@ -62,6 +69,7 @@ class FoolscapPort:
         more: Mapping[str, ServedObject] | None = None,
     ) -> None:
         self._objects = {who.swissnum: served, **(more or {})}
+        self._clients: dict[str, ClientObject] = {}
         self._note_hostile = note_hostile
         self._limits = limits
         self._others = others
@@ -94,10 +102,22 @@ class FoolscapPort:
         )
         return negotiation
 
+    def set_clients(self, clients: Mapping[str, ClientObject]) -> None:
+        """Serve these objects for named clients, by their secrets, and close those of others."""
+        for secret in self._clients.keys() - clients.keys():
+            gone = self._clients.pop(secret)
+            gone.close()
+            if self._tub is not None:
+                self._tub.unregisterReference(gone)
+        for secret in clients.keys() - self._clients.keys():
+            self._clients[secret] = clients[secret]
+            if self._tub is not None:
+                self._tub.registerReference(clients[secret], name=secret)
+
     def stop(self) -> Deferred[Any]:
         """Stop the objects, and close all connections; fires when they are closed."""
         self._stopped = True
-        for each in self._objects.values():
+        for each in (*self._objects.values(), *self._clients.values()):
             each.stop()
         tub, self._tub = self._tub, None
         stopped: Deferred[Any] = succeed(None) if tub is None else tub.stopService()
@@ -117,7 +137,7 @@ class FoolscapPort:
             limits=self._limits,
             governor=Governor(eventual.reactor, self._others),
         )
-        for name, served in self._objects.items():
+        for name, served in {**self._objects, **self._clients}.items():
             tub.registerReference(served, name=name)
         accepted_elsewhere = _AcceptedElsewhere()
         tub.listenOn(accepted_elsewhere)

@@ -28,6 +28,7 @@ from pipegrid.errors import (
     WrongSecret,
 )
 from pipegrid.server.gbs.storage_operations import GbsService
+from pipegrid.storage.share_store import ShareStore
 from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER, possible_numbers
 from pipegrid.storage.uploads.eviction import Client, address_of
 from pipegrid.storage.uploads.incoming_share import IncomingShare
@@ -130,12 +131,30 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
 
     Args:
         service: provides the store, the durability and the limit of shares that wait for the disk.
+        owner: the number of the named client that the fURL is for; 0: it is the server's own.
     """
 
-    def __init__(self, service: GbsService) -> None:
+    def __init__(self, service: GbsService, owner: int = 0) -> None:
         self._service = service
-        self._store = service.store
+        self._owner = owner
+        self._closed = False
         self._batches: set[_Batch] = set()
+
+    @property
+    def _store(self) -> ShareStore:
+        if self._closed:
+            raise UsageError(
+                "this address is not valid any more; ask the server's operator for another"
+            )
+        return self._service.store
+
+    def _lease(self, renew_secret: bytes, cancel_secret: bytes) -> LeaseSecrets:
+        return LeaseSecrets(renew_secret, cancel_secret, self._owner)
+
+    def close(self) -> None:
+        """Serve nobody any more, since the client was removed."""
+        self._closed = True
+        self.stop()
 
     def stop(self) -> None:
         """Drop all unfinished uploads, since their connections end."""
@@ -147,7 +166,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
     @answers("version")
     def remote_get_version(self) -> dict[bytes, Any]:
         """Return what the server supports."""
-        return pack_version(self._store.version())
+        return pack_version(self._store.version(self._owner))
 
     @answers("allocate")
     def remote_allocate_buckets(
@@ -162,7 +181,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
         """Allocate shares, for as long as the client's ``canary`` is connected."""
         secret = os.urandom(UPLOAD_SECRET_BYTES)
         numbers = possible_numbers(sharenums)
-        secrets = UploadSecrets(LeaseSecrets(renew_secret, cancel_secret), secret)
+        secrets = UploadSecrets(self._lease(renew_secret, cancel_secret), secret)
         client = client_of(canary)
         try:
             answer = self._store.allocate(storage_index, numbers, allocated_size, secrets, client)
@@ -186,7 +205,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
 
         def add() -> None:
             with suppress(NoSuchShare):
-                self._store.add_lease(storage_index, LeaseSecrets(renew_secret, cancel_secret))
+                self._store.add_lease(storage_index, self._lease(renew_secret, cancel_secret))
 
         return self._service.slots.read(storage_index, add)
 
@@ -223,7 +242,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
             storage_index,
             self._store.slots.testv_and_readv_and_writev,
             storage_index,
-            SlotSecrets(LeaseSecrets(renew, cancel), write_enabler),
+            SlotSecrets(self._lease(renew, cancel), write_enabler),
             {number: _change(vectors) for number, vectors in tw_vectors.items()},
             r_vector,
             slots.durable,

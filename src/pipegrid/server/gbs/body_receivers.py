@@ -357,16 +357,21 @@ class ShareStream:
 
 
 def is_over_quota(
-    store: ShareStore, wanted: AbstractSet[int], share_bytes: int, allocation: Allocation
+    store: ShareStore,
+    wanted: AbstractSet[int],
+    share_bytes: int,
+    allocation: Allocation,
+    owner: int,
 ) -> bool:
     """
-    Return whether an allocation of shares has no effect because of the quota.
+    Return whether an allocation of shares has no effect because of the quota, the server's or that of the
+    named client with the number ``owner``.
 
     Then the client learns that; other refusals have no reason.
     """
     if not wanted or allocation.allocated or allocation.already_have:
         return False
-    return store.quota_refuses(share_bytes)
+    return store.quota_refuses(share_bytes, owner)
 
 
 class AllocateCall(InSteps):
@@ -403,7 +408,11 @@ class AllocateCall(InSteps):
         )
         self._allocation = allocation
         self._refuses_all = is_over_quota(
-            self._store, wanted.share_numbers, wanted.share_bytes, allocation
+            self._store,
+            wanted.share_numbers,
+            wanted.share_bytes,
+            allocation,
+            self._admitted.owner,
         )
 
     def _say(self, _: Buffer) -> Answer:

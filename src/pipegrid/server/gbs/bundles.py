@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from typing import Protocol
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
@@ -63,14 +64,19 @@ class Bundle(InSteps):
     """
     Receives a bundle, and carries it out.
 
+    ``owner`` is the number of the named client that sends it, or 0.
+
     If one upload is rejected, the others continue. The answer waits until every received share is durable,
     so that a bundle is one group for the disk, as many consecutive requests are.
     """
 
-    def __init__(self, service: BundleService, rule: Rule, client: Client = NOBODY) -> None:
+    def __init__(
+        self, service: BundleService, rule: Rule, client: Client = NOBODY, owner: int = 0
+    ) -> None:
         super().__init__(service, rule, (), self._carry_out, self._commit)
         self._service = service
         self._client = client
+        self._owner = owner
         self._uploads: list[BundledUpload] = []
         self._unpacking: Iterator[None] | None = None
         self._answers: list[BundledAnswer] = []
@@ -126,7 +132,8 @@ class Bundle(InSteps):
         self._reserved = sum(len(each.shares) for each in uploads)
         self._service.reserve(self._reserved)
         self._takes_whole = self._service.takes_whole
-        for wanted in uploads:
+        for each in uploads:
+            wanted = _owned(each, self._owner) if self._owner else each
             statuses: dict[int, int] = {}
             taken = yield from self._take_whole(wanted, statuses)
             allocation = yield from self._allocate(wanted, taken)
@@ -203,7 +210,7 @@ class Bundle(InSteps):
             return Allocation(_NONE, taken) if taken else status
         allocation = Allocation(allocation.already_have, allocation.allocated | taken)
         store, numbers = self._service.store, wanted.share_numbers
-        if is_over_quota(store, numbers, wanted.share_bytes, allocation):
+        if is_over_quota(store, numbers, wanted.share_bytes, allocation, self._owner):
             return responses.QUOTA_REACHED.status
         return allocation
 
@@ -245,6 +252,12 @@ class Bundle(InSteps):
 
     def _answer(self) -> None:
         self._done.callback(responses.cbor(gbs_bundles.pack_answers(self._answers)))
+
+
+def _owned(upload: BundledUpload, owner: int) -> BundledUpload:
+    """Return an upload whose lease is that of a named client."""
+    secrets = attrs.evolve(upload.secrets, lease=attrs.evolve(upload.secrets.lease, owner=owner))
+    return attrs.evolve(upload, secrets=secrets)
 
 
 def _is_whole(wanted: BundledUpload) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import re
+from collections.abc import Mapping
 from enum import Enum
 
 import attrs
@@ -229,12 +230,18 @@ _NO_SUCH_METHOD = {
 
 @attrs.frozen
 class AdmittedRequest:
-    """A request that passed all checks of its head."""
+    """
+    A request that passed all checks of its head.
+
+    Attributes:
+        owner: the number of the named client whose secret it has; 0: it has the server's own.
+    """
 
     rule: Rule
     target: GbsTarget
     secrets: dict[str, bytes] = attrs.field(repr=False)
     client: Client = NOBODY
+    owner: int = 0
 
     @property
     def lease(self) -> LeaseSecrets:
@@ -242,10 +249,39 @@ class AdmittedRequest:
         return LeaseSecrets(
             self.secrets[gbs_paths_headers.RENEW_SECRET],
             self.secrets[gbs_paths_headers.CANCEL_SECRET],
+            self.owner,
         )
 
 
-def admit(request: Request, authorization: bytes) -> AdmittedRequest | Answer:
+class KnownSecrets:
+    """
+    The secrets with which clients may use a server: its own, and those of named clients.
+
+    Args:
+        swissnum: the server's own.
+    """
+
+    def __init__(self, swissnum: str) -> None:
+        self._own = gbs_paths_headers.authorization(swissnum), 0
+        self._known = [self._own]
+
+    def set_clients(self, numbers: Mapping[str, int]) -> None:
+        """Accept these clients, and no others, from now on: their numbers by their secrets."""
+        more = [(gbs_paths_headers.authorization(each), numbers[each]) for each in numbers]
+        self._known = [self._own, *more]
+
+    def owner_of(self, request: Request) -> int | None:
+        """
+        Return the number of the client whose secret a request has, 0 for the server's own, or None.
+
+        It is compared with every secret, in constant time.
+        """
+        shown = request.headers.get(b"authorization", b"")
+        owners = [owner for secret, owner in self._known if hmac.compare_digest(shown, secret)]
+        return owners[0] if owners else None
+
+
+def admit(request: Request, known: KnownSecrets) -> AdmittedRequest | Answer:
     """
     Return the checked request, or the answer that rejects it.
 
@@ -253,7 +289,7 @@ def admit(request: Request, authorization: bytes) -> AdmittedRequest | Answer:
     405, then 401, then other 400.
 
     Args:
-        authorization: the value that the client must have sent.
+        known: the secrets of which the client must have sent one.
     """
     if not request.names_its_host:
         return _BAD_HOST
@@ -265,7 +301,8 @@ def admit(request: Request, authorization: bytes) -> AdmittedRequest | Answer:
     if rule is None:
         return _NO_SUCH_METHOD[target.resource]
     headers = request.headers
-    if not is_authorized(request, authorization):
+    owner = known.owner_of(request)
+    if owner is None:
         return responses.UNAUTHORIZED
     try:
         secrets = gbs_paths_headers.parse_secrets(request.secrets, rule.secrets)
@@ -279,12 +316,7 @@ def admit(request: Request, authorization: bytes) -> AdmittedRequest | Answer:
             return responses.WRONG_TYPE
         if request.content_length is not None and request.content_length > rule.body_limit_bytes:
             return responses.TOO_LARGE
-    return AdmittedRequest(rule, target, secrets, request.client)
-
-
-def is_authorized(request: Request, authorization: bytes) -> bool:
-    """Return whether a request has the required authorisation, compared in constant time."""
-    return hmac.compare_digest(request.headers.get(b"authorization", b""), authorization)
+    return AdmittedRequest(rule, target, secrets, request.client, owner)
 
 
 def accepts_cbor(accept: bytes | None) -> bool:

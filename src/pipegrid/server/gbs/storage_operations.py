@@ -38,10 +38,10 @@ from pipegrid.server.gbs.body_receivers import (
 from pipegrid.server.gbs.bundles import Bundle, ReadBundle
 from pipegrid.server.gbs.request_check import (
     AdmittedRequest,
+    KnownSecrets,
     Operation,
     Request,
     admit,
-    is_authorized,
 )
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.server.gbs.slot_requests import SlotChangeCall, SlotHandlers, SlotQueue
@@ -83,9 +83,10 @@ class GbsService:
     durable, happens in the threads of ``disk.group_commit``.
 
     Args:
-        swissnum: the secret that every client must know.
+        swissnum: the secret that clients must know.
 
     Attributes:
+        known: this secret, and those of named clients.
         requests: answers by (operation, status); for metrics.
         received_bytes, sent_bytes: of share data.
         commits: shares that wait to become durable.
@@ -103,7 +104,7 @@ class GbsService:
         self.sent_bytes = 0
         self.commits = 0
         self._durability = durability
-        self._authorization = gbs_paths_headers.authorization(swissnum)
+        self.known = KnownSecrets(swissnum)
         self._waiting_for_space: list[Callable[[], None]] = []
         self.slots = SlotQueue(durability)
         slot_handlers = SlotHandlers(store.slots, self.slots, self.offer)
@@ -189,12 +190,12 @@ class GbsService:
     # Requests.
 
     def knows_secret(self, request: Request) -> bool:
-        """Return whether the client has shown the server's secret."""
-        return is_authorized(request, self._authorization)
+        """Return whether the client has shown one of the server's secrets."""
+        return self.known.owner_of(request) is not None
 
     def begin(self, request: Request) -> Receiver:
         """Return the receiver of a request's body; never raises."""
-        admitted = admit(request, self._authorization)
+        admitted = admit(request, self.known)
         if isinstance(admitted, Answer):
             return Refusal(admitted, self._counted_as(request.method.decode("ascii")))
         rule = admitted.rule
@@ -215,9 +216,9 @@ class GbsService:
         if operation is Operation.ALLOCATE:
             return AllocateCall(self, admitted, self.store, self.offer)
         if operation is Operation.BUNDLE:
-            return Bundle(self, rule, request.client)
+            return Bundle(self, rule, request.client, admitted.owner)
         if operation is Operation.SURVEY:
-            return Survey(self, rule)
+            return Survey(self, rule, admitted.owner)
         if operation is Operation.RELEASE_LEASES:
             return LeaseReleasesCall(self, rule)
         if operation is Operation.READ_BUNDLE:
@@ -259,10 +260,9 @@ class GbsService:
     def _counted_as(self, name: str) -> Callable[[Answer], Answer]:
         return lambda answer: self.count(name, answer)
 
-    def _version(self, _: AdmittedRequest, body: Buffer) -> Answer:
-        return responses.cbor(
-            gbs_cbor_bodies.pack_version(self.store.version()), headers=self.offer
-        )
+    def _version(self, admitted: AdmittedRequest, body: Buffer) -> Answer:
+        version = self.store.version(admitted.owner)
+        return responses.cbor(gbs_cbor_bodies.pack_version(version), headers=self.offer)
 
     def _begin_write(self, request: Request, admitted: AdmittedRequest) -> Answer | Write:
         try:

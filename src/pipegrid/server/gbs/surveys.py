@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+import attrs
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
@@ -44,9 +45,10 @@ class Survey(InSteps):
     waiting for the disk. The answer waits for slots that are being changed.
     """
 
-    def __init__(self, service: SurveyService, rule: Rule) -> None:
+    def __init__(self, service: SurveyService, rule: Rule, owner: int = 0) -> None:
         super().__init__(service, rule, (), self._look_in_steps, self._say)
         self._service = service
+        self._owner = owner  # of the leases: the number of a named client
         self._results: list[SurveyAnswer | int] = []
         self._waiting: list[Deferred[None]] = []
 
@@ -65,7 +67,10 @@ class Survey(InSteps):
                 return
             results.append(found)
             if question.lease is not None:
-                leased = _renew(service, question.storage_index, question.lease)
+                lease = question.lease
+                if self._owner:
+                    lease = attrs.evolve(lease, owner=self._owner)
+                leased = _renew(service, question.storage_index, lease)
                 if leased.called and isinstance(leased.result, int):
                     _note_lease(leased.result, results, number)
                 else:

@@ -187,7 +187,7 @@ def parse_leases(data: bytes) -> tuple[MutableLease, ...]:
 def make_lease(version: int, secrets: LeaseSecrets, node_id: bytes, now: float) -> MutableLease:
     """Return a lease of 31 days from ``now``, in seconds since 1970."""
     renew, cancel = (stored_secret(version, each) for each in (secrets.renew, secrets.cancel))
-    return MutableLease(OWNER, lease_end(now), renew, cancel, node_id)
+    return MutableLease(secrets.owner or OWNER, lease_end(now), renew, cancel, node_id)
 
 
 def lease_position(extra_offset: int, index: int) -> int:
@@ -491,6 +491,18 @@ def change_file(
     end = growth.extra_offset
     for at, data in plan_lease(end, leases, fresh, header.version, has_space) or ():
         disk.write_all(share.fd, data, at)
+
+
+def is_new(share: SlotFile, fresh: MutableLease) -> bool:
+    """
+    Return whether a share has no such lease yet.
+
+    Raises:
+        OSError, ValueError: the disk failed; the container is damaged.
+    """
+    records = share.leases(share.extra())
+    index = RECORDS.find(records, fresh.renew, share.header.version > 1)
+    return index is None or not _owner(records, index)
 
 
 def renew(share: SlotFile, fresh: MutableLease, has_space: HasRoom) -> None:

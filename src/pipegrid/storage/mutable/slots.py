@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from pipegrid.core import base32
 from pipegrid.disk import file_system_calls as disk
@@ -63,7 +63,9 @@ class Slots:
         incoming: where new files are created, on the same file system.
         clock: seconds since 1970.
         has_space: returns whether a number of bytes more fits on the disk.
-        change: returns what counts a change of the shares of a storage index, and says how far they may grow.
+        change: returns what counts a change of share files of a storage index, and says how far they may
+            grow; called with the storage index, their paths, and the number of the named client.
+        serial: entered for all that is done with the shares of a storage index.
         read_only: create no new shares. Existing ones may be changed and deleted.
 
     Attributes:
@@ -78,7 +80,8 @@ class Slots:
         incoming: str,
         clock: Callable[[], float],
         has_space: HasRoom,
-        change: Callable[[bytes], SpaceChange],
+        change: Callable[[bytes, Collection[str], int], SpaceChange],
+        serial: Callable[[bytes], AbstractContextManager[None]],
         read_only: bool,
         node_id: bytes,
     ) -> None:
@@ -88,6 +91,7 @@ class Slots:
         self._clock = clock
         self.has_space = has_space
         self._change = change
+        self._serial = serial
         self.read_only = read_only
         self.disk = Disk()
 
@@ -159,13 +163,18 @@ class Slots:
     ) -> None:
         """Carry out a change, and count by how much it makes the shares grow, also if it fails midway."""
         before = sum(shares[number].file_bytes for number in changes if number in shares)
-        with self._change(storage_index) as space:
+        paths = [f"{directory}/{number:d}" for number in changes]
+        with self._change(storage_index, paths, secrets.lease.owner) as space:
             change = SlotChange(self, storage_index, directory, shares, secrets, space.has_space)
             try:
+                if secrets.lease.owner:
+                    kept = (
+                        n for n, each in changes.items() if n in shares and each.new_length != 0
+                    )
+                    self._check_holder([shares[number] for number in kept], secrets.lease, space)
                 change.carry_out(changes, durable)
             finally:
                 if space.counts:
-                    paths = (f"{directory}/{number:d}" for number in changes)
                     # An immutable share may have the same number, and does not change.
                     after = sum(
                         file_bytes(each) for each in paths if slotfiles.is_mutable_file(each)
@@ -249,10 +258,12 @@ class Slots:
         try:
             fresh = self.fresh_lease(share, secrets)
             with (
-                self._change(storage_index) as space,
+                self._change(storage_index, (path,), secrets.owner) as space,
                 slotfiles.reported(f"renew the lease of {path!r}", path),
             ):
                 try:
+                    if secrets.owner:
+                        self._check_holder([share], secrets, space)
                     slotfiles.renew(share, fresh, space.has_lease_space)
                 finally:
                     if space.counts:
@@ -282,7 +293,7 @@ class Slots:
                     continue
                 try:
                     with (
-                        self._change(storage_index) as space,
+                        self._change(storage_index, (path,), 0) as space,
                         slotfiles.reported(f"release the lease of {path!r}", path),
                     ):
                         one = slotfiles.release(share, cancel_secret, since)
@@ -294,6 +305,18 @@ class Slots:
                 disk.remove_empty(directory)
         return done
 
+    def _check_holder(
+        self, shares: Sequence[SlotFile], lease: LeaseSecrets, space: SpaceChange
+    ) -> None:
+        """Raise NoSpace if a named client gets a lease on a share that its quota has no space for."""
+        for share in shares:
+            with slotfiles.reported(f"read the leases of {share.path!r}", share.path):
+                is_new = slotfiles.is_new(share, self.fresh_lease(share, lease))
+            if is_new and not space.may_hold():
+                raise NoSpace(
+                    f"there is no space for the share {share.path!r} in the client's quota"
+                )
+
     def fresh_lease(self, share: SlotFile | None, secrets: LeaseSecrets) -> slot_file.MutableLease:
         """Return the lease to add to a share, or to renew there; None: the share does not exist yet."""
         version = slot_file.WRITTEN_VERSION if share is None else share.header.version
@@ -303,17 +326,18 @@ class Slots:
     def _locked(self, storage_index: bytes, create: bool) -> Iterator[str | None]:
         """Hold the lock of a slot; yields its directory, or None if it does not exist."""
         directory = self._directory_of(storage_index)
-        try:
-            lock = slotfiles.lock_slot(directory, create)
-        except OSError as error:
-            raise disk.disk_error(error, f"lock the shares in {directory!r}") from error
-        if lock is None:
-            yield None
-            return
-        try:
-            yield directory
-        finally:
-            os.close(lock)
+        with self._serial(storage_index):
+            try:
+                lock = slotfiles.lock_slot(directory, create)
+            except OSError as error:
+                raise disk.disk_error(error, f"lock the shares in {directory!r}") from error
+            if lock is None:
+                yield None
+                return
+            try:
+                yield directory
+            finally:
+                os.close(lock)
 
 
 @contextmanager

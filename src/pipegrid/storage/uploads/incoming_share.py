@@ -18,6 +18,7 @@ from pipegrid.disk.atomic_write import can_name, open_unnamed
 from pipegrid.disk.private_files import PRIVATE_FILE
 from pipegrid.errors import ConflictingWrite, NoSuchShare, PipegridError, ServerRefused
 from pipegrid.storage import share_file
+from pipegrid.storage.client_space import ClientUsage
 from pipegrid.storage.space_usage import SpaceUsage
 from pipegrid.storage.storage_paths import Paths, ShareKey
 from pipegrid.storage.uploads import incoming_files as incoming
@@ -191,9 +192,11 @@ class UploadKeeper(Protocol):
 
     Attributes:
         usage: counts complete shares; None: there is no quota.
+        clients: counts them for named clients.
     """
 
     usage: SpaceUsage | None
+    clients: ClientUsage
 
     def used(self, upload: IncomingShare) -> None:
         """Record that it was written to, or opened."""
@@ -212,6 +215,7 @@ class IncomingShare(ShareWriter):
         secret_hash: see ``hash_secret``.
         last_write: when it was last written to, in seconds since 1970.
         client, began: its owner, and since when: see ``eviction``.
+        owner: the number of the named client whose quota it counts against; 0: none.
         left_behind: an earlier process left it, and no client has resumed it yet.
         unsent_bytes: written since the disk was last requested to start writing (``begin_writing``).
         opened: rises with every opening of an upload's file in this process.
@@ -240,6 +244,7 @@ class IncomingShare(ShareWriter):
         self.share_bytes, self.secret_hash = share_bytes, secret_hash
         self.last_write = self.began = clock()
         self.client = NOBODY
+        self.owner = 0
         self.left_behind = self.new_index = self.gone = self.stored = False
         self.unsent_bytes = self.promised_bytes = 0
         self.opened = next(self._openings)
@@ -431,6 +436,18 @@ class IncomingShare(ShareWriter):
             NoSuchShare: the upload is gone.
             ServerRefused: the disk failed; the upload is closed with a note, or discarded.
         """
+        clients = self._keeper.clients
+        if not clients.active:
+            return self._publish()
+        size = share_file.container_bytes(self.share_bytes)
+        clients.hold(self.owner, size)  # until it counts as used
+        try:
+            with clients.changing(self.storage_index, (self._final,)):
+                return self._publish()
+        finally:
+            clients.hold(self.owner, -size)
+
+    def _publish(self) -> tuple[str, ...]:
         with self._lock:
             if self.gone:
                 raise self._no_such_upload()
@@ -594,6 +611,7 @@ class WholeShare(IncomingShare):
     # The values of an upload that no client has resumed; class attributes, since assignments would take
     # measurable time.
     client: Client = NOBODY
+    owner = 0
     left_behind = False
     unsent_bytes = 0
     resumed = False

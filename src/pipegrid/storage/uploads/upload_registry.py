@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +20,7 @@ from twisted.logger import Logger
 from pipegrid.disk import file_system_calls as disk
 from pipegrid.errors import NoSpace, QuotaReached
 from pipegrid.storage import share_file
+from pipegrid.storage.client_space import FIRST_NUMBER, ClientUsage
 from pipegrid.storage.space_usage import SpaceUsage
 from pipegrid.storage.storage_paths import Paths, ShareKey, check_key
 from pipegrid.storage.uploads import eviction, incoming_files
@@ -140,11 +141,13 @@ class UnfinishedUploads:
         missing_bytes: returns how much space is missing to promise more bytes; 0: none.
         limits: of their number.
         boot_id: see ``ShareStore``.
+        clients: the quotas of named clients.
         usage: the quota that uploads count against with the full length of their files, if there is one.
 
     Attributes:
-        usage: as above.
+        clients, usage: as above.
         allocated_bytes: their lengths, however much of them has arrived.
+        client_bytes: the full length of the files of each named client's, by its number.
         allocate_lock: held by callers of ``allocate``, from before they list the complete shares.
     """
 
@@ -156,8 +159,11 @@ class UnfinishedUploads:
         missing_bytes: Callable[[int], int],
         limits: UploadLimits,
         boot_id: Callable[[], bytes],
+        clients: ClientUsage,
         usage: SpaceUsage | None = None,
     ) -> None:
+        self.clients = clients
+        self.client_bytes: Counter[int] = Counter()
         self.usage = usage
         self._paths = paths
         self._clock = clock
@@ -256,12 +262,15 @@ class UnfinishedUploads:
                 self._hand_over(upload, client)
                 return True
             upload.discard()
-        if not self._has_space(share_bytes, client):
+        owner = secrets.lease.owner
+        if not (
+            self._has_client_space(share_bytes, owner) and self._has_space(share_bytes, client)
+        ):
             return False
         call = key, share_bytes, secrets, secret_hash, new_index, client
-        if self.usage is None:
+        if self.usage is None and not owner:
             return self._begin(*call)
-        with self._reserved(share_bytes) as fits:
+        with self._reserved(share_bytes, owner) as fits:
             return fits and self._begin(*call)
 
     def _begin(
@@ -307,9 +316,10 @@ class UnfinishedUploads:
         full = len(self._uploads) >= self._max_uploads or self._missing_bytes(len(data))
         if key in self._uploads or full:
             return None
-        if self.usage is None:
+        owner = secrets.lease.owner
+        if self.usage is None and not owner:
             return self._store_whole(key, data, secrets)
-        with self._reserved(len(data)) as fits:
+        with self._reserved(len(data), owner) as fits:
             return self._store_whole(key, data, secrets) if fits else None
 
     def _store_whole(
@@ -319,24 +329,46 @@ class UnfinishedUploads:
             key, data, secrets.upload, partial(self._make_lease, secrets.lease)
         )
         if share is not None:
+            share.owner = secrets.lease.owner
             with self._table_lock:
                 self._uploads[key] = share
-                self.allocated_bytes += share.share_bytes
+                self._count(share, 1)
         return share
 
+    def _count(self, upload: IncomingShare, sign: int) -> None:
+        """Count the length of an upload, or no longer (-1); under the table's lock."""
+        self.allocated_bytes += sign * upload.share_bytes
+        if upload.owner:
+            size = upload.share_bytes + _CONTAINER_BYTES
+            self.client_bytes[upload.owner] += sign * size
+            if not self.client_bytes[upload.owner]:
+                del self.client_bytes[upload.owner]
+
     @contextmanager
-    def _reserved(self, share_bytes: int) -> Iterator[bool]:
-        """Reserve the quota for an upload until it is in the table; yields whether the quota allows it."""
+    def _reserved(self, share_bytes: int, owner: int = 0) -> Iterator[bool]:
+        """
+        Reserve the quotas for an upload until it is in the table; yields whether they allow it.
+
+        Args:
+            owner: the number of a named client, whose quota is one of them; 0: none.
+        """
         usage, size = self.usage, share_file.container_bytes(share_bytes)
-        if usage is None:
-            yield True
-        elif usage.reserve(size):
+        if owner and self.clients.reserve(owner, size):
             yield False
-        else:
-            try:
+            return
+        try:
+            if usage is None:
                 yield True
-            finally:
-                usage.release(size)
+            elif usage.reserve(size):
+                yield False
+            else:
+                try:
+                    yield True
+                finally:
+                    usage.release(size)
+        finally:
+            if owner:
+                self.clients.hold(owner, -size)
 
     def _tell_full(self, refusal: NoSpace) -> None:
         """Log, once a minute, that the disk is full although it reports free space: a quota is used up."""
@@ -356,6 +388,33 @@ class UnfinishedUploads:
         if hmac.compare_digest(upload.secret_hash, secret_hash):
             return False
         return eviction.is_stale(upload, self._clock())
+
+    def _has_client_space(self, share_bytes: int, owner: int) -> bool:
+        """
+        Return whether a named client's quota has space for one more, after giving up idle ones of its own.
+        """
+        if not owner:
+            return True
+        missing_bytes = self.clients.missing(owner, share_file.container_bytes(share_bytes))
+        if not missing_bytes:
+            return True
+        too_old = self._clock() - eviction.WRITTEN_S
+        with self._table_lock:
+            idle = [
+                each
+                for each in self._uploads.values()
+                if each.owner == owner and not each.complete and each.last_write <= too_old
+            ]
+        idle.sort(key=lambda each: each.last_write)
+        if sum(each.share_bytes + _CONTAINER_BYTES for each in idle) >= missing_bytes:
+            for each in idle:
+                each.discard()
+                missing_bytes -= each.share_bytes + _CONTAINER_BYTES
+                self._given_up += 1
+                if missing_bytes <= 0:
+                    return True
+        self.clients.tell_refused(owner)
+        return False
 
     def _has_space(self, share_bytes: int, client: Client) -> bool:
         """Return whether one more may begin, after evicting others if necessary."""
@@ -467,6 +526,7 @@ class UnfinishedUploads:
             open_ones = list(self._uploads.values())
             self._uploads.clear()
             self.allocated_bytes = self._promised_bytes = 0
+            self.client_bytes.clear()
             self._open.clear()
             self._eviction.clear()
         for upload in open_ones:
@@ -499,9 +559,10 @@ class UnfinishedUploads:
         boot_id = self._known_boot_id()
         upload = IncomingShare(key, share_bytes, secret_hash, begun, boot_id, self._clock, self)
         upload.client = client
+        upload.owner = _owner_of(begun, share_bytes)
         with self._table_lock:
             self._uploads[key] = upload
-            self.allocated_bytes += share_bytes
+            self._count(upload, 1)
             self._eviction.add(upload)
         self.used(upload)
         return upload
@@ -520,7 +581,7 @@ class UnfinishedUploads:
             key = (upload.storage_index, upload.share_number)
             if self._uploads.get(key) is upload:
                 del self._uploads[key]
-                self.allocated_bytes -= upload.share_bytes
+                self._count(upload, -1)
                 self._promised_bytes -= upload.promised_bytes
                 self._eviction.remove(upload)
             else:
@@ -531,3 +592,15 @@ class UnfinishedUploads:
         if self._boot_id is None:
             self._boot_id = self._read_boot_id()
         return self._boot_id
+
+
+def _owner_of(begun: OpenedUpload, share_bytes: int) -> int:
+    """Return the number of the named client that began an upload, which its lease has; 0: none."""
+    lease = begun.lease
+    if lease is None:
+        try:
+            lease = os.pread(begun.fd, 4, share_file.HEADER_BYTES + share_bytes)
+        except OSError:
+            return 0
+    owner = int.from_bytes(lease[:4], "big")
+    return owner if owner >= FIRST_NUMBER else 0

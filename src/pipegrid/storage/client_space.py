@@ -1,0 +1,420 @@
+"""
+Quotas of named clients: how much each of them keeps in a storage directory, by the leases on its shares.
+
+Each lease record has a number for its owner, which other servers leave at 0 or 1. A lease that is made at the
+address of a named client gets that client's number. So the shares themselves say whose they are, in the
+format of Tahoe-LAFS, and nothing else is recorded that a crash could make wrong. A share counts for every
+client that has a lease on it, in full, but without the leases of others: a client pays for what it asks to
+keep, whoever stored that first, and for nothing that others do.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+import attrs
+from twisted.logger import Logger
+
+from pipegrid.core import base32
+from pipegrid.core.text import amount
+from pipegrid.errors import ServerRefused
+from pipegrid.storage import share_file
+from pipegrid.storage.mutable import slot_file
+from pipegrid.storage.space_usage import (
+    NOT_COUNTED,
+    PREFIXES,
+    RECOUNT_FULL_S,
+    RECOUNT_S,
+    prefix_number,
+    share_files,
+    storage_indexes,
+)
+from pipegrid.storage.storage_paths import Paths
+
+# All shares are counted when a server with named clients starts, and again as often as for the quota of the
+# whole server; until a client's are, none are accepted from it. Between two counts each change of a share
+# adds its difference: its leases are read before and after. Changes of one storage index follow one another
+# (``serial``), in the order: this lock, then those of files. The count reads the shares of one storage index
+# under the same lock, so it sees each change before or after.
+#
+# Where shares are removed when their leases have expired, an expired lease does not count, as of the last
+# count; elsewhere it counts until it is released, since it keeps its share.
+
+MAX_CLIENTS = 64
+FIRST_NUMBER = 1 << 16
+"""The lowest number of a client: lower ones are common in leases that belong to none."""
+
+_LONGEST_REST_S = 0.1
+
+log = Logger()
+
+
+@attrs.frozen
+class ClientQuota:
+    """
+    A named client.
+
+    Attributes:
+        number: in its leases, ``FIRST_NUMBER`` or more, and never used again for another client.
+        quota_bytes: 0: none.
+    """
+
+    number: int
+    name: str
+    quota_bytes: int
+
+
+@attrs.frozen
+class StoredShare:
+    """
+    The file of a share, if there is one.
+
+    Attributes:
+        file_bytes: its length with one lease.
+        lease_bytes: of one lease more.
+        leases: owner and expiry of each valid lease of a named client.
+    """
+
+    file_bytes: int = 0
+    lease_bytes: int = 0
+    leases: tuple[tuple[int, int], ...] = ()
+
+    def charges(self, since: float) -> dict[int, int]:
+        """
+        Return what it counts for each client.
+
+        Args:
+            since: seconds since 1970; leases that expire earlier do not count.
+        """
+        found: dict[int, int] = {}
+        for owner, expires in self.leases:
+            if expires >= since:
+                found[owner] = (
+                    found.get(owner, self.file_bytes - self.lease_bytes) + self.lease_bytes
+                )
+        return found
+
+
+NO_SHARE = StoredShare()
+
+
+def read_share(path: str) -> StoredShare:
+    """Return what the file of a share says about its leases; none if it is damaged, or missing."""
+    try:
+        share = slot_file.open_file(path)
+        if share is None:
+            begin, records = share_file.read_leases(path)
+            kind, size = share_file.RECORDS, begin + share_file.LEASE_BYTES
+        else:
+            try:
+                records = share.leases(share.extra())
+                size = share.header.extra_offset + slot_file.COUNT_BYTES
+                kind = slot_file.RECORDS
+            finally:
+                share.close()
+    except (OSError, ValueError, ServerRefused):
+        return NO_SHARE
+    return StoredShare(size, kind.record_bytes, kind.owned(records, FIRST_NUMBER))
+
+
+class ClientUsage:
+    """
+    How much of its quota each named client uses. Methods may be called from any thread.
+
+    Args:
+        paths: of the storage directory.
+        allocated: returns the full length of the files of a client's unfinished uploads, by its number.
+        clock: seconds since 1970.
+
+    Attributes:
+        expired_before: returns the time before which expired leases do not count; 0: all count.
+    """
+
+    def __init__(
+        self, paths: Paths, allocated: Callable[[int], int], clock: Callable[[], float]
+    ) -> None:
+        self.expired_before: Callable[[], float] = lambda: 0.0
+        self._paths = paths
+        self._allocated = allocated
+        self._clock = clock
+        self._clients: Mapping[int, ClientQuota] = {}
+        self._counted: set[int] = set()  # the numbers of clients whose shares are counted
+        self._counted_s = 0.0
+        self._since = 0.0  # leases that expired before did not count
+        self._used: Counter[int] = Counter()
+        self._reserved: Counter[int] = Counter()
+        self._refused = self._stopping = False
+        self._told: set[int] = set()
+        # While all are counted: what they take, without leases that had expired by then; the prefix at hand;
+        # its storage indexes that are counted, and those that have changed before they were.
+        self._recounted: Counter[int] | None = None
+        self._recounted_since = 0.0
+        self._prefix = 0
+        self._done: set[bytes] = set()
+        self._late: set[bytes] = set()
+        self._serial: dict[bytes, tuple[threading.RLock, int]] = {}  # with the number of users
+        self._lock = threading.Lock()  # no call waits while holding it
+
+    def __repr__(self) -> str:
+        return f"<ClientUsage of {len(self._clients)} clients>"
+
+    # Who the clients are.
+
+    @property
+    def active(self) -> bool:
+        """Whether there are any clients."""
+        return bool(self._clients)
+
+    def set_clients(self, clients: Collection[ClientQuota]) -> None:
+        """Use these clients from now on; new ones are to be counted (``is_due``)."""
+        with self._lock:
+            self._clients = {each.number: each for each in clients}
+            self._counted &= self._clients.keys()
+            self._told.clear()
+
+    def report(self) -> Iterator[tuple[ClientQuota, int | None, int]]:
+        """Yield each client, what its shares take, and its unfinished uploads; None: not counted yet."""
+        for number, client in list(self._clients.items()):
+            used = self._used[number] if number in self._counted else None
+            yield client, used, self._allocated(number) + self._reserved[number]
+
+    # What fits.
+
+    def missing(self, number: int, more_bytes: int) -> int:
+        """Return how many bytes a client's quota lacks for more; 0 if none, or there is no quota."""
+        client = self._clients.get(number)
+        if client is None:
+            return NOT_COUNTED if number else 0  # it was removed at this moment
+        if not client.quota_bytes:
+            return 0
+        if number not in self._counted:
+            return NOT_COUNTED
+        granted = self._used[number] + self._reserved[number] + self._allocated(number)
+        missing = max(0, granted + more_bytes - client.quota_bytes)
+        self._refused = self._refused or missing > 0
+        return missing
+
+    def left_bytes(self, number: int) -> int | None:
+        """Return the space that a client's quota leaves; None: there is no quota."""
+        client = self._clients.get(number)
+        if client is None or not client.quota_bytes:
+            return 0 if number and client is None else None
+        if number not in self._counted:
+            return 0
+        granted = self._used[number] + self._reserved[number] + self._allocated(number)
+        return max(0, client.quota_bytes - granted)
+
+    def reserve(self, number: int, more_bytes: int) -> int:
+        """Reserve space for more bytes, and return 0; or return how many the client's quota lacks."""
+        with self._lock:
+            missing = self.missing(number, more_bytes)
+            if not missing:
+                self._reserved[number] += more_bytes
+            return missing
+
+    def hold(self, number: int, bytes_: int) -> None:
+        """Count more bytes that were granted before, or release them (negative)."""
+        with self._lock:
+            self._reserved[number] += bytes_
+            if not self._reserved[number]:
+                del self._reserved[number]
+
+    def tell_refused(self, number: int) -> None:
+        """Log, once between two counts, that a client's quota has refused something."""
+        client = self._clients.get(number)
+        if client is not None and number in self._counted and number not in self._told:
+            self._told.add(number)
+            log.warn(
+                "the quota of {quota} of the client {name} is used up: its new shares are refused",
+                quota=amount(client.quota_bytes),
+                name=client.name,
+            )
+
+    # What changes.
+
+    @contextmanager
+    def serial(self, storage_index: bytes) -> Iterator[None]:
+        """Do one after the other what changes the shares of a storage index."""
+        with self._lock:
+            lock, users = self._serial.get(storage_index) or (threading.RLock(), 0)
+            self._serial[storage_index] = lock, users + 1
+        try:
+            with lock:
+                yield
+        finally:
+            with self._lock:
+                users = self._serial[storage_index][1] - 1
+                if users:
+                    self._serial[storage_index] = lock, users
+                else:
+                    del self._serial[storage_index]
+
+    @contextmanager
+    def changing(
+        self, storage_index: bytes, paths: Collection[str], number: int = 0
+    ) -> Iterator[ClientChange]:
+        """
+        Count a change of share files of one storage index, by one client; changes do not nest.
+
+        Args:
+            number: the client's; 0: none.
+        """
+        if not self.active:
+            yield ClientChange(self, number, {})
+            return
+        with self.serial(storage_index):
+            before = {path: read_share(path) for path in paths}
+            change = ClientChange(self, number, before)
+            try:
+                yield change
+            finally:
+                after = [read_share(path) for path in paths]
+                self._changed(storage_index, before.values(), after)
+                change.release()
+
+    def _changed(
+        self, storage_index: bytes, before: Collection[StoredShare], after: Collection[StoredShare]
+    ) -> None:
+        with self._lock:
+            self._add(self._used, before, -1, self._since)
+            self._add(self._used, after, 1, self._since)
+            if self._recounted is None:
+                return
+            prefix = prefix_number(storage_index)
+            if prefix < self._prefix or storage_index in self._done:
+                self._add(self._recounted, before, -1, self._recounted_since)
+                self._add(self._recounted, after, 1, self._recounted_since)
+            elif prefix == self._prefix:
+                self._late.add(storage_index)
+
+    def _add(
+        self, total: Counter[int], shares: Collection[StoredShare], sign: int, since: float
+    ) -> None:
+        for share in shares:
+            for owner, size in share.charges(since).items() if share.leases else ():
+                if owner in self._clients:
+                    total[owner] += sign * size
+
+    # Counting.
+
+    def is_due(self) -> bool:
+        """Whether all shares should be counted: a client's never were, or it was long ago."""
+        if not self._clients:
+            return False
+        passed = abs(self._clock() - self._counted_s)  # a clock that jumps causes a count more
+        too_long = passed >= (RECOUNT_FULL_S if self._refused else RECOUNT_S)
+        return too_long or not self._clients.keys() <= self._counted
+
+    def stop(self) -> None:
+        """End counting, which takes some time."""
+        self._stopping = True
+
+    def count(self) -> bool:
+        """
+        Count all shares, while they change; returns whether that was finished.
+
+        It may take long: call it in a worker thread.
+
+        Raises:
+            OSError: a directory cannot be listed; what is known is unchanged.
+        """
+        with self._lock:
+            numbers = set(self._clients)
+            self._recounted_since = self.expired_before()
+            self._recounted, self._prefix = Counter(), 0
+        try:
+            for number in range(len(PREFIXES)):
+                began = time.monotonic()
+                if not self._count_prefix(number):
+                    return False
+                if self._counted:  # clients are served at the same time
+                    time.sleep(min(_LONGEST_REST_S, time.monotonic() - began))
+            with self._lock:
+                self._used, self._since = self._recounted, self._recounted_since
+                self._counted = numbers & self._clients.keys()
+                self._counted_s, self._refused = self._clock(), False
+                self._told.clear()
+        finally:
+            with self._lock:
+                self._recounted = None
+                self._done.clear()
+                self._late.clear()
+        return True
+
+    def _count_prefix(self, number: int) -> bool:
+        found = storage_indexes(self._paths.shares, PREFIXES[number])
+        todo = {each for each in map(_storage_index, found) if each is not None}
+        while not self._stopping:
+            for storage_index in todo:
+                self._count_one(storage_index)
+            with self._lock:
+                todo = self._late - self._done
+                self._late.clear()
+                if not todo:
+                    self._prefix = number + 1
+                    self._done.clear()
+                    return True
+        return False
+
+    def _count_one(self, storage_index: bytes) -> None:
+        with self.serial(storage_index):
+            paths = share_files(self._paths.directory(storage_index))
+            shares = [read_share(path) for path, _ in paths]
+            with self._lock:
+                if storage_index not in self._done and self._recounted is not None:
+                    self._add(self._recounted, shares, 1, self._recounted_since)
+                    self._done.add(storage_index)
+
+
+class ClientChange:
+    """
+    A change by one client, from ``ClientUsage.changing``.
+
+    Args:
+        before: the shares that it may change, by the paths of their files.
+    """
+
+    def __init__(self, usage: ClientUsage, number: int, before: Mapping[str, StoredShare]) -> None:
+        self._usage = usage
+        self._number = number
+        self._before = before
+        self._reserved_bytes = 0
+        self._holds = not number
+
+    def has_space(self, more_bytes: int) -> bool:
+        """Return whether the client's quota has space for more bytes, which are reserved until the end."""
+        if not self._number:
+            return True
+        if self._usage.reserve(self._number, more_bytes):
+            self._usage.tell_refused(self._number)
+            return False
+        self._reserved_bytes += more_bytes
+        return True
+
+    def may_hold(self) -> bool:
+        """Return whether the client may have one more lease on each share, which counts for it then."""
+        if not self._holds:
+            more_bytes = sum(
+                each.lease_bytes if self._number in each.charges(0) else each.file_bytes
+                for each in self._before.values()
+            )
+            self._holds = not more_bytes or self.has_space(more_bytes)
+        return self._holds
+
+    def release(self) -> None:
+        """Release what was reserved: it counts as used now, or is not needed."""
+        if self._reserved_bytes:
+            self._usage.hold(self._number, -self._reserved_bytes)
+            self._reserved_bytes = 0
+
+
+def _storage_index(directory: str) -> bytes | None:
+    try:
+        return base32.decode(os.path.basename(directory))
+    except ValueError:
+        return None  # not the name of a storage index

@@ -1,0 +1,247 @@
+"""The named clients of a server: their file, their secrets, and a running server that they change under."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet import reactor as installed_reactor
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from pipegrid.core.encoding_parameters import Params
+from pipegrid.errors import PipegridError, UsageError
+from pipegrid.grid import Grid
+from pipegrid.grid.client_creation import create_client
+from pipegrid.grid.client_paths import SERVERS_NAME
+from pipegrid.grid.servers_yaml import servers_of
+from pipegrid.server import storage_clients
+from pipegrid.server.gbs.request_check import KnownSecrets, Request
+from pipegrid.server.serve import ServeSettings, StorageNode
+from pipegrid.server.storage_clients import (
+    CLIENTS_NAME,
+    ClientWatch,
+    NamedClient,
+    keep_client,
+    read_clients,
+    remove_client,
+)
+from pipegrid.storage.client_space import FIRST_NUMBER, MAX_CLIENTS
+from pipegrid.wire import gbs_paths_headers
+
+reactor: Any = installed_reactor
+
+
+class FileTests(SynchronousTestCase):
+    """``private/clients.json``."""
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp())
+
+    def test_kept(self) -> None:
+        """A client keeps its number and its secret; the file is for its owner alone."""
+        self.assertEqual(read_clients(self.directory), ())
+        first = keep_client(self.directory, "alice", 1000)
+        self.assertEqual(keep_client(self.directory, "alice", None), first)
+        changed = keep_client(self.directory, "alice", 2000)
+        self.assertEqual(changed, attrs.evolve(first, quota_bytes=2000))
+        other = keep_client(self.directory, "bob", None)
+        self.assertEqual(other.quota_bytes, 0)
+        self.assertEqual(read_clients(self.directory), (changed, other))
+        self.assertNotEqual(first.swissnum, other.swissnum)
+        self.assertNotIn(first.swissnum, repr(first))
+        for name in (CLIENTS_NAME, CLIENTS_NAME + ".lock"):
+            mode = (self.directory / name).stat().st_mode
+            self.assertEqual(stat.S_IMODE(mode), 0o600, name)
+        remove_client(self.directory, "alice")
+        self.assertEqual(read_clients(self.directory), (other,))
+        again = keep_client(self.directory, "alice", None)
+        self.assertNotEqual((again.number, again.swissnum), (first.number, first.swissnum))
+
+    def test_names(self) -> None:
+        """A name is harmless in metrics, logs and tables."""
+        for name in ("", ".", "../x", "a b", "-a", 'a"', "a\n", "ä", "a" * 64):
+            with self.assertRaisesRegex(UsageError, "is no name for a client; use up to 63"):
+                keep_client(self.directory, name, None)
+        with self.assertRaisesRegex(UsageError, "has no client 'alice'; 'pipegrid serve --usage'"):
+            remove_client(self.directory, "alice")
+        self.assertFalse((self.directory / CLIENTS_NAME).exists())
+
+    def test_not_too_many(self) -> None:
+        """Each request's secret is compared with those of all."""
+        for number in range(MAX_CLIENTS):
+            keep_client(self.directory, f"c{number}", None)
+        with self.assertRaisesRegex(UsageError, "at most 64 named clients; remove one"):
+            keep_client(self.directory, "more", None)
+        self.assertEqual(len(read_clients(self.directory)), MAX_CLIENTS)
+
+    def test_damage(self) -> None:
+        """What is impossible in the file stops a start, in one sentence."""
+        good = {"number": FIRST_NUMBER, "swissnum": "s" * 32, "quota": 5}
+        bad: list[object] = [
+            *([], {"a b": good}, {"a": []}, {"a": good, "b": good}),
+            *({"a": {**good, "number": each}} for each in (1, True, "7", 1 << 32, None)),
+            *({"a": {**good, "swissnum": each}} for each in (7, "", "a/b", "ä")),
+            *({"a": {**good, "quota": each}} for each in (-1, 1.5, 1 << 63, "5")),
+            {f"c{n}": {**good, "number": FIRST_NUMBER + n} for n in range(MAX_CLIENTS + 1)},
+        ]
+        texts = [json.dumps(each) for each in bad] + ["{", "[" * 60_000, " " * 70_000]
+        (self.directory / "private").mkdir(parents=True)
+        for text in texts:
+            (self.directory / CLIENTS_NAME).write_text(text)
+            with self.assertRaisesRegex(UsageError, r"cannot understand .*clients\.json"):
+                read_clients(self.directory)
+            with self.assertRaises(UsageError):
+                keep_client(self.directory, "more", None)
+            self.assertEqual((self.directory / CLIENTS_NAME).read_text(), text)
+
+    def test_watched(self) -> None:
+        """A change is seen once, also of the same length in the same moment."""
+        watch = ClientWatch(self.directory)
+        self.assertIsNone(watch.look())
+        client = keep_client(self.directory, "alice", 1000)
+        self.assertEqual(watch.look(), (client,))
+        self.assertIsNone(watch.look())
+        path = self.directory / CLIENTS_NAME
+        before = path.stat()
+        client = keep_client(self.directory, "alice", 2000)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        self.assertEqual(watch.look(), (client,))
+        path.unlink()
+        self.assertEqual(watch.look(), ())
+
+
+class SecretTests(SynchronousTestCase):
+    """Which secrets open a server, and for whom."""
+
+    def test_each_has_its_own(self) -> None:
+        """A request is its client's; a secret that was removed opens nothing."""
+        known = KnownSecrets("own")
+        known.set_clients({"alice": 70000, "bob": 70001})
+        for secret, owner in (("own", 0), ("alice", 70000), ("bob", 70001), ("", None)):
+            self.assertEqual(known.owner_of(self.request(secret)), owner)
+        known.set_clients({"bob": 70001})
+        self.assertIsNone(known.owner_of(self.request("alice")))
+        self.assertEqual(known.owner_of(self.request("bob")), 70001)
+
+    def request(self, secret: str) -> Request:
+        """Return a request with this secret."""
+        request = Request()
+        request.headers[b"authorization"] = gbs_paths_headers.authorization(secret)
+        return request
+
+
+class NodeTests(TestCase):
+    """A running server, and clients over both protocols."""
+
+    timeout = 60
+
+    def setUp(self) -> Deferred[None]:  # type: ignore[override]
+        self.directory = Path(self.mktemp())
+        self.node = StorageNode(
+            reactor,
+            ServeSettings(
+                directory=self.directory, port="tcp:0:interface=127.0.0.1", durability="none"
+            ),
+        )
+        self.addCleanup(lambda: self.node.stop())
+        return self.node.start().addCallback(lambda _: None)
+
+    async def put(self, address: str, data: bytes) -> Any:
+        """Store a file with a client that knows this address; returns the result."""
+        return await self.use(address, lambda grid: grid.put(data, happy=1))
+
+    async def use(self, address: str, call: Any) -> Any:
+        place = Path(self.mktemp())
+        content = json.dumps(servers_of([("server", address)]))
+        create_client(place, params=Params(1, 1), happy=1, files={SERVERS_NAME: content})
+        grid = await Grid.open(reactor, place)
+        try:
+            return await call(grid)
+        finally:
+            await grid.close()
+
+    def change(self, name: str, quota_bytes: int | None = None) -> NamedClient:
+        """Add or change a client, as another process does, and let the server look."""
+        client = keep_client(self.directory, name, quota_bytes)
+        self.node._look_for_clients()
+        return client
+
+    def used(self) -> dict[str, int | None]:
+        return {client.name: used for client, used, _ in self.node._store.clients.report()}
+
+    async def counted(self) -> None:
+        """Wait until the server has counted."""
+        await self.node._collector.run(lambda: None)
+
+    def test_both_protocols(self) -> Deferred[None]:
+        """Each address counts for its client, refuses beyond the quota, and ends with the client."""
+        return Deferred.fromCoroutine(self._test_both_protocols())
+
+    async def _test_both_protocols(self) -> None:
+        alice, bob = self.change("alice", 100_000), self.change("bob")
+        await self.counted()
+        ours = storage_clients.addresses(self.directory, alice)
+        addresses = [ours[0][0], ours[1]]
+        stored = {}
+        for number, address in enumerate(addresses):
+            stored[address] = await self.put(address, os.urandom(30_000))
+            used = self.used()["alice"]
+            assert used is not None
+            self.assertGreater(used, 30_000 * (number + 1))
+        self.assertEqual(self.used()["bob"], 0)
+        for address, why in zip(addresses, ("quota is used up", "has space for"), strict=True):
+            with self.assertRaisesRegex(PipegridError, why):
+                await self.put(address, os.urandom(60_000))
+        bobs = storage_clients.addresses(self.directory, bob)[0][0]
+        for address in (self.node.nurl, self.node.furl, bobs):
+            await self.put(address, os.urandom(200_000))
+        self.change("alice", 200_000)
+        await self.put(addresses[0], os.urandom(60_000))
+        remove_client(self.directory, "alice")
+        self.node._look_for_clients()
+        for address in addresses:
+            with self.assertRaises(PipegridError):
+                await self.put(address, os.urandom(100))
+        self.assertEqual(self.used().keys(), {"bob"})
+        for result in stored.values():  # what it has stored stays, for all who know the cap
+            data = await self.use(bobs, lambda grid, cap=result.cap: grid.read(cap))
+            self.assertEqual(len(data), 30_000)
+
+    def test_a_client_that_is_connected(self) -> Deferred[None]:
+        """When it is removed, its connections are of no use any more, over either protocol."""
+        return Deferred.fromCoroutine(self._test_connected())
+
+    async def _test_connected(self) -> None:
+        for number in (0, 1):
+            alice = self.change("alice")
+            await self.counted()
+            nurls, furl = storage_clients.addresses(self.directory, alice)
+
+            async def removed(grid: Grid) -> None:
+                stored = await grid.put(b"x" * 1000, happy=1)
+                remove_client(self.directory, "alice")
+                self.node._look_for_clients()
+                with self.assertRaises(PipegridError):
+                    await grid.put(b"y" * 1000, happy=1)
+                with self.assertRaises(PipegridError):
+                    await grid.read(stored.cap)
+
+            await self.use((nurls[0], furl)[number], removed)
+
+    def test_a_file_that_is_damaged_meanwhile(self) -> Deferred[None]:
+        """The server goes on with the clients it knows, and says so once."""
+        return Deferred.fromCoroutine(self._test_damaged())
+
+    async def _test_damaged(self) -> None:
+        alice = self.change("alice")
+        await self.counted()
+        (self.directory / CLIENTS_NAME).write_text("{")
+        self.node._look_for_clients()
+        self.node._look_for_clients()
+        await self.put(storage_clients.addresses(self.directory, alice)[0][0], b"x" * 1000)
+        self.assertEqual(self.used().keys(), {"alice"})
