@@ -327,7 +327,7 @@ class DiskTests(GridTestCase):
         self.file.write_bytes(self.content[::-1] * 10)
         outcome = await self.run_command("put", str(self.file))
         self.assert_sentence(outcome, 3, "6 of the 7 servers", "space for 1000 bytes, but a share")
-        self.patch(ShareStore, "available_bytes", lambda store: 0)
+        self.patch(ShareStore, "available_bytes", lambda store, owner=0: 0)
         outcome = await self.run_command("status")
         self.assertEqual(outcome.status, 3)
         self.assertIn("10 of 10 servers reachable, 0 of them with space for shares", outcome.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import attrs
 from twisted.internet import reactor as installed_reactor
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
+from twisted.web.client import Agent, readBody
 
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import PipegridError, UsageError
@@ -142,13 +144,20 @@ class NodeTests(TestCase):
 
     def setUp(self) -> Deferred[None]:  # type: ignore[override]
         self.directory = Path(self.mktemp())
+        self.addCleanup(lambda: self.node.stop())
+        return self.start_node()
+
+    def start_node(self) -> Deferred[None]:
+        """Start a server in the directory."""
         self.node = StorageNode(
             reactor,
             ServeSettings(
-                directory=self.directory, port="tcp:0:interface=127.0.0.1", durability="none"
+                directory=self.directory,
+                port="tcp:0:interface=127.0.0.1",
+                durability="none",
+                metrics="0",
             ),
         )
-        self.addCleanup(lambda: self.node.stop())
         return self.node.start().addCallback(lambda _: None)
 
     async def put(self, address: str, data: bytes) -> Any:
@@ -211,6 +220,24 @@ class NodeTests(TestCase):
         for result in stored.values():  # what it has stored stays, for all who know the cap
             data = await self.use(bobs, lambda grid, cap=result.cap: grid.read(cap))
             self.assertEqual(len(data), 30_000)
+
+    def test_metrics_after_a_restart(self) -> Deferred[None]:
+        """They show each client's quota and usage, which a start counts before it listens."""
+        return Deferred.fromCoroutine(self._test_metrics())
+
+    async def _test_metrics(self) -> None:
+        alice = self.change("alice", 100_000)
+        await self.counted()
+        await self.put(storage_clients.addresses(self.directory, alice)[0][0], b"x" * 30_000)
+        used = self.used()["alice"]
+        for _ in range(2):
+            page = f"http://127.0.0.1:{self.node.metrics_port}/metrics".encode()
+            text = (await readBody(await Agent(reactor).request(b"GET", page))).decode()
+            for name, value in (("quota", 100_000), ("used", used), ("allocated", 0)):
+                line = rf'pipegrid_client_{name}_bytes\{{client="alice"\}} (\S+)'
+                self.assertEqual([float(each) for each in re.findall(line, text)], [value])
+            await self.node.stop()
+            await self.start_node()
 
     def test_a_client_that_is_connected(self) -> Deferred[None]:
         """When it is removed, its connections are of no use any more, over either protocol."""

@@ -63,7 +63,7 @@ class FullServersTests(SynchronousTestCase):
 
     def test_a_quota(self) -> None:
         """The servers say why they refuse, in bundles and alone; others take the shares if they suffice."""
-        self.patch(ShareStore, "quota_refuses", lambda store, _: store.available_bytes() == 0)
+        self.patch(ShareStore, "quota_refuses", lambda store, *_: store.available_bytes() == 0)
         for size in (20_000, 3_000_000):
             self.room(0, 2)
             self.assertIsNone(self.put(size)[0])

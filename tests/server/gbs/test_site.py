@@ -867,7 +867,7 @@ class HostileTests(ServerTestCase):
 
     def test_failures_within_are_500(self) -> None:
         """A defect of ours is logged and answered, and the connection goes on."""
-        self.patch(self.store, "version", lambda: 1 // 0)
+        self.patch(self.store, "version", lambda owner: 1 // 0)
         self.assertEqual(self.statuses(VERSION, list_shares()), [500, 200])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
