@@ -10,7 +10,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import attrs
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
@@ -402,11 +401,11 @@ class ServeTests(TestCase):
         self.assertIn("the quota of alice: 1 MB\n", self.err.getvalue())
         self.assertIn("the quota of bob: none\n", self.err.getvalue())
         (client, _) = storage_clients.read_clients(Path(self.directory))
-        lease = attrs.evolve(SECRETS.lease, owner=client.number)
+        lease = SECRETS.lease._replace(owner=client.number)
         store = ShareStore(Path(self.directory) / "storage", clock=time.time)
         store.clients.set_clients([client.quota])
         store.count_usage()
-        store.allocate(SI, {0}, 10_000, attrs.evolve(SECRETS, lease=lease))
+        store.allocate(SI, {0}, 10_000, SECRETS._replace(lease=lease))
         share = store.upload(SI, 0, SECRETS.upload)
         share.write(0, [b"x" * 10_000])
         share.publish()

@@ -97,7 +97,7 @@ class CountTests(ClientTestCase):
         self.put(0, b"x" * 1000, secrets_of(0))
         self.fill_elsewhere()
         self.now += 1000
-        lease = attrs.evolve(secrets_of(0).lease, owner=ALICE)
+        lease = secrets_of(0).lease._replace(owner=ALICE)
         self.store.add_lease(SI, lease)
         self.assertEqual(self.used(ALICE), 4 * container_bytes(FULL_SHARE))
 

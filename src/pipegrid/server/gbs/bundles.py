@@ -256,7 +256,7 @@ class Bundle(InSteps):
 
 def _owned(upload: BundledUpload, owner: int) -> BundledUpload:
     """Return an upload whose lease is that of a named client."""
-    secrets = attrs.evolve(upload.secrets, lease=attrs.evolve(upload.secrets.lease, owner=owner))
+    secrets = upload.secrets._replace(lease=upload.secrets.lease._replace(owner=owner))
     return attrs.evolve(upload, secrets=secrets)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-import attrs
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
@@ -69,7 +68,7 @@ class Survey(InSteps):
             if question.lease is not None:
                 lease = question.lease
                 if self._owner:
-                    lease = attrs.evolve(lease, owner=self._owner)
+                    lease = lease._replace(owner=self._owner)
                 leased = _renew(service, question.storage_index, lease)
                 if leased.called and isinstance(leased.result, int):
                     _note_lease(leased.result, results, number)

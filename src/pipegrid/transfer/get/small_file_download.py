@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
@@ -46,7 +46,7 @@ SmallFile = tuple[bytes, GetResult]
 """The plaintext, and the result."""
 
 
-class SmallFileGets(NamedTuple):
+class SmallFileGets:
     """
     What the downloads of small files of one client share.
 
@@ -56,11 +56,20 @@ class SmallFileGets(NamedTuple):
         unanswered: the number of reads that each server has not answered.
     """
 
-    means: TransferContext
-    settings: DownloadSettings
-    earlier: GetHistory
-    deadlines: Deadlines
-    unanswered: Counter[Peer] = attrs.Factory(Counter)
+    __slots__ = ("deadlines", "earlier", "means", "settings", "unanswered")
+
+    def __init__(
+        self,
+        means: TransferContext,
+        settings: DownloadSettings,
+        earlier: GetHistory,
+        deadlines: Deadlines,
+    ) -> None:
+        self.means = means
+        self.settings = settings
+        self.earlier = earlier
+        self.deadlines = deadlines
+        self.unanswered: Counter[Peer] = Counter()
 
     def get(self, cap: ChkCap) -> Deferred[SmallFile] | None:
         """
