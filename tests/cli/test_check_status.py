@@ -192,12 +192,8 @@ class StatusTests(SynchronousTestCase):
 
     def test_columns(self) -> None:
         """Numbers are aligned at the right, across servers that answer or not; local ids say nothing new."""
-        far = attrs.evolve(
-            self.UP, nickname="far", server_id="far", rtt_s=1.234, available_bytes=None
-        )
-        near = attrs.evolve(
-            self.UP, nickname="nearby", server_id="nearby", address="nowhere/storage/1"
-        )
+        far = self.UP._replace(nickname="far", server_id="far", rtt_s=1.234, available_bytes=None)
+        near = self.UP._replace(nickname="nearby", server_id="nearby", address="nowhere/storage/1")
         grid = FakeGrid(servers=[far, near], config=FakeConfig(happy=1))
         self.assertEqual(
             Run("status", grid=grid).stdout.splitlines(),
@@ -209,15 +205,15 @@ class StatusTests(SynchronousTestCase):
 
     def test_versions_of_several_lines(self) -> None:
         """No server makes a line for another one."""
-        self.UP = attrs.evolve(self.UP, version="pg\n\tbob  v0-b  5 GB free\x1b[2J")
-        self.DOWN = attrs.evolve(self.DOWN, reason="it says\nalice")
+        self.UP = self.UP._replace(version="pg\n\tbob  v0-b  5 GB free\x1b[2J")
+        self.DOWN = self.DOWN._replace(reason="it says\nalice")
         lines = self.run_status("-v", happy=1).stdout.splitlines()
         self.assertEqual(len(lines), 2)
         self.assertTrue(lines[0].endswith(r"  pg\n\tbob  v0-b  5 GB free\x1b[2J"), lines)
 
     def test_introducers(self) -> None:
         """One line, or object, for each: connected, or why not; a long id is cut for people."""
-        server = attrs.evolve(self.UP, server_id="v0-" + "a" * 52)
+        server = self.UP._replace(server_id="v0-" + "a" * 52)
         introducers = [
             IntroducerStatus("one", "a:1", True, None, 12),
             IntroducerStatus("two", "b:2", False, "no server listens there", 0),
@@ -259,4 +255,4 @@ class StatusTests(SynchronousTestCase):
     def test_json(self) -> None:
         """One object for each server."""
         run = self.run_status("--json", happy=1)
-        self.assertEqual(run.objects, [attrs.asdict(self.UP), attrs.asdict(self.DOWN)])
+        self.assertEqual(run.objects, [self.UP._asdict(), self.DOWN._asdict()])

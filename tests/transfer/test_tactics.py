@@ -43,7 +43,7 @@ class TacticsTests(SynchronousTestCase):
         """Begin to get a whole file."""
         self.geometry = Params(3, 10, SEGMENT).geometry(size)
         return ReadPolicy(
-            attrs.evolve(SETTINGS, **settings),
+            SETTINGS._replace(**settings),
             earlier or GetHistory(),
             self.geometry,
             size,

@@ -200,12 +200,11 @@ def sign(name: str, days: int) -> OfflineJob:
     config = _config()
 
     def work(console: Console) -> int:
-        import attrs
 
         signed = _manager(config, console).sign(name, days, time.time())
         if config != _STANDARD:
             manager_directory.store_certificate(Path(config), name, signed)
-        console.result(manager_directory.certificate_text(signed), attrs.asdict(signed))
+        console.result(manager_directory.certificate_text(signed), signed._asdict())
         return ExitStatus.DONE
 
     return OfflineJob(work)

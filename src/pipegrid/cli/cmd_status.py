@@ -47,7 +47,7 @@ def status_command() -> GridJob:
         servers = await grid.status()
         lines = _lines(servers, grid.config.directory, console.verbosity > 0)
         for server, line in zip(servers, lines, strict=True):
-            console.result(line, attrs.asdict(server))
+            console.result(line, server._asdict())
         for introducer in grid.introducers:
             console.result(_introducer_line(introducer), {"introducer": attrs.asdict(introducer)})
         say_some(console, _near_expiry(servers, time.time()))

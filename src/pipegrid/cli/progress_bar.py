@@ -95,7 +95,7 @@ def close_bar(console: Console, bar: Any) -> None:
     bar.close()
 
 
-@attrs.define
+@attrs.define(eq=False, repr=False)
 class TransferSums:
     """
     The progress of some transfers, in bytes of their files.

@@ -307,7 +307,7 @@ def _announced(server: KnownServer) -> dict[str, Any]:
     if server.bundle_bytes:
         fields[BUNDLES] = server.bundle_bytes
     if server.certificates:
-        fields[CERTIFICATES] = [attrs.asdict(each) for each in server.certificates]
+        fields[CERTIFICATES] = [each._asdict() for each in server.certificates]
     return fields
 
 

@@ -169,7 +169,7 @@ def certificate_for(key: AnnouncementKey, public_key: str, expires: datetime) ->
 
 def certificate_text(signed: SignedCertificate) -> str:
     """Return the text of a certificate's file, without a line end."""
-    return json.dumps(attrs.asdict(signed), indent=4)
+    return json.dumps(signed._asdict(), indent=4)
 
 
 def check_name(name: str) -> None:

@@ -233,7 +233,7 @@ class CertificateWatch:
         self._said = {each.path: self._say(each) for each in found}
         ours = [each for each in found if each.terms.public_key == self._public_key]
         ours.sort(key=lambda each: each.terms.expires_s, reverse=True)
-        return [attrs.asdict(each.signed) for each in ours[:MAX_CERTIFICATES]]
+        return [each.signed._asdict() for each in ours[:MAX_CERTIFICATES]]
 
     def look(self) -> list[dict[str, str]] | None:
         """Return what ``read`` does; None, with a line in the log, if a file cannot be used."""

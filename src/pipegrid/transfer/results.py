@@ -208,8 +208,7 @@ class RepairResult:
         return self.after.is_complete and self.after.is_spread
 
 
-@attrs.frozen
-class ServerStatus:
+class ServerStatus(NamedTuple):
     """
     What is known of one server.
 

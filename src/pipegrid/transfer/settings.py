@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import attrs
 
 from pipegrid.argument_checks import check_whole
@@ -12,8 +14,7 @@ MIN_MEMORY_BYTES = 8 << 20
 """With less memory a file with segments of 1 MiB could not proceed."""
 
 
-@attrs.frozen
-class UploadSettings:
+class UploadSettings(NamedTuple):
     """
     How long an upload waits for servers.
 
@@ -60,8 +61,7 @@ class Limits:
                 check_whole(value, name, least=least)
 
 
-@attrs.frozen
-class UpkeepSettings:
+class UpkeepSettings(NamedTuple):
     """
     How much runs at the same time when many objects are checked or repaired.
 
@@ -75,8 +75,7 @@ class UpkeepSettings:
     memory_bytes: int = 48 << 20
 
 
-@attrs.frozen
-class DownloadSettings:
+class DownloadSettings(NamedTuple):
     """
     How much a download reads in advance, how long it waits, and how much memory it uses.
 
@@ -99,8 +98,7 @@ class DownloadSettings:
     max_segment_bytes: int = MAX_SEGMENT_BYTES
 
 
-@attrs.frozen
-class MutableSettings:
+class MutableSettings(NamedTuple):
     """
     Limits and waits of operations on mutable files.
 
@@ -152,4 +150,4 @@ def limited(settings: DownloadSettings, limits: Limits) -> DownloadSettings:
     if limits.memory_bytes is None:
         return settings
     each = max(1 << 20, limits.memory_bytes // 2 // (limits.jobs or GETS_AT_ONCE))
-    return attrs.evolve(settings, memory_bytes=min(settings.memory_bytes, each))
+    return settings._replace(memory_bytes=min(settings.memory_bytes, each))

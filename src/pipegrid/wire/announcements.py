@@ -66,11 +66,14 @@ Signed = tuple[bytes, bytes, bytes]
 """Message, signature, key."""
 
 
-@attrs.frozen
-class AnnouncementKey:
+class AnnouncementKey(NamedTuple):
     """The private Ed25519 key of a server, as in ``private/node.privkey``."""
 
-    seed: bytes = attrs.field(repr=False)
+    seed: bytes
+
+    def __repr__(self) -> str:
+        """Show no secret."""
+        return "AnnouncementKey(...)"
 
     def __str__(self) -> str:
         return f"priv-{_VERSION}{base32.encode(self.seed)}"
@@ -230,7 +233,7 @@ def kept(announcement: Announcement, managers: Sequence[ManagerKey] = ()) -> Ann
         fields["nickname"] = name[:_MAX_NICKNAME_CHARACTERS]
     announced = read_certificates(announcement.fields.get(CERTIFICATES)) if managers else ()
     if (best := certified_by(announcement.server_id, announced, managers)) is not None:
-        fields[CERTIFICATES] = [attrs.asdict(best.signed)]
+        fields[CERTIFICATES] = [best.signed._asdict()]
     size = len(json.dumps(fields))
     if size > MAX_KEPT_BYTES:
         raise ValueError(f"its addresses take {size} bytes, and {MAX_KEPT_BYTES} are allowed")

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-import attrs
-
 from pipegrid.core import base32
 from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
@@ -90,8 +88,7 @@ def public_key_bytes(text: str) -> bytes | None:
     return public_bytes if len(public_bytes) == 32 else None
 
 
-@attrs.frozen
-class SignedCertificate:
+class SignedCertificate(NamedTuple):
     """
     A certificate as announced, not verified.
 
@@ -101,7 +98,7 @@ class SignedCertificate:
     """
 
     certificate: str
-    signature: str = attrs.field(repr=False)
+    signature: str
 
 
 class CertificateTerms(NamedTuple):

@@ -74,7 +74,7 @@ class GridHealthTests(SynchronousTestCase):
         known = server("a")
         assert known.status is not None
         until = "2027-01-31T12:00:00+00:00"
-        status = attrs.evolve(known.status, certified_by="alice", certified_until=until)
+        status = known.status._replace(certified_by="alice", certified_until=until)
         row = server_row(attrs.evolve(known, status=status))
         self.assertEqual((row.tone, row.reason), ("good", "certified by alice until 2027-01-31"))
 
