@@ -40,6 +40,15 @@ class RequestTripsTests(TestCase):
         self, method: str, path: str, body: bytes = b"", grid: Any = None, **values: str
     ) -> tuple[HttpResponse, float]:
         """Make one request; returns its response, and the round trips until it was there."""
+        began_s = self.world.clock.seconds()
+        response = self.world.run(self.begin(method, path, body, grid, **values))
+        assert response is not None
+        return response, round((self.world.clock.seconds() - began_s) / 0.1, 1)
+
+    def begin(
+        self, method: str, path: str, body: bytes = b"", grid: Any = None, **values: str
+    ) -> Deferred[Any]:
+        """Begin a request; fires with its response."""
         settings = GatewaySettings(self.place)
         spool = BodySpool(SpoolSpace(settings.temporary, 0), len(body))
         spool.write(body)
@@ -52,10 +61,7 @@ class RequestTripsTests(TestCase):
             Arguments(values),
             spool,
         )
-        began_s = self.world.clock.seconds()
-        response = self.world.run(Deferred.fromCoroutine(answer_object(_POSTS, call)))
-        assert response is not None
-        return response, round((self.world.clock.seconds() - began_s) / 0.1, 1)
+        return Deferred.fromCoroutine(answer_object(_POSTS, call))
 
     def test_link_a_cap(self) -> None:
         """The directory is changed at once: its change finds out what has the name."""
@@ -112,6 +118,17 @@ class RequestTripsTests(TestCase):
         theirs = self.ask("POST", path, grid=self.world.client("other"), t="mkdir")[0].body
         self.assertEqual(self.ask("POST", path, t="mkdir")[0].body, theirs)
         self.assertEqual(self.ask("GET", path, t="uri")[0].body, theirs)
+        self.ask("PUT", f"/uri/{self.root}/file", b"a file", self.world.client("other"))
+        with self.assertRaises(WebError) as caught:
+            self.ask("POST", f"/uri/{self.root}/file", t="mkdir")
+        self.assertEqual(caught.exception.status, 400)
+
+    def test_one_directory_at_once(self) -> None:
+        """Requests for the same new directory all get the one that is linked."""
+        path = f"/uri/{self.root}/made"
+        answers = [self.begin("POST", path, t="mkdir") for _ in range(3)]
+        caps = {self.world.run(each).body for each in answers}
+        self.assertEqual(caps, {self.ask("GET", path, t="uri")[0].body})
 
     def test_lost_directory(self) -> None:
         """It is reported as when it is read."""
