@@ -243,7 +243,7 @@ def _class(name: str, kind: type) -> Iterator[str]:
         _short(constructed, lists).strip(),
         NOT_CALLED.get(name, ""),
     ]
-    if name.endswith("Result"):
+    if name.endswith("Result") and attrs.has(kind):
         told = " ".join(sentences)
         others = [f"`{each.name}`" for each in attrs.fields(kind) if f"`{each.name}`" not in told]
         sentences.append(f"Also {', '.join(others)}." if others else "")
