@@ -30,7 +30,6 @@ from pipegrid.http11.response_parser import ResponseHead
 from pipegrid.http11.upload_connection import Answered
 from pipegrid.transport.gbs.bundles import (
     BUSY,
-    BUSY_BYTES,
     BUSY_SHARES,
     MAX_SHARE_BYTES,
     SEND_BYTES,
@@ -488,16 +487,15 @@ class HoldingTests(BundlesTestCase):
         self.assertEqual(self.calls.names[BUSY:], ["bundle 1", "bundle 2"])
 
     def test_larger_bundles_for_busy_servers(self) -> None:
-        """What is held then leaves when it is so long, or has so many shares."""
+        """What is held then leaves when another as long does not fit, or when it has so many shares."""
         self.keep_busy()
-        size = number = 0
-        while size < BUSY_BYTES:
+        one = gbs_bundles.whole_upload_bytes(1, 8000)
+        most = gbs_bundles.MAX_BUNDLE_BYTES // one
+        for number in range(most):
             self.assertEqual(len(self.calls.made), BUSY)
-            parts = self.hold(number, share_bytes=8000)
-            upload = BundledUpload(index(number), SECRETS, 8000, {0}, parts.data)
-            size += gbs_bundles.upload_bytes(upload)
-            number += 1
+            self.hold(number, share_bytes=8000)
         self.assertEqual(len(self.calls.made), BUSY + 1)
+        self.assertEqual(len(self.calls.made[-1].uploads), most)
         for more in range(BUSY_SHARES):
             self.assertEqual(len(self.calls.made), BUSY + 1)
             self.hold(100 + more, share_bytes=1)

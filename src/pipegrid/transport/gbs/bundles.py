@@ -164,10 +164,10 @@ class SentBundle:
 # what is held.
 #
 # If a bundle is unanswered, sending the next one soon gains little, and a larger one gains much: the
-# fixed cost of a bundle (waking up, TLS, the threads that sync, the response) equals that of five shares,
+# fixed cost of a bundle (waking up, TLS, the threads that sync, the response) equals that of eight shares,
 # and the client has such costs, too. So while ``BUSY`` bundles are unanswered, uploads are held while
-# each turn adds more, up to ``BUSY_BYTES`` or ``BUSY_SHARES``. The first turn that adds nothing sends
-# them. There is no timer.
+# each turn adds more, until another one as long does not fit, or there are ``BUSY_SHARES``. The first turn
+# that adds nothing sends them. There is no timer.
 #
 # If a server refuses a bundle (because it was replaced by one that does not support them), it gets no
 # bundle until it offers them again, and the refused uploads are sent as ordinary requests.
@@ -190,12 +190,10 @@ Number of unanswered bundles from which on uploads are held longer. With three, 
 servers, many small files made bundles of 14 shares; with one they have 42 shares, and all processors
 together have a fifth less to do (measured).
 """
-BUSY_BYTES = 120 * 1024
 BUSY_SHARES = 96
 """
-Limits of such a longer hold. With 72 KiB and 64 shares, which is what servers sync together, a thirtieth
-fewer of 10,000 small files were stored per second (measured, 11 rounds); with 160 KiB and 128 shares no
-more, at less CPU.
+Limit of such a longer hold. With 64 shares, which is what servers sync together, a thirtieth fewer of
+10,000 small files were stored per second (measured, 11 rounds); with 128 no more, at less CPU.
 """
 
 
@@ -289,9 +287,12 @@ class GbsBundles:
     def _may_hold(self, storage_index: bytes, shares: int, share_bytes: int) -> bool:
         if not (0 < share_bytes <= MAX_SHARE_BYTES and 0 < shares <= gbs_bundles.MAX_SHARES):
             return False
-        size = gbs_bundles.whole_upload_bytes(shares, share_bytes)
-        fits = size <= self.max_bytes and size <= gbs_bundles.MAX_BUNDLE_BYTES
+        fits = gbs_bundles.whole_upload_bytes(shares, share_bytes) <= self._limit_bytes
         return fits and storage_index not in self._held
+
+    @property
+    def _limit_bytes(self) -> int:
+        return min(self.max_bytes, gbs_bundles.MAX_BUNDLE_BYTES)
 
     def write(
         self, storage_index: bytes, share_number: int, data: Pieces, upload_secret: bytes
@@ -317,12 +318,14 @@ class GbsBundles:
         return write.result
 
     def _is_complete(self, upload: BundledUpload) -> None:
-        self._complete_bytes += gbs_bundles.upload_bytes(upload)
+        more = gbs_bundles.upload_bytes(upload)
+        self._complete_bytes += more
         self._complete_shares += len(upload.shares)
         if self._unanswered < BUSY:
             enough = self._complete_bytes >= SEND_BYTES
         else:
-            enough = self._complete_bytes >= BUSY_BYTES or self._complete_shares >= BUSY_SHARES
+            full = self._complete_bytes + more > self._limit_bytes
+            enough = full or self._complete_shares >= BUSY_SHARES
         if enough:
             self._send_held([one for one in self._held.values() if one.is_complete])
 
@@ -351,7 +354,7 @@ class GbsBundles:
         self._end_turn_if_empty()
         bundled: list[HeldAllocation | WholeCall] = []
         size = shares = numbers = 0
-        limit_bytes = min(self.max_bytes, gbs_bundles.MAX_BUNDLE_BYTES)
+        limit_bytes = self._limit_bytes
         for one in chosen:
             if not (one.upload.shares and self.max_bytes):
                 self._send_apart(one)
