@@ -14,7 +14,13 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.disk import durability
 from pipegrid.disk import file_system_calls as disk_calls
 from pipegrid.disk.durability import Commit, Committable, Disk, Policy
-from pipegrid.disk.group_commit import BEGIN_BYTES, MAX_BEGINNING, GroupCommit, Grouping
+from pipegrid.disk.group_commit import (
+    BEGIN_BYTES,
+    COMPANY_SHARES,
+    MAX_BEGINNING,
+    GroupCommit,
+    Grouping,
+)
 from pipegrid.errors import NoSpace, NoSuchShare, ServerRefused, UsageError
 from pipegrid.testing.grid import InlineWorkers
 from tests.storage.support import SECRETS, SI, StoreTestCase
@@ -334,6 +340,24 @@ class PolicyTests(SynchronousTestCase):
         )
         self.assertEqual([self.successResultOf(d) for d in waiting], [None] * 3)
         self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_many_at_once(self) -> None:
+        """Shares that one call brings are company enough: no timer, and the next group is behind them."""
+        workers = SlowWorkers()
+        durability = self.durability("batch", workers)
+        many = [FakeShare(str(number), self.log) for number in range(COMPANY_SHARES)]
+        ended: list[object] = []
+        durability.commit_each(many[:-1], lambda share, outcome: ended.append(outcome))
+        self.assertEqual((len(workers.queue), len(self.clock.getDelayedCalls())), (0, 1))
+        self.clock.advance(1)
+        durability.commit_each(self.shares, lambda share, outcome: ended.append(outcome))
+        while workers.queue:
+            waiting, call = workers.queue.pop()
+            waiting.callback(call())
+        self.assertEqual(ended, [None] * (len(many) - 1 + len(self.shares)))
+        again = [FakeShare(str(number), self.log) for number in range(COMPANY_SHARES)]
+        durability.commit_each(again, lambda share, outcome: ended.append(outcome))
+        self.assertEqual((len(workers.queue), self.clock.getDelayedCalls()), (1, []))
 
     def test_data_that_cannot_be_synced(self) -> None:
         """Every waiter of the group is told; nothing was renamed, and the uploads are discarded."""

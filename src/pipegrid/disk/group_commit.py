@@ -31,6 +31,10 @@ MAX_BEGINNING = 16
 """The limit of threads that do so; with a busy disk they wait. The sync writes the rest."""
 
 LINGER_S = 0.003
+COMPANY_SHARES = 8
+"""
+This many shares that are committed by one call wait for no others: they share the calls of the disk already.
+"""
 MAX_GROUP_SHARES = 64
 MAX_GROUP_BYTES = 64 << 20
 
@@ -222,6 +226,8 @@ class GroupCommit:
             now_s = self._clock.seconds()
             for share in new:
                 self._grouping.add(share, share.share_bytes, now_s)
+            if len(new) >= COMPANY_SHARES:
+                self._grouping.hurry()
             self._advance()
         elif self.policy == "strict":
             for share in new:
