@@ -419,7 +419,7 @@ class ServeTests(TestCase):
             told["alice"], {"shares": 1, "bytes": 10_084, "quota": 1_000_000, "left": 989_916}
         )
         said = await self._said("serve", "--remove-client", "alice")
-        self.assertEqual(said, "alice is no client any more\n")
+        self.assertEqual(said, "removed the client alice\n")
         self.assertNotIn("alice", await self._usage())
         for options in (
             ("--remove-client", "alice"),

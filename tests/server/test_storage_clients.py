@@ -67,7 +67,7 @@ class FileTests(SynchronousTestCase):
     def test_names(self) -> None:
         """A name is harmless in metrics, logs and tables."""
         for name in ("", ".", "../x", "a b", "-a", 'a"', "a\n", "ä", "a" * 64):
-            with self.assertRaisesRegex(UsageError, "is no name for a client; use up to 63"):
+            with self.assertRaisesRegex(UsageError, "cannot be the name of a client; use up to 63"):
                 keep_client(self.directory, name, None)
         with self.assertRaisesRegex(UsageError, "has no client 'alice'; 'pipegrid serve --usage'"):
             remove_client(self.directory, "alice")

@@ -338,7 +338,7 @@ class ClientJob(GridJob):
         if options.remove_client is not None:
             storage_clients.remove_client(directory, options.remove_client)
             invocation.console.result(
-                f"{options.remove_client} is no client any more", {"removed": options.remove_client}
+                f"removed the client {options.remove_client}", {"removed": options.remove_client}
             )
             return ExitStatus.DONE
         assert options.client is not None

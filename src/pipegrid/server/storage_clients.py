@@ -115,7 +115,7 @@ def keep_client(directory: Path, name: str, quota_bytes: int | None) -> NamedCli
     """
     if not _NAME.match(name):
         raise UsageError(
-            f"{name!r} is no name for a client; use up to 63 letters, digits, '.', '-' and '_'"
+            f"{name!r} cannot be the name of a client; use up to 63 letters, digits, '.', '-' and '_'"
         )
     with _changing(directory) as clients:
         client = clients.get(name)

@@ -5,7 +5,7 @@ Each lease record has a number for its owner, which other servers leave at 0 or 
 address of a named client gets that client's number. So the shares themselves say whose they are, in the
 format of Tahoe-LAFS, and nothing else is recorded that a crash could make wrong. A share counts for every
 client that has a lease on it, in full, but without the leases of others: a client pays for what it asks to
-keep, whoever stored that first, and for nothing that others do.
+keep, even if another has stored that first, and for nothing that others do.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pipegrid.storage.storage_paths import Paths
 # under the same lock, so it sees each change before or after.
 #
 # Where shares are removed when their leases have expired, an expired lease does not count, as of the last
-# count; elsewhere it counts until it is released, since it keeps its share.
+# count; on other servers it counts until it is released, since it keeps its share.
 
 MAX_CLIENTS = 64
 FIRST_NUMBER = 1 << 16
@@ -171,7 +171,7 @@ class ClientUsage:
         return bool(self._clients)
 
     def set_clients(self, clients: Collection[ClientQuota]) -> None:
-        """Use these clients from now on; new ones are to be counted (``is_due``)."""
+        """Use these clients from now on; new ones must be counted (``is_due``)."""
         with self._lock:
             self._clients = {each.number: each for each in clients}
             self._counted &= self._clients.keys()

@@ -39,7 +39,7 @@ class ClientObject(ServedObject, Protocol):
     """The same for one named client, who may be removed."""
 
     def close(self) -> None:
-        """Serve nobody any more."""
+        """Serve no client any more."""
 
 
 class FoolscapPort:

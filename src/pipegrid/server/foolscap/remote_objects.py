@@ -152,7 +152,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
         return LeaseSecrets(renew_secret, cancel_secret, self._owner)
 
     def close(self) -> None:
-        """Serve nobody any more, since the client was removed."""
+        """Serve no client any more, since the client was removed."""
         self._closed = True
         self.stop()
 
