@@ -330,7 +330,7 @@ class ClientJob(GridJob):
         self._options = options
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
-        """Print the client's addresses."""
+        """Print the addresses of a client that stays."""
         return await status_of_job(invocation.console, self._change(invocation))
 
     async def _change(self, invocation: Invocation) -> int:
