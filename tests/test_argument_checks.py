@@ -33,7 +33,7 @@ from pipegrid.core.caps import as_cap
 from pipegrid.grid.client_creation import create_local
 from pipegrid.http11 import Limits
 from pipegrid.transfer.offline_encoding import decode_file, encode_file
-from pipegrid.tree.grid_api import Trees
+from pipegrid.tree.tree_grid import Trees
 from pipegrid.tree.tree_upload import TreeReports
 
 reactor: Any = installed_reactor

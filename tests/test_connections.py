@@ -45,7 +45,7 @@ PLACES = {
     "speedtest/link_proxy.py": "an emulated link, from and to where its command line says",
     "speedtest/upload_timeline.py": "passes on what the reactor is asked",
     "speedtest/responder_client.py": _NAMED,
-    "speedtest/client_sessions.py": "a gateway, named on the command line; not one of Tor or I2P",
+    "speedtest/target_sessions.py": "a gateway, named on the command line; not one of Tor or I2P",
 }
 """By module; all other code that reaches servers takes a ``ConnectionPolicy``."""
 

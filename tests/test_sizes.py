@@ -33,7 +33,7 @@ SMALL = {
     "cli/startup/preconnect_servers.py": _EARLY,
     "core/base32.py": _CONTRACT,
     "core/stream_cipher.py": "brings OpenSSL's cipher, which only some transfers need",
-    "core/dates.py": _CONTRACT,
+    "core/utc_dates.py": _CONTRACT,
     "core/lease_secrets.py": _CONTRACT,
     "disk/mount_table.py": "one list, for walks and for mounts",
     "disk/sqlite_databases.py": "brings SQLite, which only backups and some mirrors need",

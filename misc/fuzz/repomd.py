@@ -12,8 +12,8 @@ from itertools import pairwise
 from misc.fuzz.choices import Choices
 from pipegrid.mirror.archive_file import DIGEST_BYTES, MAX_SIZE_BYTES, ArchiveFile, BadEntry
 from pipegrid.mirror.package_filter import PackageFilter, select
-from pipegrid.mirror.rpm import described
 from pipegrid.mirror.rpm_metadata import REPOMD, SIGNATURE, compare_versions, packages, read_repomd
+from pipegrid.mirror.rpm_repository import described
 
 _HASH = "0123456789abcdef" * 4
 

@@ -34,7 +34,7 @@ from pipegrid.grid.client_config import GridConfig
 from pipegrid.grid.servers_yaml import Windows
 from pipegrid.reactor.workers import Workers
 from pipegrid.transfer.peers import Peer
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports
 from pipegrid.wire.storage_messages import Allocation, ServerIdentity, UploadSecrets, WriteAnswer
 

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
         RepairResult,
     )
     from pipegrid.tree.directory import Child, Directory
-    from pipegrid.tree.grid_api import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 _HOMES = {
     "AutoWindow": "pipegrid.flow.window",
@@ -86,7 +86,7 @@ _HOMES = {
     "CreateResult": "pipegrid.transfer.mutable.publish",
     "Directory": "pipegrid.tree.directory",
     "GetResult": "pipegrid.transfer.results",
-    "Grid": "pipegrid.tree.grid_api",
+    "Grid": "pipegrid.tree.tree_grid",
     "Link": "pipegrid.core.mutable.directory_edits",
     "LitCap": "pipegrid.core.caps",
     "Mirror": "pipegrid.mirror.mirror_api",

@@ -15,7 +15,7 @@ from twisted.internet.threads import deferToThread
 
 from pipegrid.mirror import package_filter
 from pipegrid.mirror.archive_file import MirrorError
-from pipegrid.mirror.debian import DebianArchive
+from pipegrid.mirror.debian_archive import DebianArchive
 from pipegrid.mirror.destination import Destination
 from tests.cli.test_mirror_debian import DebianCase
 from tests.cli.test_mirror_rpm import RpmCase

@@ -19,7 +19,7 @@ from pipegrid.cli.console import Console
 from pipegrid.cli.mirror_debian_rpm import RpmOptions
 from pipegrid.cli.mirror_options import MirrorOptions
 from pipegrid.cli.startup import fast_args
-from pipegrid.mirror.quick_check import QuickCheckResult
+from pipegrid.mirror.stat_cache import QuickCheckResult
 
 URL = ("--from", "http://here/")
 COMMANDS: dict[str, click.Command] = {

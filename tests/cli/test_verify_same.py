@@ -17,7 +17,7 @@ from misc.command import environment
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.startup.fast_mirror_verify import verify_if_same
-from pipegrid.mirror import quick_check
+from pipegrid.mirror import stat_cache
 from pipegrid.mirror.archive_file import ArchiveFile
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.local_check import VerifyPolicy
@@ -84,7 +84,7 @@ class VerifySameTests(SynchronousTestCase):
 
     def look(self, answer: Callable[[], Any], quiet: bool = True) -> Any:
         """Do it here, where another look gives an answer."""
-        self.patch(quick_check, "glimpse", lambda *_: answer())
+        self.patch(stat_cache, "glimpse", lambda *_: answer())
         return verify_if_same(str(self.dest), False, quiet)
 
     def test_somebody_watches(self) -> None:
@@ -104,7 +104,7 @@ class VerifySameTests(SynchronousTestCase):
             raise OSError(errno.ENOSPC, "full")
 
         self.patch(os, "write", write)
-        found = quick_check.QuickCheckResult(b"", 3, 3, [])
+        found = stat_cache.QuickCheckResult(b"", 3, 3, [])
         self.assertIs(self.look(lambda: found), found)
         for name in ("stdout", "stderr"):
             stream = self.patch(sys, name, None)

@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core import base32
 from pipegrid.core.caps import Cap, DirectoryCap
 from pipegrid.gateway.web_api.check_json import storage_index_text
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 from tests.transport.gbs_world import GbsWorld, make_grid
 
 T = TypeVar("T")

@@ -14,9 +14,9 @@ from twisted.trial.unittest import TestCase
 
 from pipegrid.errors import UsageError
 from pipegrid.grid import tor_process
-from pipegrid.grid.connection_settings import connection_policy
 from pipegrid.grid.strict_config import RefusedSetting, read_config
 from pipegrid.grid.tor_process import LaunchedTor
+from pipegrid.grid.tor_socks_settings import connection_policy
 from pipegrid.reactor.connection_policy import ProxyAddress, ProxyWay
 from pipegrid.reactor.process_settings import TOR_START
 from pipegrid.reactor.socks5 import ProxyError

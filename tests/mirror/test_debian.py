@@ -20,14 +20,14 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror import (
-    debian,
+    debian_archive,
     debian_index_selection,
     debian_metadata,
     decompression,
     mirror_api,
 )
 from pipegrid.mirror.archive_file import BadEntry, MirrorError
-from pipegrid.mirror.debian import DebianArchive, DebianOutcome
+from pipegrid.mirror.debian_archive import DebianArchive, DebianOutcome
 from pipegrid.mirror.debian_index_selection import Selection
 from pipegrid.mirror.decompression import unpacked
 from pipegrid.mirror.destination import Destination
@@ -938,5 +938,5 @@ class RefusalTests(DebianCase):
     def test_too_many(self) -> None:
         """An index without end."""
         self.make(Archive())
-        self.patch(debian, "MAX_NAMED", 10)
+        self.patch(debian_archive, "MAX_NAMED", 10)
         self.refused("name more than 10 files", error=BadEntry)

@@ -9,7 +9,7 @@ from typing import Any
 from pipegrid.errors import UsageError
 from pipegrid.mirror.archive_file import ArchiveFile, BadEntry, MirrorError
 from pipegrid.mirror.archive_to_grid import is_index
-from pipegrid.mirror.debian import DebianOutcome, names_by_hash
+from pipegrid.mirror.debian_archive import DebianOutcome, names_by_hash
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.signatures import Keys
 from pipegrid.testing.network import run

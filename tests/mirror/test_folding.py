@@ -7,7 +7,7 @@ import os
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror.archive_file import ArchiveFile, PathCollisions, holder
-from pipegrid.mirror.debian import DebianOutcome
+from pipegrid.mirror.debian_archive import DebianOutcome
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.readonly_destination import ReadOnlyDestination
 from tests.mirror.archive import Archive

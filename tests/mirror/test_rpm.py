@@ -10,14 +10,14 @@ from unittest.mock import patch
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror import rpm
+from pipegrid.mirror import rpm_repository
 from pipegrid.mirror.archive_file import BadEntry, MirrorError
 from pipegrid.mirror.debian_suites import in_order
 from pipegrid.mirror.decompression import unpacked
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.file_scheduler import Scheduler
-from pipegrid.mirror.rpm import RpmOutcome, RpmRepository
 from pipegrid.mirror.rpm_metadata import packages, read_repomd
+from pipegrid.mirror.rpm_repository import RpmOutcome, RpmRepository
 from pipegrid.mirror.signatures import Keys
 from pipegrid.testing.network import leaks, run
 from tests.mirror.archive import Signer, sha
@@ -285,7 +285,10 @@ class OrdinaryTests(RpmCase):
                     at_the_last.append(len(planned))
                 yield each
 
-        with patch.object(rpm, "packages", watched), patch.object(Scheduler, "add", noted):
+        with (
+            patch.object(rpm_repository, "packages", watched),
+            patch.object(Scheduler, "add", noted),
+        ):
             self.sync()
         self.assertGreater(at_the_last[0], 500)
 

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipegrid.disk.file_system_calls import open_locked
-from pipegrid.mirror import quick_check
-from pipegrid.mirror import quick_check as glance_module
+from pipegrid.mirror import stat_cache
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.local_check import VerifyPolicy
 from pipegrid.mirror.mirror_list_format import list_line
-from pipegrid.mirror.quick_check import QuickCheck, Rows, glimpse
+from pipegrid.mirror.stat_cache import QuickCheck, Rows, glimpse
 from pipegrid.mirror.verify import verify, verify_rest
 from tests.descriptors import left_open, open_files
 from tests.mirror.test_seen import ROW_BYTES, SeenCase, all_same
@@ -25,7 +24,7 @@ class SameTests(SeenCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.patch(quick_check, "SHARED_BYTES", 0)
+        self.patch(stat_cache, "SHARED_BYTES", 0)
         self.again()
         self.asked = 0
         self.right = 200, sum(each.size or 0 for each in self.entries)
@@ -54,7 +53,7 @@ class SameTests(SeenCase):
             (1000, each[::-1]),
             (64 << 10, [row for pair in zip(stale, each, strict=True) for row in pair]),
         ):
-            self.patch(quick_check, "PIECE_BYTES", piece_bytes)
+            self.patch(stat_cache, "PIECE_BYTES", piece_bytes)
             self.rows.write_bytes(b"".join(order))
             self.assertEqual(self.look_both(), self.right)
 
@@ -81,15 +80,15 @@ class SameTests(SeenCase):
         self.manifest.write_bytes(self.manifest.read_bytes()[:-1])
         self.assertIsNone(verify_rest(destination, found[0]))
         self.assertIsNone(verify_rest(destination, None))
-        self.patch(quick_check, "MAX_OTHERS", 1)
+        self.patch(stat_cache, "MAX_OTHERS", 1)
         destination.close()
         self.assertIsNone(glimpse(str(self.dest), True))
 
     def test_without_room(self) -> None:
         """Directories are found to be some, too, where none can be kept open and no names be kept."""
-        self.patch(glance_module, "MAX_OPEN", 0)
+        self.patch(stat_cache, "MAX_OPEN", 0)
         self.assertEqual(self.look_both(), self.right)
-        self.patch(glance_module, "MAX_NAMES", 0)
+        self.patch(stat_cache, "MAX_NAMES", 0)
         self.assertEqual(self.look_both(), self.right)
         above = self.dest / "pool/0"
         above.rename(self.dest / "other")
@@ -123,7 +122,7 @@ class SameTests(SeenCase):
             lambda: self.manifest.write_bytes(self.manifest.read_bytes()[3:]),
             lambda: self.manifest.write_text(self.manifest.read_text().replace(" ", " 1", 1)),
             lambda: self.manifest.write_bytes(b"\xff" + self.manifest.read_bytes()[1:]),
-            lambda: self.patch(quick_check, "MAX_BYTES", 1000),
+            lambda: self.patch(stat_cache, "MAX_BYTES", 1000),
         )
         for number, change in enumerate(changes):
             shutil.rmtree(hidden, ignore_errors=True)
@@ -207,6 +206,6 @@ class RowsTests(SeenCase):
         self.assertEqual(rows.find(each[3]), -1)
         self.assertNotIn(each[3], rows.data)
         self.assertEqual((len(rows), rows.find(each[4])), (19, 4 * ROW_BYTES))
-        self.patch(quick_check, "MAX_SEARCHES", 1)
+        self.patch(stat_cache, "MAX_SEARCHES", 1)
         shifted = Rows(bytes(1) + each[0] + each[1][:-1])
         self.assertEqual(shifted.find(each[0]), -1)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from pipegrid.mirror import destination as destination_module
-from pipegrid.mirror import quick_check
+from pipegrid.mirror import stat_cache
 from pipegrid.mirror.archive_file import BadEntry
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.file_scheduler import Report
 from pipegrid.mirror.local_check import LocalCheck, VerifyPolicy
-from pipegrid.mirror.quick_check import StatCache, glimpse
+from pipegrid.mirror.stat_cache import StatCache, glimpse
 from pipegrid.mirror.verify import verify
 from tests.mirror.test_verify import VerifyCase
 
@@ -113,7 +113,7 @@ class SeenTests(SeenCase):
         shutil.copytree(self.dest, whole)
         outside = Path(self.mktemp()).absolute()
         size = sum(each.size or 0 for each in self.entries)
-        self.patch(quick_check, "SHARED_BYTES", 0)
+        self.patch(stat_cache, "SHARED_BYTES", 0)
         for number, (change, wrong) in enumerate(self.changes(outside)):
             path = self.dest / self.entries[number * 7].path
             for rows in (True, False):
@@ -257,8 +257,8 @@ class RowsTests(SeenCase):
     def test_no_more_than_that(self) -> None:
         """A large mirror's rows are bounded; the other files are asked for their attributes."""
         self.rows.unlink()
-        self.patch(quick_check, "MAX_ROWS", 150)
-        self.patch(quick_check, "GATHERED", 16)
+        self.patch(stat_cache, "MAX_ROWS", 150)
+        self.patch(stat_cache, "GATHERED", 16)
         for asked in (200, 50, 50):
             self.asked = 0
             self.assertEqual((self.again().present_files, self.asked), (200, asked))

@@ -13,7 +13,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.server.fair_scheduler import BURST_S, SHARE, CpuUsage
+from pipegrid.server.connection_turns import BURST_S, SHARE, CpuUsage
 from pipegrid.server.foolscap import broker as bounds
 from pipegrid.server.foolscap.broker import (
     ACTIVE_S,

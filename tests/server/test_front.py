@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.reactor import process_settings, server_tls
-from pipegrid.server.fair_scheduler import FairTurns
+from pipegrid.server.connection_turns import FairTurns
 from pipegrid.server.listener import (
     DETECTION_S,
     MANY_ENDED,

@@ -41,7 +41,7 @@ from pipegrid.server.serve import ServeSettings
 from pipegrid.storage import lease_clock, share_file
 from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.share_store import ShareStore
-from pipegrid.storage.space_usage import read_note
+from pipegrid.storage.space_quota import read_note
 from pipegrid.wire import gbs_cbor_bodies, server_address
 from pipegrid.wire.storage_messages import LeaseSecrets
 from tests import vectors

@@ -8,7 +8,7 @@ import attrs
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.server.fair_scheduler import (
+from pipegrid.server.connection_turns import (
     ACTIVE_S,
     ALONE_S,
     BURST_S,

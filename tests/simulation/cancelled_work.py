@@ -27,7 +27,7 @@ from pipegrid.testing.network import Hung
 from pipegrid.tree import upload_journal, upload_queue
 from pipegrid.tree.backup.backup_run import BackupOptions, Backups
 from pipegrid.tree.directory import Directory, create_directory
-from pipegrid.tree.grid_api import Trees
+from pipegrid.tree.tree_grid import Trees
 from pipegrid.tree.tree_upload import NOTES_NAME, TreeReports
 from tests.descriptors import open_files
 from tests.scratch import scratch_directory

@@ -13,11 +13,11 @@ import attrs
 from twisted.logger import capturedLogs, formatEvent
 
 from pipegrid.errors import NoSuchShare, QuotaReached, ServerRefused
-from pipegrid.storage import client_space, space_usage
+from pipegrid.storage import client_space, space_quota
 from pipegrid.storage.client_space import FIRST_NUMBER, ClientQuota
 from pipegrid.storage.share_file import LEASE_DURATION_S, container_bytes
 from pipegrid.storage.share_store import ShareStore
-from pipegrid.storage.space_usage import RECOUNT_S
+from pipegrid.storage.space_quota import RECOUNT_S
 from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
 from tests.storage.support import SI, StoreTestCase
 
@@ -166,7 +166,7 @@ class CountTests(ClientTestCase):
         """Whatever changes before, between and after what is counted, the number is exact."""
         rng = random.Random(48)
         indexes = [rng.randbytes(16) for _ in range(20)] + [bytes([8]) * 16, bytes([8]) * 15 + b"9"]
-        listed = space_usage.storage_indexes
+        listed = space_quota.storage_indexes
         count_one = client_space.ClientUsage._count_one
 
         def change() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.get.share_search import (
+from pipegrid.transfer.get.share_search_policy import (
     FIRST_QUESTIONS,
     MAX_QUESTIONS,
     QueryBatches,

@@ -16,7 +16,7 @@ from pipegrid.core.mutable.directory_edits import MAX_CHILDREN, MAX_NAME_BYTES, 
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, UnhappyError, UsageError
 from pipegrid.tree.directory import Directory, create_directory, look_up, make_directories, move
 from pipegrid.tree.directory_reading import ListingLimits
-from pipegrid.tree.grid_api import Trees
+from pipegrid.tree.tree_grid import Trees
 from tests.grid.test_mutables import GridTestCase
 
 A, B = LitCap(b"a"), LitCap(b"b")

@@ -27,9 +27,9 @@ from pipegrid.transfer.settings import Limits
 from pipegrid.tree import local_files, small_file_writes
 from pipegrid.tree.directory_descriptor import DirectoryFd
 from pipegrid.tree.file_metadata import RestoredMetadata
-from pipegrid.tree.grid_api import Trees
 from pipegrid.tree.small_file_writes import WholeFile, WriteOutcome
 from pipegrid.tree.tree_download import GetTreeLimits, TreeGet, TreeGetResult, bounded
+from pipegrid.tree.tree_grid import Trees
 from tests.descriptors import left_open, open_files
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up

@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
 from pipegrid.tree import local_walk
-from pipegrid.tree.backup.backup_directories import BackupDirectories, still_exists
+from pipegrid.tree.backup.backup_sources import BackupDirectories, still_exists
 from pipegrid.tree.backup.backup_stream import BackupStream
 from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.local_walk import (

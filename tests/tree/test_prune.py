@@ -17,12 +17,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, parse_cap
 from pipegrid.disk.safe_open import CannotLock
 from pipegrid.errors import CannotReach, CapError, SinkError, UsageError
-from pipegrid.grid import storing_lock
-from pipegrid.grid.storing_lock import StoringLock
+from pipegrid.grid import lease_release_lock
+from pipegrid.grid.lease_release_lock import StoringLock
 from pipegrid.storage.share_store import ShareStore
 from pipegrid.testing.grid import EPOCH_S
 from pipegrid.transport.gbs.client import GbsServer
-from pipegrid.tree import kept_caps
+from pipegrid.tree import client_caps
 from pipegrid.tree.backup.backup_stream import BackupStream
 from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_of, runs_of, shown_time
 from pipegrid.tree.backup.forget import ForgetRequest, judge
@@ -303,12 +303,12 @@ class PruneTests(SynchronousTestCase):
 
     def test_what_a_pin_reaches(self) -> None:
         """Stays, until it is unpinned; the file of pins is private."""
-        kept_caps.add_pin(self.client.directory, "old", self.old)
-        path = self.client.state / kept_caps.PINS_NAME
+        client_caps.add_pin(self.client.directory, "old", self.old)
+        path = self.client.state / client_caps.PINS_NAME
         self.assertEqual(path.stat().st_mode & 0o777, 0o600)
         self.assertEqual(self.prune().objects, 0)
         self.world.check_reachable()
-        kept_caps.remove_pin(self.client.directory, "old")
+        client_caps.remove_pin(self.client.directory, "old")
         self.prune()
         self.assertFalse(self.is_stored())
 
@@ -451,10 +451,10 @@ class PruneTests(SynchronousTestCase):
         self.world.grid.run(grid.put(content(2)))
         self.refused(UsageError)
         self.world.grid.run(Deferred.fromCoroutine(lock.share()))
-        clock.advance(2 * storing_lock.IDLE_S)  # one operation that lasts
+        clock.advance(2 * lease_release_lock.IDLE_S)  # one operation that lasts
         self.refused(UsageError)
         lock.stored()
-        clock.advance(storing_lock.IDLE_S - 100)
+        clock.advance(lease_release_lock.IDLE_S - 100)
         self.refused(UsageError)
         self.prune()
         self.assertFalse(self.is_stored())
@@ -476,7 +476,7 @@ class PruneTests(SynchronousTestCase):
             def fails(*_: Any, kind: Any = error, number: int = number, **__: Any) -> None:
                 raise kind(number, os.strerror(number))
 
-            patched = self.patch(storing_lock, "open_locked", fails)
+            patched = self.patch(lease_release_lock, "open_locked", fails)
             if taken:
                 self.do(lambda grid: grid.put(content(2)))
             else:
@@ -634,7 +634,7 @@ class SpaceTests(SynchronousTestCase):
         world.grid.run(ann.backup(grid))
         runs = world.runs()
         world.grid.run(Directory(grid, made, ann.now).link("first", runs[0].cap))
-        kept = [kept_caps.Root("home", made)]
+        kept = [client_caps.Root("home", made)]
         found = world.grid.run(Deferred.fromCoroutine(occupied_space(grid, runs, kept)))
 
         def size(*numbers: int) -> int:
@@ -667,26 +667,26 @@ class PinTests(SynchronousTestCase):
     def test_there_and_back(self) -> None:
         """Names may have colons and blanks; a pin is removed by its name or cap."""
         for name in ("a: b", "home:x", "é"):
-            kept_caps.add_pin(self.directory, name, self.cap)
-        self.assertEqual(list(kept_caps.read_pins(self.directory)), ["a: b", "home:x", "é"])
-        self.assertEqual(kept_caps.remove_pin(self.directory, "a: b"), self.cap)
-        kept_caps.remove_pin(self.directory, str(self.cap))
-        self.assertEqual(len(kept_caps.read_pins(self.directory)), 1)
-        self.assertRaises(UsageError, kept_caps.remove_pin, self.directory, "a: b")
+            client_caps.add_pin(self.directory, name, self.cap)
+        self.assertEqual(list(client_caps.read_pins(self.directory)), ["a: b", "home:x", "é"])
+        self.assertEqual(client_caps.remove_pin(self.directory, "a: b"), self.cap)
+        client_caps.remove_pin(self.directory, str(self.cap))
+        self.assertEqual(len(client_caps.read_pins(self.directory)), 1)
+        self.assertRaises(UsageError, client_caps.remove_pin, self.directory, "a: b")
 
     def test_what_is_refused(self) -> None:
         """A name with another cap, impossible names, and caps that keep nothing or hide what they reach."""
-        kept_caps.add_pin(self.directory, "x", self.cap)
+        client_caps.add_pin(self.directory, "x", self.cap)
         other = attrs.evolve(self.cap, size=5)
-        self.assertRaises(UsageError, kept_caps.add_pin, self.directory, "x", other)
+        self.assertRaises(UsageError, client_caps.add_pin, self.directory, "x", other)
         for name in ("", " ", "a\nb", "x" * 300):
-            self.assertRaises(UsageError, kept_caps.add_pin, self.directory, name, self.cap)
+            self.assertRaises(UsageError, client_caps.add_pin, self.directory, name, self.cap)
         for cap in (LitCap(b"x"), DirectoryCap(self.cap).verifier(), parse_cap("URI:NEW:x")):
             assert cap is not None
-            self.assertRaises(CapError, kept_caps.add_pin, self.directory, "y", cap)
+            self.assertRaises(CapError, client_caps.add_pin, self.directory, "y", cap)
         (self.directory / "private/pins").write_text("nonsense\n")
-        self.assertRaises(UsageError, kept_caps.read_pins, self.directory)
-        self.assertRaises(UsageError, kept_caps.add_pin, self.directory, "z", self.cap)
+        self.assertRaises(UsageError, client_caps.read_pins, self.directory)
+        self.assertRaises(UsageError, client_caps.add_pin, self.directory, "z", self.cap)
 
 
 class HistoryTests(SynchronousTestCase):

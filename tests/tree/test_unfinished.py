@@ -17,8 +17,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.disk import sqlite_databases
 from pipegrid.tree import upload_journal, upload_queue
 from pipegrid.tree.backup import backup_database
-from pipegrid.tree.grid_api import Trees
 from pipegrid.tree.local_walk import FileMet
+from pipegrid.tree.tree_grid import Trees
 from pipegrid.tree.tree_upload import NOTES_NAME, TreeReports, TreeResult
 from pipegrid.tree.upload_journal import NoUnfinishedPut, UploadJournal, unfinished_put
 from tests.locks import failing_locks

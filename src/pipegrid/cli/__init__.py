@@ -11,7 +11,7 @@ import os
 import sys
 import time
 
-_LEFT = ("twisted.internet.reactor", "pipegrid.mirror.destination", "pipegrid.mirror.quick_check")
+_LEFT = ("twisted.internet.reactor", "pipegrid.mirror.destination", "pipegrid.mirror.stat_cache")
 """Modules whose commands end by ``os._exit``."""
 
 LEAST_FILES = 64

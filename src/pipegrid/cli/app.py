@@ -18,7 +18,7 @@ from pipegrid.cli.error_report import ExitStatus, Interrupted
 from pipegrid.cli.options import common_options
 from pipegrid.cli.startup.fast_args import COMPLETION
 from pipegrid.errors import SinkError
-from pipegrid.tree import grid_api
+from pipegrid.tree import tree_grid
 from pipegrid.version import __version__
 
 if TYPE_CHECKING:
@@ -314,6 +314,6 @@ def start_job(
         return Deferred.fromCoroutine(job.run(invocation, reactor))
     if open_grid is None:
         open_grid = (
-            grid_api.Grid.open if ahead is None else partial(grid_api.Grid.open, ahead=ahead)
+            tree_grid.Grid.open if ahead is None else partial(tree_grid.Grid.open, ahead=ahead)
         )
     return Deferred.fromCoroutine(job.run(invocation, reactor, open_grid))

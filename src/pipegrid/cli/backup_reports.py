@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
 
     from pipegrid.tree.backup.backup_run import BackupResult
-    from pipegrid.tree.grid_api import Grid
+    from pipegrid.tree.tree_grid import Grid
     from pipegrid.tree.tree_upload import TreeCounts, TreeReports
 
 STATUS_S = 1.0

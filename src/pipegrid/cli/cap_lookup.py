@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid.file_grid import Grid
     from pipegrid.tree.backup.run_paths import RunFinder
-    from pipegrid.tree.grid_api import Grid as TreeGrid
     from pipegrid.tree.grid_paths import PathEnd, PathFinder
+    from pipegrid.tree.tree_grid import Grid as TreeGrid
     from pipegrid.tree.walk import Met
 
 

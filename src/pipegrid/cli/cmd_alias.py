@@ -27,7 +27,7 @@ from pipegrid.tree import aliases, grid_paths
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipegrid.tree.grid_api import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 @click.group(name="alias", cls=CommandGroup)

@@ -26,13 +26,13 @@ from pipegrid.cli.tree_transfers import (
 from pipegrid.core.text import amount, counted
 from pipegrid.errors import NotEnoughSharesError
 from pipegrid.tree import extended_metadata, grid_paths
-from pipegrid.tree.backup import backup_directories, backup_run, backup_stream, run_paths
+from pipegrid.tree.backup import backup_run, backup_sources, backup_stream, run_paths
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
 
     from pipegrid.tree.backup.backup_run import BackupOptions, Backups, BackupSource
-    from pipegrid.tree.grid_api import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 class BackupArguments(NamedTuple):
@@ -125,7 +125,7 @@ def backup_command(
     chosen = SelectionOptions(**selection)
     path, named = _place_of(names)
     file_name = _file_name(given, chosen)
-    directories = None if file_name else backup_directories.BackupDirectories(sources)
+    directories = None if file_name else backup_sources.BackupDirectories(sources)
     made_anew = chosen.of(*([] if directories is None else directories.selected))
     default_name = file_name if directories is None else directories.name
     outcome = BackupOutcome(named or default_name or "", reports.json_progress)

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from pipegrid.core.caps import Cap
     from pipegrid.tree.backup.catalogue import BackupRun
     from pipegrid.tree.backup.run_paths import RunPath
-    from pipegrid.tree.grid_api import Grid
     from pipegrid.tree.grid_paths import PathEnd
     from pipegrid.tree.metadata_restore import ExtendedRestore
+    from pipegrid.tree.tree_grid import Grid
 
 
 # ``pipegrid backups``: the list of runs.

@@ -26,7 +26,7 @@ from pipegrid.errors import NoSuchChild, UsageError
 from pipegrid.tree import directory
 
 if TYPE_CHECKING:
-    from pipegrid.tree.grid_api import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 # ``pipegrid cp``: copies to, from and within a grid.

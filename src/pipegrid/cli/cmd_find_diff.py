@@ -13,11 +13,11 @@ from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, worst_status
 from pipegrid.cli.options import EMPTY_NAME, gathered, grid_options, grid_path, usage_error
-from pipegrid.core import caps, dates
+from pipegrid.core import caps, utc_dates
 from pipegrid.core.text import amount, counted, printable
 from pipegrid.errors import NoSuchChild, UsageError
 from pipegrid.tree import directory_reading, grid_paths
-from pipegrid.tree.backup import backup_search, run_paths, run_times, tree_changes, tree_history
+from pipegrid.tree.backup import backup_search, run_paths, run_times, runs_walk, tree_changes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pipegrid.tree.backup.backup_search import FoundVersion, SearchedNames
     from pipegrid.tree.backup.catalogue import BackupRun
     from pipegrid.tree.backup.tree_changes import TreeChange
-    from pipegrid.tree.grid_api import Grid
     from pipegrid.tree.grid_paths import PathEnd
+    from pipegrid.tree.tree_grid import Grid
     from pipegrid.tree.walk_order import TreePath
 
 
@@ -87,7 +87,7 @@ def find_command(patterns: tuple[str, ...], options: FindOptions) -> GridJob:
         runs = await cmd_backups_restore.listed_runs(grid, console, options.catalogue, some=True)
         series = _series(runs, options, now)
         printer = _FoundPrinter(console, options.catalogue is None)
-        directories = tree_history.CachedDirectories(grid)
+        directories = runs_walk.CachedDirectories(grid)
         try:
             for each in series:
                 await backup_search.search_runs(
@@ -187,7 +187,7 @@ class _FoundPrinter:
         shown = shlex.quote(place) + ("/" if version.kind == "directory" else "")
         what = [] if version.size is None else [amount(version.size)]
         if version.mtime_ns is not None:
-            changed = run_times.run_time_text(dates.utc(version.mtime_ns // 10**9))
+            changed = run_times.run_time_text(utc_dates.utc(version.mtime_ns // 10**9))
             what.append(f"changed {changed}")
         runs = counted(version.count, "run")
         if version.count > 1:

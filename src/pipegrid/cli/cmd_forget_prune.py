@@ -17,7 +17,7 @@ from pipegrid.core import caps
 from pipegrid.core.text import amount, counted, printable
 from pipegrid.errors import CannotReach, CapError, GridError, UsageError
 from pipegrid.transfer import upkeep
-from pipegrid.tree import aliases, kept_caps, tree_check
+from pipegrid.tree import aliases, client_caps, tree_check
 from pipegrid.tree.backup import backup_run, catalogue, forget, prune, run_paths, space
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.backup.catalogue import BackupRun
     from pipegrid.tree.backup.forget import JudgedRun
     from pipegrid.tree.backup.prune import PruneResult
-    from pipegrid.tree.grid_api import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 def _backups(grid: Grid, console: Console) -> Backups:
@@ -200,7 +200,7 @@ def pin_command(what: str, name: str | None) -> GridJob:
     async def work(grid: Grid, console: Console) -> int:
         cap = await _pinned(grid, what)
         called = name or (what if not what.startswith("URI:") else str(cap)[:30])
-        kept_caps.add_pin(grid.config.directory, called, cap)
+        client_caps.add_pin(grid.config.directory, called, cap)
         console.result(
             f"pinned {printable(called.strip())}", {"pin": called.strip(), "cap": str(cap)}
         )
@@ -240,7 +240,7 @@ def unpin_command(name: str) -> OfflineJob:
     directory = cap_lookup.client_directory()
 
     def work(console: Console) -> int:
-        cap = kept_caps.remove_pin(directory, name.strip())
+        cap = client_caps.remove_pin(directory, name.strip())
         console.result(str(cap), {"pin": name, "cap": str(cap)})
         return ExitStatus.DONE
 
@@ -254,7 +254,7 @@ def pins_command() -> OfflineJob:
     directory = cap_lookup.client_directory()
 
     def work(console: Console) -> int:
-        for name, cap in kept_caps.read_pins(directory).items():
+        for name, cap in client_caps.read_pins(directory).items():
             console.result(f"{printable(name)}: {cap}", {"pin": name, "cap": str(cap)})
         return ExitStatus.DONE
 
@@ -279,7 +279,9 @@ def space_command() -> GridJob:
         backups = _backups(grid, console)
         runs = await backups.runs()
         named = aliases.read_aliases(grid.config.directory)
-        kept = [kept_caps.Root(name, caps.parse_cap(text)) for name, text in sorted(named.items())]
+        kept = [
+            client_caps.Root(name, caps.parse_cap(text)) for name, text in sorted(named.items())
+        ]
         found = await space.occupied_space(grid, runs, kept)
         for name, size in found.backups.items():
             _show_space(console, "backup", name, size)

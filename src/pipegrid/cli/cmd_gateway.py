@@ -18,7 +18,7 @@ from pipegrid.server import systemd
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
-    from pipegrid.tree.grid_api import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 class GatewayJob(ReactorGridJob):

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from pipegrid.core.caps import Cap
     from pipegrid.tree.directory_reading import Listing
-    from pipegrid.tree.grid_api import Grid
     from pipegrid.tree.grid_paths import PathEnd
+    from pipegrid.tree.tree_grid import Grid
 
 
 # ``pipegrid ls``: the names in a directory.

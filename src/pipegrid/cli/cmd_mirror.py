@@ -38,7 +38,7 @@ from pipegrid.errors import SinkError
 from pipegrid.mirror import (
     archive_from_grid,
     credentials,
-    debian,
+    debian_archive,
     decompression,
     mirror_lists,
     pdiff,
@@ -385,7 +385,7 @@ def bring_back(cap: str, dest: str, fetching: MirrorOptions) -> GridJob:
     async def work(reactor: Any, grid: Grid, console: Console) -> int:
 
         async with fetching.mirror(reactor, console, dest) as (mirror, display):
-            fetch = archive_from_grid.GridFetch(mirror, grid, cap, debian.names_by_hash)
+            fetch = archive_from_grid.GridFetch(mirror, grid, cap, debian_archive.names_by_hash)
             removed = await fetch.fetch(fetching.delete, fetching.dry_run, display.show)
         outcome = RunOutcome(dest, fetch.report, removed, mirror.destination.changes)
         return outcome.print_outcome(console, fetching)

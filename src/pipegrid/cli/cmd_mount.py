@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from pipegrid.cli.console import Console
     from pipegrid.mount.mounted_tree import MountedNode
-    from pipegrid.tree.grid_api import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 class MountOptions(NamedTuple):

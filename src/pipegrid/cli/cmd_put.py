@@ -27,7 +27,7 @@ from pipegrid.cli.options import (
 from pipegrid.cli.tree_transfers import SelectionOptions, selection_options
 
 if TYPE_CHECKING:
-    from pipegrid.tree.grid_api import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 class PutOptions(NamedTuple):

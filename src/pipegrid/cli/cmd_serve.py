@@ -31,14 +31,14 @@ from pipegrid.errors import UsageError
 from pipegrid.grid import client_paths, storage_server_settings
 from pipegrid.reactor.process_settings import SHORTAGE
 from pipegrid.server import serve, storage_clients, systemd
-from pipegrid.storage import client_space, share_file, space_usage
+from pipegrid.storage import client_space, share_file, space_quota
 from pipegrid.wire import server_address
 
 if TYPE_CHECKING:
     from pipegrid.grid.storage_server_settings import ServerDirectory
     from pipegrid.server.serve import ServeSettings, StorageNode
     from pipegrid.server.storage_clients import NamedClient
-    from pipegrid.storage.space_usage import StoredSpace
+    from pipegrid.storage.space_quota import StoredSpace
     from pipegrid.wire.server_address import Furl
 
 
@@ -265,7 +265,7 @@ class UsageJob(GridJob):
             raise UsageError(
                 f"there is no storage directory {storage}; give it with -d or --storage"
             )
-        measured = space_usage.StoredSpace()
+        measured = space_quota.StoredSpace()
         clients = ClientTotals(storage_clients.read_clients(directory))
         began = reactor.seconds()
         try:
@@ -277,7 +277,7 @@ class UsageJob(GridJob):
             raise UsageError(
                 f"cannot read {error.filename or storage}: {error.strerror}; run this as the server's user"
             ) from error
-        note = space_usage.read_note(storage)
+        note = space_quota.read_note(storage)
         given = options.quota_bytes, found.get("quota_bytes"), note and note.quota_bytes
         quota = next((each for each in given if each is not None), None) or None
         text, fields = usage_report(storage, measured, quota)
@@ -291,7 +291,7 @@ class ClientTotals:
 
     def __init__(self, clients: Sequence[NamedClient]) -> None:
         self._clients = {each.number: each for each in clients}
-        self._totals = {each.number: space_usage.ShareTotal() for each in clients}
+        self._totals = {each.number: space_quota.ShareTotal() for each in clients}
 
     def add(self, path: str) -> None:
         """Count a share, or an unfinished upload, for all that have a lease on it."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
     from pipegrid.flow.rate_timetable import RateLimit
-    from pipegrid.tree.grid_api import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 OpenGrid = Callable[..., "Deferred[Grid]"]
 

@@ -27,7 +27,7 @@ from pipegrid.tree import aliases as tree_aliases
 from pipegrid.tree import directory_reading, grid_paths
 
 if TYPE_CHECKING:
-    from pipegrid.tree.grid_api import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 # Parsing a typed line as a shell does, and quoting names so that each stays one word.

@@ -25,7 +25,7 @@ from pipegrid.cli.error_report import ExitStatus, worst_status
 from pipegrid.cli.options import all_of, common_options
 from pipegrid.core.text import counted, printable
 from pipegrid.errors import UsageError
-from pipegrid.grid import client_paths, connection_settings, strict_config
+from pipegrid.grid import client_paths, strict_config, tor_socks_settings
 
 DIRECTORIES = ("directory", "directories")
 """The settings of a section that are no options: what is stored, one path on each line."""
@@ -349,9 +349,9 @@ def _value(param: click.Option, text: str, where: str, base: Path | None) -> Any
     lines = _lines(text, where)
     if param.is_flag:
         word = text.strip().lower()
-        if word not in (*connection_settings.TRUE, *connection_settings.FALSE):
+        if word not in (*tor_socks_settings.TRUE, *tor_socks_settings.FALSE):
             raise UsageError(f"{where} is {text.strip()[:60]!r}, and it must be yes or no")
-        return word in connection_settings.TRUE
+        return word in tor_socks_settings.TRUE
     if isinstance(param.type, click.Path) and base is not None:
         lines = [
             each if each == "-" else str(client_paths.expanded(each, base, where)) for each in lines

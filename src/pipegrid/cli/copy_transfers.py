@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pipegrid.tree.copy_to_grid import Copier, Item
     from pipegrid.tree.directory import Child
     from pipegrid.tree.directory_descriptor import DirectoryFd
-    from pipegrid.tree.grid_api import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 class CopyPrinter:

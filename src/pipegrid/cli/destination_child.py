@@ -16,7 +16,7 @@ from pipegrid.tree import directory, grid_paths
 
 if TYPE_CHECKING:
     from pipegrid.tree.directory import Child, Directory
-    from pipegrid.tree.grid_api import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 def is_on_grid(text: str) -> bool:

@@ -20,13 +20,13 @@ from pipegrid.cli.mirror_options import (
 )
 from pipegrid.core.text import counted, printable
 from pipegrid.mirror import (
-    debian,
+    debian_archive,
     debian_index_selection,
     destination,
     local_check,
     mirror_without_reactor,
     package_filter,
-    rpm,
+    rpm_repository,
     signature_writer,
     signatures,
 )
@@ -103,7 +103,7 @@ def debian_job(dest: str, options: DebianOptions, fetching: MirrorOptions) -> Re
         selection = options.selection(filter_of(fetching.filters))
         keys = signatures.Keys(rings, options.allow_unsigned)
         with opened_key(fetching, mirror) as key:
-            archive = debian.DebianArchive(
+            archive = debian_archive.DebianArchive(
                 mirror, selection, keys, ignores_dates=options.ignore_dates, signing=key
             )
             outcome = await archive.sync(
@@ -131,7 +131,7 @@ def rpm_job(
         wanted = filter_of(fetching.filters)
         keys = signatures.Keys(options.keyrings, options.allow_unsigned)
         with opened_key(fetching, mirror) as key:
-            repository = rpm.RpmRepository(
+            repository = rpm_repository.RpmRepository(
                 mirror, keys, options.newest_only, wanted, metalink, fetching.gpgcheck, key
             )
             outcome = await repository.sync(

@@ -19,7 +19,7 @@ from pipegrid.mirror import (
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
-    from pipegrid.mirror.quick_check import QuickCheckResult
+    from pipegrid.mirror.stat_cache import QuickCheckResult
 
 MOST_PROCESSES = 4
 """More would wait for the disk, or for each other."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pipegrid.cli.destination_child import GridDestination
     from pipegrid.grid import Grid as FileGrid
     from pipegrid.transfer.results import PutResult
-    from pipegrid.tree.grid_api import Grid
+    from pipegrid.tree.tree_grid import Grid
 
 
 # The files of one ``put``: stored many at once, with their caps printed in the given order.

@@ -18,8 +18,8 @@ from pipegrid.tree.backup import restore_plan
 if TYPE_CHECKING:
     from pipegrid.core.caps import Cap
     from pipegrid.tree.backup.restore_plan import ExtraEntry, RestorePlan, RestoreStep
-    from pipegrid.tree.grid_api import Grid
     from pipegrid.tree.grid_paths import PathEnd
+    from pipegrid.tree.tree_grid import Grid
     from pipegrid.tree.walk_order import TreePath
 
 _STEPS = {

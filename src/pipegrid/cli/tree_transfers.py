@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pipegrid.tree.directory_descriptor import DirectoryFd
     from pipegrid.tree.extended_metadata import MetadataLosses
     from pipegrid.tree.file_metadata import Modes
-    from pipegrid.tree.grid_api import Grid
     from pipegrid.tree.metadata_restore import ExtendedRestore
     from pipegrid.tree.tree_download import TreeGetResult
+    from pipegrid.tree.tree_grid import Grid
     from pipegrid.tree.tree_upload import TreeCounts
 
 

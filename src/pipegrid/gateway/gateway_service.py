@@ -26,7 +26,7 @@ from pipegrid.gateway.request_origin import LOOPBACK
 from pipegrid.gateway.restic.restic_resource import restic_resource
 from pipegrid.gateway.root_resource import SiteParts, root_resource
 from pipegrid.gateway.status_parts import Monitoring
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 
 if TYPE_CHECKING:
     from pipegrid.gateway.sftp.sftp_service import SftpServer

@@ -18,7 +18,7 @@ from pipegrid.transfer.get.sink import SinkLike
 from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
 from pipegrid.transfer.put.source import SourceLike, size_of
 from pipegrid.transfer.results import GetResult, Progress, PutResult
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 
 # Operations on directories use the same methods, so they are recorded as well: a listing is a retrieve, a
 # change is a publish. Reading a literal cap is not a transfer.

@@ -15,7 +15,7 @@ from pipegrid.gateway.web_api.object_resource import named_resource, object_reso
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.assets import AssetsResource
 from pipegrid.gateway.web_ui.transfers_page import answer_uploads
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 
 
 @attrs.frozen

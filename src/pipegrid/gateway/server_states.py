@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.reactor.deferreds import timeout_or
 from pipegrid.transfer.results import ServerStatus
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 from pipegrid.wire.storage_messages import ServerIdentity
 
 # Servers are queried when a client asks, at most every ``FRESH_S``. Recent states are returned at once; for

@@ -26,11 +26,6 @@ from pipegrid.grid.client_paths import (
     is_configured,
     state_directory,
 )
-from pipegrid.grid.connection_settings import (
-    connection_policy,
-    policy_for_server,
-    settings_to_copy,
-)
 from pipegrid.grid.servers_yaml import (
     Introducers,
     StaticServers,
@@ -39,6 +34,11 @@ from pipegrid.grid.servers_yaml import (
 )
 from pipegrid.grid.strict_config import RefusedSetting, SettingsFile, read_config
 from pipegrid.grid.tahoe_settings_check import checked_config
+from pipegrid.grid.tor_socks_settings import (
+    connection_policy,
+    policy_for_server,
+    settings_to_copy,
+)
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS, NO_CONNECTIONS, ConnectionPolicy
 from pipegrid.transfer.put.ask_first_policy import AskFirst
 from pipegrid.transfer.put.ask_first_policy import ask_first as parse_ask_first

@@ -31,10 +31,10 @@ from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import NotEnoughSharesError, ServerError, SinkError, UsageError
 from pipegrid.flow.concurrency_limits import MANY, Budget, SmallFileCapacity
 from pipegrid.grid.client_config import GridConfig, check_happy
+from pipegrid.grid.lease_release_lock import StoringLock
 from pipegrid.grid.open_grid import OpenOptions, open_grid
 from pipegrid.grid.server_readiness import Readiness, status_silence_s
 from pipegrid.grid.server_registry import ServerRegistry, Warnings
-from pipegrid.grid.storing_lock import StoringLock
 from pipegrid.reactor.deferreds import (
     Deadlines,
     Waiters,

@@ -19,10 +19,10 @@ from pipegrid.grid.client_paths import (
     TAHOE_CONFIG_NAME,
     default_directory,
 )
-from pipegrid.grid.connection_settings import FALSE, TRUE
 from pipegrid.grid.servers_yaml import read_bounded
 from pipegrid.grid.strict_config import RefusedSetting, SettingsFile, read_config
 from pipegrid.grid.tahoe_settings_check import check
+from pipegrid.grid.tor_socks_settings import FALSE, TRUE
 from pipegrid.server.identity import FURL_NAME, INTRODUCER_FURL_NAME, load_furl, unusable
 from pipegrid.server.serve import endpoint_text
 

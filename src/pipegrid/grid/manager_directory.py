@@ -24,8 +24,8 @@ from typing import Any
 import attrs
 
 from pipegrid.core import base32
-from pipegrid.core.dates import utc
 from pipegrid.core.text import printable
+from pipegrid.core.utc_dates import utc
 from pipegrid.disk.atomic_write import create_file, replace_file, sync_name
 from pipegrid.disk.file_system_calls import FULL
 from pipegrid.disk.private_files import make_directory

@@ -14,16 +14,16 @@ from pipegrid.core.text import decode_text
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_config import nickname_of, old_introducer, parse_kept
 from pipegrid.grid.client_paths import TAHOE_CONFIG_NAME, expanded, is_configured
-from pipegrid.grid.connection_settings import (
+from pipegrid.grid.introducer_settings import TAC_NAME
+from pipegrid.grid.servers_yaml import load_introducers, read_bounded
+from pipegrid.grid.strict_config import SettingsFile
+from pipegrid.grid.tahoe_settings_check import checked_config
+from pipegrid.grid.tor_socks_settings import (
     TRUE,
     connection_policy,
     control_address,
     launched_tor,
 )
-from pipegrid.grid.introducer_settings import TAC_NAME
-from pipegrid.grid.servers_yaml import load_introducers, read_bounded
-from pipegrid.grid.strict_config import SettingsFile
-from pipegrid.grid.tahoe_settings_check import checked_config
 from pipegrid.reactor.connection_policy import (
     DIRECT_CONNECTIONS,
     Find,

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME, TAHOE_CONFIG_NAME
-from pipegrid.grid.connection_settings import (
+from pipegrid.grid.strict_config import RefusedSetting, SettingsFile, closest_name, read_config
+from pipegrid.grid.tor_socks_settings import (
     FALSE,
     SERVER_WAYS,
     TRUE,
     bad_proxy_address,
     connection_policy,
 )
-from pipegrid.grid.strict_config import RefusedSetting, SettingsFile, closest_name, read_config
 
 Role = Literal["client", "server"]
 Treatment = Literal["followed", "refused", "reported", "not used"]

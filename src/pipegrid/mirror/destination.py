@@ -17,7 +17,7 @@ from pipegrid.errors import PipegridError
 from pipegrid.mirror import HIDDEN, MANIFEST
 from pipegrid.mirror.archive_file import ArchiveFile, BadEntry, MirrorError, holder, quoted
 from pipegrid.mirror.hash_cache import HashCache, is_noted_at
-from pipegrid.mirror.quick_check import QuickCheck, StatCache
+from pipegrid.mirror.stat_cache import QuickCheck, StatCache
 
 # The directories of a mirror, kept open (``MAX_OPEN_DIRECTORIES``).
 #

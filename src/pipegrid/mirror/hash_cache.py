@@ -13,7 +13,7 @@ TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     import sqlite3
 
-    from pipegrid.mirror.quick_check import StatCache
+    from pipegrid.mirror.stat_cache import StatCache
 
 ATTRIBUTE = "user.pipegrid.verified"
 _VERSION = b"2"

@@ -22,7 +22,7 @@ from pipegrid.mirror import HIDDEN
 from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.destination import Destination, Directories, make_directory
 from pipegrid.mirror.hash_cache import HashCache
-from pipegrid.mirror.quick_check import StatCache
+from pipegrid.mirror.stat_cache import StatCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -28,7 +28,7 @@ TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from pipegrid.mirror.quick_check import QuickCheck, QuickCheckResult
+    from pipegrid.mirror.stat_cache import QuickCheck, QuickCheckResult
 
 _COUNTS = (
     "wanted_files",

@@ -23,7 +23,7 @@ from pipegrid.mount.mounted_tree import AccessOrder, MountedPlace
 from pipegrid.reactor.deferreds import Waiters
 from pipegrid.tree.directory_views import DirectoryViews
 from pipegrid.tree.file_reader import WHOLE_BYTES, FileReader, ReadSpace
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 
 AHEAD_BYTES = 16 << 20
 """How far the download of a file may be in front of its reader; less at its beginning."""

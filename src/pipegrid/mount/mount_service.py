@@ -30,7 +30,7 @@ from pipegrid.mount.mounted_tree import BackupsRoot, MountedNode, MountedTree
 from pipegrid.reactor.deferreds import Waiters, timeout_or
 from pipegrid.reactor.process_settings import start_thread, wall_time
 from pipegrid.tree.backup.catalogue import BackupRun
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 
 MOST_THREADS = 64
 """Operations that run at once; each takes a thread."""

@@ -24,8 +24,8 @@ from pipegrid.tree.backup.run_paths import choose_run
 from pipegrid.tree.directory_reading import Entry
 from pipegrid.tree.directory_views import DirectoryView, DirectoryViews
 from pipegrid.tree.file_metadata import restored
-from pipegrid.tree.grid_api import Grid
 from pipegrid.tree.local_files import local_name
+from pipegrid.tree.tree_grid import Grid
 
 MountedKind = Literal["directory", "file", "link", "unreadable"]
 

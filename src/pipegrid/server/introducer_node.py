@@ -16,7 +16,7 @@ from pipegrid.disk.directory_claim import INTRODUCER_LOCK_NAME, DirectoryClaim
 from pipegrid.disk.private_files import make_directory
 from pipegrid.reactor.workers import Workers
 from pipegrid.server import identity, systemd
-from pipegrid.server.fair_scheduler import FairTurns
+from pipegrid.server.connection_turns import FairTurns
 from pipegrid.server.foolscap.broker import HeldMemory, MessageLimits
 from pipegrid.server.foolscap.port import FoolscapPort
 from pipegrid.server.identity import INTRODUCER_FURL_NAME

@@ -21,7 +21,7 @@ from twisted.python.failure import Failure
 from pipegrid.reactor import process_settings
 from pipegrid.reactor.deferreds import Timer, Waiters
 from pipegrid.reactor.server_tls import tls_factory
-from pipegrid.server.fair_scheduler import FairQueue, FairTurns
+from pipegrid.server.connection_turns import FairQueue, FairTurns
 from pipegrid.storage.uploads.eviction import address_of
 
 if TYPE_CHECKING:

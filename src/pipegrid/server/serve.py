@@ -50,7 +50,7 @@ from pipegrid.server.storage_clients import ClientWatch, NamedClient, read_clien
 from pipegrid.storage.lease_clock import NonDecreasingDate, look, why_wrong
 from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.share_store import KEEP_UNFINISHED_S, ShareStore, StoreSettings
-from pipegrid.storage.space_usage import read_note, remove_note
+from pipegrid.storage.space_quota import read_note, remove_note
 from pipegrid.wire.announcements import Signed
 from pipegrid.wire.server_address import Furl
 

@@ -22,7 +22,6 @@ from pipegrid.errors import GridError
 from pipegrid.reactor.deferreds import as_deferred, gather
 from pipegrid.reactor.trace import Tracer
 from pipegrid.speedtest.child_processes import environment, in_thread
-from pipegrid.speedtest.client_sessions import Comparing, Contents, Session
 from pipegrid.speedtest.raw_tcp_baseline import Effort, join, measure_baselines
 from pipegrid.speedtest.run_results import (
     COLD_START,
@@ -40,6 +39,7 @@ from pipegrid.speedtest.run_results import (
     versions,
 )
 from pipegrid.speedtest.scenarios import AUTO, Scenario
+from pipegrid.speedtest.target_sessions import Comparing, Contents, Session
 from pipegrid.speedtest.targets import FileTarget, check_space
 from pipegrid.speedtest.upload_timeline import Recorder, RecordingReactor, from_spans
 

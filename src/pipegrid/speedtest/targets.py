@@ -39,12 +39,12 @@ from pipegrid.speedtest.child_processes import (
     make_client,
     server_name,
 )
-from pipegrid.speedtest.client_sessions import GatewaySession, GridSession, Session
 from pipegrid.speedtest.link_profiles import describe, shape_of
 from pipegrid.speedtest.link_proxy import RunningProxy, start_proxy
 from pipegrid.speedtest.raw_tcp_baseline import Responder, ping_responders
 from pipegrid.speedtest.responder import RunningResponders, start_responders
 from pipegrid.speedtest.run_results import EmulatedLink, RoundTrip
+from pipegrid.speedtest.target_sessions import GatewaySession, GridSession, Session
 from pipegrid.speedtest.upload_timeline import HostPort
 
 # What every target of the speed test has, and the checks before it is measured.

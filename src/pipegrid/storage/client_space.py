@@ -25,7 +25,7 @@ from pipegrid.core.text import amount
 from pipegrid.errors import ServerRefused
 from pipegrid.storage import share_file
 from pipegrid.storage.mutable import slot_file
-from pipegrid.storage.space_usage import (
+from pipegrid.storage.space_quota import (
     NOT_COUNTED,
     PREFIXES,
     RECOUNT_FULL_S,

@@ -12,7 +12,7 @@ from pipegrid.disk.safe_open import is_directory
 from pipegrid.storage import share_file
 from pipegrid.storage.mutable import slot_file as slotfiles
 from pipegrid.storage.share_file import Expiry
-from pipegrid.storage.space_usage import file_bytes
+from pipegrid.storage.space_quota import file_bytes
 from pipegrid.storage.uploads import incoming_files as sidecar
 
 # Files are removed only while their lock is held, so other processes may work at the same time.

@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 from twisted.logger import Logger
 
-from pipegrid.core import base32, dates
+from pipegrid.core import base32, utc_dates
 from pipegrid.core.text import harmless
 from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.private_files import PRIVATE_FILE, make_private
@@ -27,7 +27,7 @@ from pipegrid.storage.mutable.slot_file import NODE_ID_BYTES
 from pipegrid.storage.mutable.slots import Slots
 from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.share_reader import ShareReader, holds_share, list_numbers, open_reader
-from pipegrid.storage.space_usage import SpaceChange, SpaceUsage
+from pipegrid.storage.space_quota import SpaceChange, SpaceUsage
 from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER, Paths, check_key, check_number
 from pipegrid.storage.uploads.eviction import NOBODY, Client, UploadDemand
 from pipegrid.storage.uploads.incoming_share import IncomingShare
@@ -148,7 +148,7 @@ class Advisories:
     ) -> bool:
         kind = "mutable" if mutable else "immutable"
         index = base32.encode(storage_index)
-        when = dates.utc(now)
+        when = utc_dates.utc(now)
         path = f"{self._directory}/{when:%Y-%m-%dT%H%M%S.%f}--{index}-{share_number}"
         try:
             make_private(self._directory)

@@ -31,7 +31,7 @@ from pipegrid.testing.faults import FaultPlan
 from pipegrid.testing.network import SimulatedNetwork, leaks, run
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.gbs.client import GbsServer
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 from pipegrid.wire.server_address import Nurl
 from pipegrid.wire.storage_messages import ServerIdentity
 

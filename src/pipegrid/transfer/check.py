@@ -24,7 +24,7 @@ from pipegrid.errors import (
 )
 from pipegrid.reactor.deferreds import RequestSet, few_at_a_time
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.get.share_search import MORE_QUESTIONS, QueryBatches
+from pipegrid.transfer.get.share_search_policy import MORE_QUESTIONS, QueryBatches
 from pipegrid.transfer.peers import (
     CallTimeout,
     Peer,

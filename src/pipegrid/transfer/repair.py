@@ -21,7 +21,7 @@ from pipegrid.transfer.check import Check, FoundShares
 from pipegrid.transfer.failure_messages import SearchOutcome, each_once, too_few_shares
 from pipegrid.transfer.get.download import Download
 from pipegrid.transfer.get.share_readers import DownloadRequest
-from pipegrid.transfer.get.share_search import MAX_QUESTIONS
+from pipegrid.transfer.get.share_search_policy import MAX_QUESTIONS
 from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext, ring
 from pipegrid.transfer.put.allocation import AllocationResponse, Allocations
 from pipegrid.transfer.put.file_key import ShareSet, ShareTarget

@@ -16,7 +16,7 @@ from pipegrid.core.placement import servers_of_happiness
 from pipegrid.core.ueb import CapCheck
 from pipegrid.errors import ServerError, ServerTimeout, ServerUnreachable
 from pipegrid.transfer.check import FoundShares, judge, ueb_in, ueb_place
-from pipegrid.transfer.get.share_search import MORE_QUESTIONS, QueryBatches
+from pipegrid.transfer.get.share_search_policy import MORE_QUESTIONS, QueryBatches
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.results import CheckResult, RenewResult
 from pipegrid.transport import surveys

@@ -23,7 +23,7 @@ from pipegrid.transfer.results import CheckResult, FileHealth, Progress, RenewRe
 from pipegrid.transfer.server_capacity import Capacity
 from pipegrid.transfer.settings import DownloadSettings, UpkeepSettings
 from pipegrid.transfer.share_query import ShareQuery, SurveyBatcher
-from pipegrid.transfer.verification_rounds import VerifiedPart
+from pipegrid.transfer.verification_sample import VerifiedPart
 from pipegrid.transport.surveys import Question, Sample, Surveyed
 
 # Adding or renewing this client's leases on the shares of a file, without reading its shares.

@@ -15,7 +15,7 @@ from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, FileCap, LitCap, Mutab
 from pipegrid.errors import PipegridError
 from pipegrid.reactor.deferreds import Waiters
 from pipegrid.tree.directory_reading import ENTRY_BYTES, Entry, read_listing
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 
 FRESH_S = 3.0
 """How long a mutable directory is cached, while other clients may change it."""

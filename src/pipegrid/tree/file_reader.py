@@ -19,7 +19,7 @@ from zope.interface import implementer
 from pipegrid.core.caps import Cap, LitCap
 from pipegrid.errors import GridError
 from pipegrid.reactor.deferreds import Timer, Waiters
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 
 AHEAD_BYTES = 4 << 20
 """How far a download may be in front of its reader."""

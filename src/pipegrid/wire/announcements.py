@@ -72,7 +72,7 @@ class AnnouncementKey(NamedTuple):
     seed: bytes
 
     def __repr__(self) -> str:
-        """Show no secret."""
+        """Without the secrets: logs contain it."""
         return "AnnouncementKey(...)"
 
     def __str__(self) -> str:

@@ -24,7 +24,7 @@ from pipegrid.errors import AccessProhibited, DirectoryError, NotEnoughSharesErr
 from pipegrid.gateway.body_spool import BodyRefused, BodySpool, SpoolSpace
 from pipegrid.gateway.http_response import ResponseStream
 from pipegrid.gateway.web_api.check_json import storage_index_text
-from pipegrid.gateway.web_api.paced_download import SMALL_BYTES
+from pipegrid.gateway.web_api.download_turns import SMALL_BYTES
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui import directory_archive
 from pipegrid.gateway.web_ui.directory_archive import (
@@ -33,7 +33,7 @@ from pipegrid.gateway.web_ui.directory_archive import (
     DirectoryArchive,
     MissingMembers,
 )
-from pipegrid.gateway.web_ui.zip_archive import (
+from pipegrid.gateway.web_ui.zip_stream import (
     MAX_NAME_BYTES,
     MemberNames,
     ZipMember,

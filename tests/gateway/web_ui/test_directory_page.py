@@ -15,7 +15,7 @@ from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, UnknownCap, parse_cap
 from pipegrid.core.mutable.directory_edits import Link
 from pipegrid.core.packed_directory import directory_cap, pack_immutable
 from pipegrid.gateway import form_body
-from pipegrid.gateway.web_api import form_files
+from pipegrid.gateway.web_api import form_upload
 from pipegrid.gateway.web_api.children_json import packed_children
 from pipegrid.gateway.web_ui.directory_page import PAGE_NAME_CHARACTERS, PAGE_ROWS
 from pipegrid.tree.directory import create_directory
@@ -344,7 +344,7 @@ class ChangeTests(DirectoryTestCase):
         self.assertIn("'a' is a file and a folder; nothing was stored", self.browser.text)
         self.show(cap)
         files = [(f"d/{'/'.join('x' * 90)}/{number}/f", b"") for number in range(12)]
-        with mock.patch.object(form_files, "MAX_FOLDERS", 100):
+        with mock.patch.object(form_upload, "MAX_FOLDERS", 100):
             self.browser.submit("Upload all", *files)
         self.assertIn("The form has more than 100 folders; send them in parts", self.browser.text)
         self.assertEqual(self.names_in(cap), ["other", "there"])

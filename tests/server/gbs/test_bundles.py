@@ -16,7 +16,7 @@ import attrs
 from pipegrid.core import base32
 from pipegrid.disk.durability import Disk, Policy
 from pipegrid.errors import ServerRefused
-from pipegrid.server.fair_scheduler import FairTurns
+from pipegrid.server.connection_turns import FairTurns
 from pipegrid.server.gbs.http_connection import GbsConnection
 from pipegrid.server.gbs.storage_operations import MAX_COMMITS
 from pipegrid.storage import share_file

@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 
-from pipegrid.server.fair_scheduler import ACTIVE_S
+from pipegrid.server.connection_turns import ACTIVE_S
 from pipegrid.server.gbs.http_connection import GbsConnection
 from pipegrid.wire import gbs_bundles, gbs_cbor_bodies, gbs_mutable, gbs_paths_headers, gbs_surveys
 from pipegrid.wire.gbs_bundles import BundledUpload

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipegrid.cli.command_job import Job
     from pipegrid.cli.console import Console
     from pipegrid.mirror.preconnect_mirrors import EarlySockets
-    from pipegrid.mirror.quick_check import QuickCheckResult
+    from pipegrid.mirror.stat_cache import QuickCheckResult
 
     Values = dict[str, Any]
     Read = tuple[str, Values, list[str]]

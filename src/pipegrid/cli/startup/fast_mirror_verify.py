@@ -16,7 +16,7 @@ TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import Any
 
-    from pipegrid.mirror.quick_check import QuickCheckResult
+    from pipegrid.mirror.stat_cache import QuickCheckResult
 
 MAX_DEST = 1000
 """Characters of a path up to which this module prints it."""
@@ -30,7 +30,7 @@ def verify_if_same(dest: str, as_json: bool, quiet: bool) -> int | QuickCheckRes
         Otherwise, without a report, the result of the quick check; None: there is none, or a progress bar
         is wanted.
     """
-    from pipegrid.mirror.quick_check import glimpse
+    from pipegrid.mirror.stat_cache import glimpse
 
     if sys.stdout is None or sys.stderr is None or not (quiet or not sys.stderr.isatty()):
         return None

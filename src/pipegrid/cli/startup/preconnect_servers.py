@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_paths import SERVERS_NAME, TAHOE_CONFIG_NAME, default_directory
-from pipegrid.grid.connection_settings import connection_policy
 from pipegrid.grid.tahoe_settings_check import CONNECTIONS, checked_config
+from pipegrid.grid.tor_socks_settings import connection_policy
 
 if TYPE_CHECKING:
     from pipegrid.reactor.preconnect import HostPort, Preconnector

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
     from pipegrid.mirror.preconnect_mirrors import EarlySockets
-    from pipegrid.mirror.quick_check import QuickCheckResult
+    from pipegrid.mirror.stat_cache import QuickCheckResult
     from pipegrid.reactor.preconnect import Preconnector
 
 _M_ARENA_MAX = -8  # the option of glibc's mallopt

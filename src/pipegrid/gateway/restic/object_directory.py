@@ -15,7 +15,7 @@ from pipegrid.errors import ChildExists, DirectoryError
 from pipegrid.reactor.deferreds import Waiters
 from pipegrid.tree.directory import Directory
 from pipegrid.tree.directory_reading import ENTRY_BYTES, read_listing
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 
 MEMORY_BYTES = 32 << 20
 """Of all cached lists; an object takes about 1,000."""

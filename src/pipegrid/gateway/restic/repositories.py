@@ -20,7 +20,7 @@ from pipegrid.gateway.restic.repository import Repository, SmallObjects
 from pipegrid.reactor.deferreds import gather
 from pipegrid.tree.aliases import add_alias, read_aliases
 from pipegrid.tree.directory import check_writable
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 
 ALIAS = "restic"
 MAX_OPEN = 64

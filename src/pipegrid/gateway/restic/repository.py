@@ -33,7 +33,7 @@ from pipegrid.gateway.restic.repository_paths import (
 )
 from pipegrid.reactor.deferreds import Waiters, gather
 from pipegrid.transfer.put.source import SourceLike
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 
 LISTS_AT_ONCE = 16
 """Directories of ``data`` that are read at once for a list."""

@@ -36,7 +36,7 @@ from pipegrid.gateway.restic.repository_paths import (
     parse_path,
 )
 from pipegrid.gateway.web_api.web_errors import WebError
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 
 MAX_OBJECT_BYTES = 1 << 30
 """restic's packs have 16 MiB, at most 128 if so configured; its largest index has about 30."""

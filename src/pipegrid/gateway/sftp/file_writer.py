@@ -28,7 +28,7 @@ from pipegrid.reactor.deferreds import Waiters
 from pipegrid.tree.directory import Directory
 from pipegrid.tree.directory_reading import Entry
 from pipegrid.tree.directory_views import DirectoryViews, described, entry_of
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 
 MOST_FILES = 512
 """Files that may be written at once, each of which takes a temporary file."""

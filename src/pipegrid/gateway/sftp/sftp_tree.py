@@ -28,7 +28,7 @@ from pipegrid.tree.directory_views import (
     described,
     entry_of,
 )
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 
 # Paths as clients write them, and names of children that can be part of such a path.
 

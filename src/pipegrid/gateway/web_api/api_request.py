@@ -23,7 +23,7 @@ from pipegrid.gateway.web_api.web_arguments import (
 )
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.page_templates import problem_response
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 
 
 @attrs.frozen(eq=False)

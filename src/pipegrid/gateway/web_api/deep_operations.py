@@ -25,8 +25,8 @@ from pipegrid.gateway.web_api.check_json import (
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.upkeep import UpkeepOutcome, UpkeepRequest
 from pipegrid.tree.directory_reading import kind_of
-from pipegrid.tree.grid_api import Grid
 from pipegrid.tree.tree_check import CheckReports, FirstMet, TreeSummary, check_trees
+from pipegrid.tree.tree_grid import Grid
 from pipegrid.tree.walk import Met, TreePath, TreeStats, Unreadable, walk
 
 # Everything below a directory, each object once, literal ones every time.

@@ -18,7 +18,7 @@ from pipegrid.gateway.web_api.file_requests import (
     replace_file,
     tagged,
 )
-from pipegrid.gateway.web_api.form_files import are_several, upload_files
+from pipegrid.gateway.web_api.form_upload import are_several, upload_files
 from pipegrid.gateway.web_api.new_objects import MKDIRS, new_directory, uploaded
 from pipegrid.gateway.web_api.object_json import directory_json
 from pipegrid.gateway.web_api.path_lookup import (

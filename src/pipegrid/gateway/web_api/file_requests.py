@@ -20,6 +20,7 @@ from pipegrid.gateway.web_api.byte_ranges import (
     parse_range,
 )
 from pipegrid.gateway.web_api.children_json import link_of_caps
+from pipegrid.gateway.web_api.download_turns import PacedDownload
 from pipegrid.gateway.web_api.new_objects import store_file
 from pipegrid.gateway.web_api.object_json import (
     file_json,
@@ -27,7 +28,6 @@ from pipegrid.gateway.web_api.object_json import (
     read_cap_text,
     unknown_json,
 )
-from pipegrid.gateway.web_api.paced_download import PacedDownload
 from pipegrid.gateway.web_api.path_lookup import (
     FoundObject,
     check_writes,

@@ -44,7 +44,7 @@ from pipegrid.gateway.web_api.path_lookup import (
 )
 from pipegrid.gateway.web_api.web_errors import WebError, no_such_child
 from pipegrid.reactor.deferreds import start_cancellable
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 
 METHODS = "GET, HEAD, PUT, POST, DELETE"
 

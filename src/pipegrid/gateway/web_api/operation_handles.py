@@ -11,7 +11,7 @@ from twisted.python.failure import Failure
 from pipegrid.errors import PipegridError, UsageError
 from pipegrid.gateway.web_api.deep_operations import DeepOperation
 from pipegrid.reactor.deferreds import start_cancellable
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 
 # **How long.** A running operation is kept. A result that was never fetched is kept for four days, or as long
 # as the operation ran; after the first fetch, for one day. ``retain-for`` replaces both.

@@ -21,7 +21,7 @@ from pipegrid.core.text import composed, printable
 from pipegrid.errors import CapError, NotEnoughSharesError
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.tree.directory import Child, Directory
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 
 
 @attrs.frozen

@@ -29,11 +29,11 @@ from pipegrid.gateway.http_response import HttpResponse, ResponseStream
 from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.byte_ranges import disposition
 from pipegrid.gateway.web_api.check_json import storage_index_text
-from pipegrid.gateway.web_api.paced_download import SMALL_BYTES, PacedDownload
+from pipegrid.gateway.web_api.download_turns import SMALL_BYTES, PacedDownload
 from pipegrid.gateway.web_api.path_lookup import FoundObject
 from pipegrid.gateway.web_api.web_errors import WebError, problem_of
 from pipegrid.gateway.web_ui.page_templates import plain_sentence
-from pipegrid.gateway.web_ui.zip_archive import (
+from pipegrid.gateway.web_ui.zip_stream import (
     MAX_PATH_BYTES,
     MemberNames,
     ZipMember,
@@ -43,7 +43,7 @@ from pipegrid.gateway.web_ui.zip_archive import (
     is_program,
 )
 from pipegrid.reactor.deferreds import Wakeup
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 from pipegrid.tree.walk import Found, Met, TreePath, Unreadable, WalkLimits, walk
 
 AHEAD_BYTES = 4 << 20

@@ -16,7 +16,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.reactor.bulk_sockets import Backpressure, unsent_bytes
-from pipegrid.server.fair_scheduler import CpuUsage
+from pipegrid.server.connection_turns import CpuUsage
 from pipegrid.wire.banana_receiver import MAX_TOKENS, TOKEN_COST, Bounds, LimitExceeded
 from pipegrid.wire.foolscap_broker import BoundedBroker, BoundedNegotiation
 from pipegrid.wire.foolscap_interfaces import MAX_SHARE_DATA_BYTES
@@ -45,7 +45,7 @@ def answer_bytes(results: Any) -> int:
     return 0
 
 
-# The time that the server works for a connection is measured (``server.fair_scheduler.CpuUsage``). Up to a
+# The time that the server works for a connection is measured (``server.connection_turns.CpuUsage``). Up to a
 # burst, and a small share of all time, a connection is served as soon as bytes arrive. Beyond that, it waits
 # in one queue with others like it. One of them is served at a time, and then all of them pause ``REST`` times
 # as long as that took, but only while other clients send requests. So floods, however many, get at most a

@@ -22,7 +22,7 @@ from zope.interface import implementer
 from pipegrid.reactor import process_settings
 from pipegrid.reactor.bulk_sockets import set_bulk_buffers
 from pipegrid.reactor.deferreds import Timer, Waiters
-from pipegrid.server.fair_scheduler import CpuUsage, FairTurns
+from pipegrid.server.connection_turns import CpuUsage, FairTurns
 from pipegrid.server.gbs.request_check import Request
 from pipegrid.server.gbs.request_order import (
     ConnectionLife,

@@ -14,7 +14,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from pipegrid.errors import PipegridError
-from pipegrid.server.fair_scheduler import FairTurns, M
+from pipegrid.server.connection_turns import FairTurns, M
 from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.body_receivers import InSteps
 from pipegrid.server.gbs.bundles import Bundle
@@ -117,7 +117,7 @@ TURN = _turn()
 # * a long answer is being streamed, or waits: one open share per connection;
 # * 128 requests are unanswered, or 256 KiB of answers wait for one that is not ready;
 # * the server has too many shares waiting to become durable;
-# * this connection's turn is over (``server.fair_scheduler``). Long work, such as a bundle or an allocation
+# * this connection's turn is over (``server.connection_turns``). Long work, such as a bundle or an allocation
 #   of many shares, takes several turns.
 
 MAX_UNANSWERED = 128

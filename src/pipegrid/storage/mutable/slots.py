@@ -30,7 +30,7 @@ from pipegrid.storage.mutable.slot_change import SlotChange
 from pipegrid.storage.mutable.slot_file import SlotFile
 from pipegrid.storage.share_file import HasRoom
 from pipegrid.storage.share_reader import ShareReader
-from pipegrid.storage.space_usage import SpaceChange, file_bytes
+from pipegrid.storage.space_quota import SpaceChange, file_bytes
 from pipegrid.storage.storage_paths import SHARE_NUMBERS, check_number
 from pipegrid.wire.gbs_cbor_bodies import MAX_MUTABLE_SHARE_BYTES
 from pipegrid.wire.storage_messages import (

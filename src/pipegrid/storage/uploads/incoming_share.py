@@ -19,7 +19,7 @@ from pipegrid.disk.private_files import PRIVATE_FILE
 from pipegrid.errors import ConflictingWrite, NoSuchShare, PipegridError, ServerRefused
 from pipegrid.storage import share_file
 from pipegrid.storage.client_space import ClientUsage
-from pipegrid.storage.space_usage import SpaceUsage
+from pipegrid.storage.space_quota import SpaceUsage
 from pipegrid.storage.storage_paths import Paths, ShareKey
 from pipegrid.storage.uploads import incoming_files as incoming
 from pipegrid.storage.uploads import incoming_files as sidecar

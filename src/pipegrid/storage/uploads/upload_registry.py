@@ -21,7 +21,7 @@ from pipegrid.disk import file_system_calls as disk
 from pipegrid.errors import NoSpace, QuotaReached
 from pipegrid.storage import share_file
 from pipegrid.storage.client_space import FIRST_NUMBER, ClientUsage
-from pipegrid.storage.space_usage import SpaceUsage
+from pipegrid.storage.space_quota import SpaceUsage
 from pipegrid.storage.storage_paths import Paths, ShareKey, check_key
 from pipegrid.storage.uploads import eviction, incoming_files
 from pipegrid.storage.uploads import incoming_files as incoming

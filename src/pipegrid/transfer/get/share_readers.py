@@ -15,7 +15,7 @@ from pipegrid.core.ueb import CapCheck
 from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, is_absence
 from pipegrid.transfer.failure_messages import SearchOutcome, too_few_shares
 from pipegrid.transfer.get.hedge_policy import ReadPolicy
-from pipegrid.transfer.get.share_search import ShareSearch
+from pipegrid.transfer.get.share_search_policy import ShareSearch
 from pipegrid.transfer.peers import Peer, TransferContext, last_activity_s, ring
 from pipegrid.transport.interface import StreamConsumer
 

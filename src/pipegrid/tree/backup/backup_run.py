@@ -17,7 +17,7 @@ from pipegrid.errors import NotEnoughSharesError, PipegridError, RollbackError, 
 from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.deferreds import gather
 from pipegrid.tree.backup.backup_database import BackupDatabase
-from pipegrid.tree.backup.backup_directories import BackupDirectories, still_exists
+from pipegrid.tree.backup.backup_sources import BackupDirectories, still_exists
 from pipegrid.tree.backup.backup_state_directory import BackupPlace, CatalogueState
 from pipegrid.tree.backup.backup_stream import BackupStream
 from pipegrid.tree.backup.catalogue import (

@@ -19,8 +19,8 @@ from pipegrid.tree.backup.reachability import (
     Reachability,
     share_bytes_of,
 )
-from pipegrid.tree.grid_api import Grid
-from pipegrid.tree.kept_caps import Root, kept_caps, tahoe_backup_objects
+from pipegrid.tree.client_caps import Root, kept_caps, tahoe_backup_objects
+from pipegrid.tree.tree_grid import Grid
 from pipegrid.wire.storage_messages import Released
 
 # Nothing that a run of the catalogue, an alias, a pin or another cap in the client's ``private`` reaches is

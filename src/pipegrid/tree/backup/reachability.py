@@ -27,6 +27,7 @@ from pipegrid.errors import (
 )
 from pipegrid.reactor.deferreds import gather
 from pipegrid.transfer.mutable.mutable_check import MutableCheckResult
+from pipegrid.tree.client_caps import Root
 from pipegrid.tree.directory_reading import (
     Listing,
     ListingLimits,
@@ -34,8 +35,7 @@ from pipegrid.tree.directory_reading import (
     read_listing,
     unpack,
 )
-from pipegrid.tree.grid_api import Grid
-from pipegrid.tree.kept_caps import Root
+from pipegrid.tree.tree_grid import Grid
 from pipegrid.tree.walk_order import identity_of
 
 READS_AT_ONCE = 16

@@ -19,9 +19,9 @@ from pipegrid.errors import PipegridError
 from pipegrid.reactor.deferreds import gather
 from pipegrid.tree.backup.catalogue import BackupRun
 from pipegrid.tree.backup.reachability import READS_AT_ONCE, share_bytes_of
+from pipegrid.tree.client_caps import Root
 from pipegrid.tree.directory_reading import Listing, kind_of, read_listing
-from pipegrid.tree.grid_api import Grid
-from pipegrid.tree.kept_caps import Root
+from pipegrid.tree.tree_grid import Grid
 
 _SCHEMA = """
 PRAGMA temp_store = FILE;

@@ -19,7 +19,7 @@ from pipegrid.core.caps import Cap
 from pipegrid.core.mutable.versions import Version
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.reactor.deferreds import Timer, Wakeup
-from pipegrid.tree.grid_api import Grid
+from pipegrid.tree.tree_grid import Grid
 
 SMALL_BYTES = 256 << 10
 """A download up to this length takes no turn."""

@@ -10,8 +10,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import ChkCap
 from pipegrid.errors import NotEnoughSharesError
-from pipegrid.gateway.web_api import paced_download
-from pipegrid.gateway.web_api.paced_download import TURN_S, PacedDownload
+from pipegrid.gateway.web_api import download_turns
+from pipegrid.gateway.web_api.download_turns import TURN_S, PacedDownload
 from pipegrid.gateway.web_api.web_errors import WebError
 
 DATA = bytes(range(256)) * 40
@@ -101,7 +101,7 @@ class PacedDownloadTests(SynchronousTestCase):
         self.clock = Clock()
         self.grid: Any = _Grid(self.clock)
         self.turns = DeferredSemaphore(2)
-        self.patch(paced_download, "SMALL_BYTES", PIECE)
+        self.patch(download_turns, "SMALL_BYTES", PIECE)
 
     def begin(self, start: int = 0, length: int = len(DATA)) -> tuple[_Http, Deferred[None]]:
         """Begin a download."""

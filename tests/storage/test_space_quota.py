@@ -14,10 +14,10 @@ from twisted.logger import capturedLogs, formatEvent
 
 from pipegrid.core import base32
 from pipegrid.errors import NoSpace, QuotaReached, ServerRefused
-from pipegrid.storage import space_usage
+from pipegrid.storage import space_quota
 from pipegrid.storage.share_file import LEASE_DURATION_S, container_bytes
 from pipegrid.storage.share_store import ShareStore
-from pipegrid.storage.space_usage import (
+from pipegrid.storage.space_quota import (
     NOTE_NAME,
     PREFIXES,
     RECOUNT_FULL_S,
@@ -123,8 +123,8 @@ class CountTests(UsageTestCase):
         for bad in ((0, b"y" * 20_000), (50_000, b"")):
             with self.assertRaises(QuotaReached):
                 self.slot(bad)
-        self.patch(space_usage, "MIN_LEASE_EXCESS_BYTES", 0)
-        self.patch(space_usage, "LEASE_EXCESS_PART", 1 << 20)
+        self.patch(space_quota, "MIN_LEASE_EXCESS_BYTES", 0)
+        self.patch(space_quota, "LEASE_EXCESS_PART", 1 << 20)
         with self.assertRaises(NoSpace):
             for letter in "abcdefghijkl":
                 self.store.add_lease(SI[::-1], secrets_of(letter).lease)
@@ -188,7 +188,7 @@ class RefusalTests(UsageTestCase):
 
     def test_leases_may_exceed_it(self) -> None:
         """By a little between two counts, or what other clients keep would expire; also before a count."""
-        self.patch(space_usage, "MIN_LEASE_EXCESS_BYTES", 200)
+        self.patch(space_quota, "MIN_LEASE_EXCESS_BYTES", 200)
         self.put(0, b"x" * (QUOTA - container_bytes(0)))
         with capturedLogs() as logged:
             for letter in "ab":
@@ -212,8 +212,8 @@ class RefusalTests(UsageTestCase):
 
     def test_a_lease_without_space_ends_nothing(self) -> None:
         """A share after one that cannot get this lease, but has it already, is renewed."""
-        self.patch(space_usage, "MIN_LEASE_EXCESS_BYTES", 0)
-        self.patch(space_usage, "LEASE_EXCESS_PART", 1 << 20)
+        self.patch(space_quota, "MIN_LEASE_EXCESS_BYTES", 0)
+        self.patch(space_quota, "LEASE_EXCESS_PART", 1 << 20)
         self.put(1, b"x" * 100)
         self.put(0, b"x" * (QUOTA - self.used - 72 - container_bytes(0)), secrets_of("a"))
         self.assertEqual(self.used, QUOTA)
@@ -284,12 +284,12 @@ class RestartTests(UsageTestCase):
         super().setUp()
         self.put(0, b"x" * 4000)
         self.counts = 0
-        self.patch(space_usage.SpaceUsage, "_count_prefix", self._counting())
+        self.patch(space_quota.SpaceUsage, "_count_prefix", self._counting())
 
     def _counting(self) -> Any:
-        real = space_usage.SpaceUsage._count_prefix
+        real = space_quota.SpaceUsage._count_prefix
 
-        def count(usage: space_usage.SpaceUsage, number: int) -> bool:
+        def count(usage: space_quota.SpaceUsage, number: int) -> bool:
             self.counts += number == 0
             return real(usage, number)
 
@@ -336,7 +336,7 @@ class RestartTests(UsageTestCase):
 
     def test_the_highest_number_rises_in_time(self) -> None:
         """The note is written again before its number is exceeded, not for each share."""
-        self.patch(space_usage, "STEP_BYTES", 2000)
+        self.patch(space_quota, "STEP_BYTES", 2000)
         self.restart()
         written = []
         for number in range(1, 6):
@@ -404,7 +404,7 @@ class RestartTests(UsageTestCase):
     def test_a_server_without_a_quota_in_between(self) -> None:
         """It removes the note, as it does not count what it changes."""
         self.store.close()
-        space_usage.remove_note(self.root)
+        space_quota.remove_note(self.root)
         self.assertFalse((self.root / NOTE_NAME).exists())
         self.store = self.make_store()
         self.assertEqual((self.used, self.counts), (container_bytes(4000), 1))
@@ -415,7 +415,7 @@ class RestartTests(UsageTestCase):
         def refuse(*_: object, **__: object) -> None:
             raise OSError(28, "No space left on device")
 
-        with mock.patch("pipegrid.storage.space_usage.replace_file", refuse):
+        with mock.patch("pipegrid.storage.space_quota.replace_file", refuse):
             self.restart()
             self.assertFalse((self.root / NOTE_NAME).exists())
             self.put(1, b"x" * 100)
@@ -451,7 +451,7 @@ class RecountTests(UsageTestCase):
 
     def test_shares_that_do_not_stop_to_change(self) -> None:
         """They do not hold up the count: an upper limit is used, and they are counted again."""
-        self.patch(space_usage, "_MOST_TRIES", 2)
+        self.patch(space_quota, "_MOST_TRIES", 2)
         self.put(0, b"x" * 100)
         self.store.allocate(bytes(16), {0}, 200, SECRETS)
         upload = self.store.upload(bytes(16), 0, SECRETS.upload)
@@ -510,4 +510,4 @@ class RecountTests(UsageTestCase):
         """Else changes during a count would be counted twice, or never."""
         for _ in range(200):
             index = os.urandom(16)
-            self.assertEqual(PREFIXES[space_usage.prefix_number(index)], base32.encode(index)[:2])
+            self.assertEqual(PREFIXES[space_quota.prefix_number(index)], base32.encode(index)[:2])
