@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
-
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.hashes import KEY_BYTES, Tag
 from pipegrid.core.mutable.versions import Format
@@ -66,7 +64,6 @@ def fingerprint(public_der: bytes) -> bytes:
     return _FINGERPRINT.hash(public_der)
 
 
-@attrs.frozen(eq=False)
 class VerifyingKey:
     """
     The public key of one file, verified by the fingerprint in a cap.
@@ -75,8 +72,11 @@ class VerifyingKey:
         der: SubjectPublicKeyInfo, 292 or 294 bytes.
     """
 
-    der: bytes = attrs.field(repr=False)
-    _key: RSAPublicKey = attrs.field(repr=False)
+    __slots__ = ("_key", "der")
+
+    def __init__(self, der: bytes, key: RSAPublicKey) -> None:
+        self.der = der
+        self._key = key
 
     def is_signature(self, signature: bytes, signed: bytes) -> bool:
         """Return whether the owner of the private key signed these bytes."""
@@ -92,7 +92,6 @@ class VerifyingKey:
         return True
 
 
-@attrs.frozen(eq=False)
 class SigningKey:
     """
     The private key of one file, and all that is derived from it.
@@ -111,29 +110,31 @@ class SigningKey:
         encrypted: the private key as every share stores it, as long as ``der``.
     """
 
-    der: bytes = attrs.field(repr=False)
-    _key: RSAPrivateKey = attrs.field(repr=False)
-    public_der: bytes = attrs.field(init=False, repr=False)
-    writekey: bytes = attrs.field(init=False, repr=False)
-    readkey: bytes = attrs.field(init=False, repr=False)
-    storage_index: bytes = attrs.field(init=False)
-    fingerprint: bytes = attrs.field(init=False)
-    encrypted: bytes = attrs.field(init=False, repr=False)
+    __slots__ = (
+        "_key",
+        "der",
+        "encrypted",
+        "fingerprint",
+        "public_der",
+        "readkey",
+        "storage_index",
+        "writekey",
+    )
 
-    def __attrs_post_init__(self) -> None:
+    def __init__(self, der: bytes, key: RSAPrivateKey) -> None:
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-        public_der = self._key.public_key().public_bytes(
+        self.der = der
+        self._key = key
+        self.public_der = key.public_key().public_bytes(
             Encoding.DER, PublicFormat.SubjectPublicKeyInfo
         )
-        derive = object.__setattr__  # attrs' documented means to set fields of a frozen instance
-        derive(self, "public_der", public_der)
-        derive(self, "writekey", _writekey(self.der))
-        derive(self, "fingerprint", fingerprint(public_der))
-        derive(self, "encrypted", applied(self.writekey, self.der))
+        self.writekey = _writekey(der)
+        self.fingerprint = fingerprint(self.public_der)
+        self.encrypted = applied(self.writekey, der)
         cap = self.cap(Format.SDMF)
-        derive(self, "readkey", cap.readonly().secret)
-        derive(self, "storage_index", cap.storage_index)
+        self.readkey = cap.readonly().secret
+        self.storage_index = cap.storage_index
 
     def cap(self, format: Format) -> MutableCap:
         """Return the write cap of the file with this key."""

@@ -13,9 +13,7 @@ import stat
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Literal
-
-import attrs
+from typing import Literal, NamedTuple
 
 from pipegrid.core.caps import Cap, immutable_size
 from pipegrid.core.text import printable
@@ -96,8 +94,7 @@ class RestoreSelection:
         return "enter" if is_directory else "leave"
 
 
-@attrs.frozen
-class RestoreRules:
+class RestoreRules(NamedTuple):
     """
     What a restore may do to files and directories that exist.
 
@@ -112,7 +109,6 @@ class RestoreRules:
     untouched: frozenset[InodeIdentity] = frozenset()
 
 
-@attrs.frozen
 class ExtraEntry:
     """
     An entry of the target that the run does not have.
@@ -125,11 +121,21 @@ class ExtraEntry:
         count: files and links that are removed with it.
     """
 
-    home: DirectoryFd
-    name: str
-    identity: InodeIdentity
-    is_directory: bool
-    count: int = 1
+    __slots__ = ("count", "home", "identity", "is_directory", "name")
+
+    def __init__(
+        self,
+        home: DirectoryFd,
+        name: str,
+        identity: InodeIdentity,
+        is_directory: bool,
+        count: int = 1,
+    ) -> None:
+        self.home = home
+        self.name = name
+        self.identity = identity
+        self.is_directory = is_directory
+        self.count = count
 
     @property
     def path(self) -> str:
