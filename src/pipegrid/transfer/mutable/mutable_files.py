@@ -35,16 +35,10 @@ from pipegrid.errors import (
 )
 from pipegrid.reactor.deferreds import Timer
 from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.transfer.mutable import mutable_check
 from pipegrid.transfer.mutable.base_version_search import ModifyOptions, Redo
 from pipegrid.transfer.mutable.mdmf_update import Update, splice
 from pipegrid.transfer.mutable.modify import ContentEdit, Modification
-from pipegrid.transfer.mutable.mutable_check import (
-    MutableCheck,
-    MutableCheckResult,
-    check_repairable,
-    held_against,
-    repaired,
-)
 from pipegrid.transfer.mutable.mutable_failure_messages import not_writable, rollback, unreadable
 from pipegrid.transfer.mutable.publish import (
     CreateResult,
@@ -476,15 +470,17 @@ class MutableFiles:
 
     async def check(
         self, cap: MutableCap, verify: bool = False, add_lease: bool = False
-    ) -> MutableCheckResult:
+    ) -> mutable_check.MutableCheckResult:
         """Ask all servers for all versions; see ``MutableCheck``."""
         return await self._checked(self.slot(cap), cap, verify, add_lease)
 
     async def _checked(
         self, slot: Slot, cap: MutableCap, verify: bool, add_lease: bool = False
-    ) -> MutableCheckResult:
-        check = MutableCheck(slot, cap, self._usual, verify, add_lease, self._capacity)
-        return held_against(self.known.of(slot.storage_index), await check.run())
+    ) -> mutable_check.MutableCheckResult:
+        check = mutable_check.MutableCheck(
+            slot, cap, self._usual, verify, add_lease, self._capacity
+        )
+        return mutable_check.held_against(self.known.of(slot.storage_index), await check.run())
 
     async def repair(self, cap: MutableCap, force: bool = False) -> RepairResult:
         """
@@ -516,10 +512,10 @@ class MutableFiles:
             if before.healthy:
                 return RepairResult(cap, before, before, {}, [], [], self._since(began_s))
             if before.recoverable and not force:
-                check_repairable(before, self.known.of(slot.storage_index))
+                mutable_check.check_repairable(before, self.known.of(slot.storage_index))
             slot.shortfall = None  # the result contains more detail
             written = await self._modification(slot, lambda old: old, always=True).run()
-            return repaired(cap, before, written, self._since(began_s))
+            return mutable_check.repaired(cap, before, written, self._since(began_s))
 
         result: RepairResult = await self._in_turn(cap, write)
         return result

@@ -6,7 +6,7 @@ import os
 import time
 import unicodedata
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred, DeferredList
@@ -19,7 +19,6 @@ from pipegrid.reactor.deferreds import gather
 from pipegrid.tree.backup.backup_database import BackupDatabase
 from pipegrid.tree.backup.backup_sources import BackupDirectories, still_exists
 from pipegrid.tree.backup.backup_state_directory import BackupPlace, CatalogueState
-from pipegrid.tree.backup.backup_stream import BackupStream
 from pipegrid.tree.backup.catalogue import (
     Archives,
     BackupRun,
@@ -44,16 +43,18 @@ from pipegrid.tree.local_walk import WalkOptions, own_directories
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports, TreeResult, TreeUpload
 from pipegrid.tree.upload_target import DryRunStore, GridFiles, StoresFiles
 
+if TYPE_CHECKING:
+    from pipegrid.tree.backup.backup_stream import BackupStream
+
 # Listing a stored run, in the catalogue and under an alias.
 #
 # The run is recorded locally first, so that the next run lists it if this fails.
 
 T = TypeVar("T")
-BackupSource = BackupDirectories | BackupStream
+BackupSource: TypeAlias = "BackupDirectories | BackupStream"
 
 
-@attrs.frozen
-class ListedRun:
+class ListedRun(NamedTuple):
     """
     The outcome of listing a run.
 
@@ -202,7 +203,7 @@ class RunUpload:
             SourceError: it cannot be read.
             GridError: the store accepts nothing.
         """
-        if isinstance(self.source, BackupStream):
+        if not isinstance(self.source, BackupDirectories):
             reports = self._reports or TreeReports()
             return await self.source.store(self._grid, reports, self._now, self.database)
         local = self._grid.config.local
@@ -367,8 +368,7 @@ class BackupOptions(NamedTuple):
     tags: tuple[str, ...] = ()
 
 
-@attrs.frozen
-class BackupResult:
+class BackupResult(NamedTuple):
     """
     A finished run.
 
@@ -389,8 +389,7 @@ class BackupResult:
     problems: tuple[PipegridError, ...] = ()
 
 
-@attrs.frozen
-class DryRunResult:
+class DryRunResult(NamedTuple):
     """
     What a run would do now.
 
@@ -522,10 +521,10 @@ class Backups:
         listed = await self._lister.list(noted, archives, run, options.retention)
         if listed.is_nowhere and believed and isinstance(storing.source, BackupDirectories):
             run, result = await self._store_again(noted, listed.run, storing, options)
-            listed = attrs.evolve(listed, run=run)
+            listed = listed._replace(run=run)
         if listed.is_nowhere:
             _, *others = listed.problems
-            listed = attrs.evolve(listed, problems=(self._without_list(), *others))
+            listed = listed._replace(problems=(self._without_list(), *others))
         return noted, result.counts, listed
 
     async def _store_again(
@@ -609,7 +608,7 @@ class Backups:
         options = options or BackupOptions()
         check_tags(options.tags)
         chosen = _as_source(source)
-        if isinstance(chosen, BackupStream):
+        if not isinstance(chosen, BackupDirectories):
             raise UsageError(
                 "what a stream would send is known only when it was read; leave out --dry-run"
             )
