@@ -73,7 +73,7 @@ OF_PUTS = (
     "pipegrid.transfer.put.upload_loop",
 )
 
-MOST_OF_ATTRS = 28
+MOST_OF_ATTRS = 30
 """Classes of attrs in a put or a get of a small file."""
 
 _TELL = """
@@ -189,7 +189,7 @@ class ImportTests(SynchronousTestCase):
             modules(*start, "backup", str(tree), "--as", "tree")
             _, restored = modules(*start, "restore", "--as", "tree", "-o", str(scratch / "back"))
         self.assertIn("pipegrid.core.caps.ChkCap", put)
-        for most, found in ((MOST_OF_ATTRS, put), (MOST_OF_ATTRS, got), (50, restored)):
+        for most, found in ((MOST_OF_ATTRS, put), (MOST_OF_ATTRS, got), (54, restored)):
             self.assertLessEqual(len(found), most, sorted(found))
 
     def test_what_a_backup_imports_before_it_connects(self) -> None:
