@@ -31,7 +31,7 @@ from pipegrid.storage.space_quota import SpaceChange, SpaceUsage
 from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER, Paths, check_key, check_number
 from pipegrid.storage.uploads.eviction import NOBODY, Client, UploadDemand
 from pipegrid.storage.uploads.incoming_share import IncomingShare
-from pipegrid.storage.uploads.upload_registry import UnfinishedUploads, UploadLimits
+from pipegrid.storage.uploads.upload_registry import UnfinishedUploads, UploadClocks, UploadLimits
 from pipegrid.version import __version__
 from pipegrid.wire.storage_messages import (
     Allocation,
@@ -267,7 +267,7 @@ class ShareStore:
         self.read_only = settings.read_only
         self.keep_unfinished_s = settings.keep_unfinished_s
         self._paths = Paths(root)
-        self._clock, self._date = clocks = clock, date or clock
+        self._clock, self._date = clocks = UploadClocks(clock, date or clock)
         self._room = FreeSpace(self._paths.shares, clock, free_bytes)
         self._advisories = Advisories(self._paths.advisories, clock)
         self.clients = ClientUsage(
@@ -280,7 +280,7 @@ class ShareStore:
             )
         self._unfinished = UnfinishedUploads(
             self._paths,
-            *clocks,
+            clocks,
             self._missing_bytes,
             UploadLimits(settings.max_open_uploads, settings.max_uploads),
             boot_id,
@@ -288,8 +288,7 @@ class ShareStore:
             self.usage,
         )
         self.slots = Slots(
-            self._paths.directory,
-            self._paths.incoming,
+            self._paths,
             self._date,
             self._fits,
             self._change,

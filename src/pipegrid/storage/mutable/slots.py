@@ -31,7 +31,7 @@ from pipegrid.storage.mutable.slot_file import SlotFile
 from pipegrid.storage.share_file import HasRoom
 from pipegrid.storage.share_reader import ShareReader
 from pipegrid.storage.space_quota import SpaceChange, file_bytes
-from pipegrid.storage.storage_paths import SHARE_NUMBERS, check_number
+from pipegrid.storage.storage_paths import SHARE_NUMBERS, Paths, check_number
 from pipegrid.wire.gbs_cbor_bodies import MAX_MUTABLE_SHARE_BYTES
 from pipegrid.wire.storage_messages import (
     MAX_CALL_VECTORS,
@@ -59,8 +59,7 @@ class Slots:
     new state (``slot_change``).
 
     Args:
-        directory_of: returns the directory of a storage index; raises UsageError if that is malformed.
-        incoming: where new files are created, on the same file system.
+        paths: where shares are, and where new files are created, on the same file system.
         clock: seconds since 1970.
         has_space: returns whether a number of bytes more fits on the disk.
         change: returns what counts a change of share files of a storage index, and says how far they may
@@ -76,8 +75,7 @@ class Slots:
 
     def __init__(
         self,
-        directory_of: Callable[[bytes], str],
-        incoming: str,
+        paths: Paths,
         clock: Callable[[], float],
         has_space: HasRoom,
         change: Callable[[bytes, Collection[str], int], SpaceChange],
@@ -86,8 +84,8 @@ class Slots:
         node_id: bytes,
     ) -> None:
         self.node_id = node_id
-        self._directory_of = directory_of
-        self.incoming = incoming
+        self._directory_of = paths.directory
+        self.incoming = paths.incoming
         self._clock = clock
         self.has_space = has_space
         self._change = change

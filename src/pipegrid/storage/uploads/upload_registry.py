@@ -13,6 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple
 
 import attrs
 from twisted.logger import Logger
@@ -130,14 +131,26 @@ class UploadLimits:
     uploads: int
 
 
+class UploadClocks(NamedTuple):
+    """
+    What tells uploads the time, in seconds since 1970.
+
+    Attributes:
+        clock: for their own age.
+        date: for their leases.
+    """
+
+    clock: Callable[[], float]
+    date: Callable[[], float]
+
+
 class UnfinishedUploads:
     """
     The unfinished uploads of a ``ShareStore``.
 
     Args:
         paths: where the files are.
-        clock: seconds since 1970.
-        date: the same for leases.
+        clocks: for uploads and for their leases.
         missing_bytes: returns how much space is missing to promise more bytes; 0: none.
         limits: of their number.
         boot_id: see ``ShareStore``.
@@ -154,8 +167,7 @@ class UnfinishedUploads:
     def __init__(
         self,
         paths: Paths,
-        clock: Callable[[], float],
-        date: Callable[[], float],
+        clocks: UploadClocks,
         missing_bytes: Callable[[int], int],
         limits: UploadLimits,
         boot_id: Callable[[], bytes],
@@ -166,8 +178,7 @@ class UnfinishedUploads:
         self.client_bytes: Counter[int] = Counter()
         self.usage = usage
         self._paths = paths
-        self._clock = clock
-        self._date = date
+        self._clock, self._date = clocks
         self._missing_bytes = missing_bytes
         self._max_uploads = limits.uploads
         self._read_boot_id = boot_id
@@ -181,7 +192,7 @@ class UnfinishedUploads:
         self._given_up = 0  # evicted uploads since the last report
         self._eviction: Eviction[IncomingShare] = Eviction()
         self._open = OpenFiles(limits.open_files)
-        self._whole = WholeShares(paths, clock, self)
+        self._whole = WholeShares(paths, clocks.clock, self)
         self._table_lock = threading.Lock()  # for the counts; no call waits while holding it
         self.allocate_lock = threading.Lock()  # taken before an upload's lock and _table_lock
 
