@@ -31,7 +31,7 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.hashes import Buffer, tagged_hash
 from pipegrid.core.placement import permutation_seed
 from pipegrid.grid.client_config import GridConfig
-from pipegrid.grid.servers_yaml import Windows
+from pipegrid.grid.server_opening import Windows
 from pipegrid.reactor.workers import Workers
 from pipegrid.transfer.peers import Peer
 from pipegrid.tree.tree_grid import Grid

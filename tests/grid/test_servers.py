@@ -20,15 +20,14 @@ from pipegrid.errors import UnhappyError, UsageError
 from pipegrid.grid import Grid
 from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.servers_yaml import (
+from pipegrid.grid.server_opening import (
     FLIGHT_BYTES,
     WINDOW_MEMORY_BYTES,
     ConnectionOptions,
     Windows,
-    load_static_servers,
     open_server,
-    parse_static_servers,
 )
+from pipegrid.grid.servers_yaml import load_static_servers, parse_static_servers
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS, RefusedWay
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.transfer.peers import Peer

@@ -15,7 +15,7 @@ from pipegrid.core import base32
 from pipegrid.errors import UsageError
 from pipegrid.grid import client_config, storage_server_settings
 from pipegrid.grid.client_creation import create_like_tahoe
-from pipegrid.grid.servers_yaml import ConnectionOptions, Windows, open_server
+from pipegrid.grid.server_opening import ConnectionOptions, Windows, open_server
 from pipegrid.grid.strict_config import RefusedSetting
 from pipegrid.grid.tahoe_settings_check import MAX_MANAGERS, SETTINGS, checked_config, section_of
 from pipegrid.reactor.connection_policy import DirectWay, ProxyWay, RefusedWay

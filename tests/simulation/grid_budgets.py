@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from pipegrid.flow.window import Window
-from pipegrid.grid.servers_yaml import Windows
+from pipegrid.grid.server_opening import Windows
 from tests.simulation.grid_world import Client, GridWorld
 
 FIXED_WINDOWS = (1 << 18, 1 << 20, Windows.shared_by(10).held_bytes)

@@ -35,7 +35,7 @@ from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import Window
 from pipegrid.grid.client_config import GridConfig
 from pipegrid.grid.file_grid import Grid
-from pipegrid.grid.servers_yaml import Windows
+from pipegrid.grid.server_opening import Windows
 from pipegrid.http11.pinned_key import pin_endpoint
 from pipegrid.server import identity as identities
 from pipegrid.server.listener import PortListener

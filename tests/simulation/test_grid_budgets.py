@@ -22,7 +22,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.cli.console import Console
 from pipegrid.cli.put_files import Uploads
 from pipegrid.core.caps import ChkCap
-from pipegrid.grid.servers_yaml import Windows
+from pipegrid.grid.server_opening import Windows
 from pipegrid.testing.link_model import Bottleneck
 from pipegrid.transfer.peers import ring
 from pipegrid.transfer.put import uploader

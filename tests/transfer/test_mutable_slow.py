@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import NotEnoughSharesError, ServerTimeout
 from pipegrid.testing.clock import HeapClock
-from pipegrid.transfer.peers import CallTimeout
+from pipegrid.transfer.time_limits import CallTimeout
 from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.wire.server_address import Nurl
 from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.peers import SlowStreamDetector, StreamRates
+from pipegrid.transfer.time_limits import SlowStreamDetector, StreamRates
 
 SILENCE_S = 60.0
 

@@ -50,7 +50,7 @@ from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.get.blocking_sink import is_pipe_or_device, open_pipe_or_device
 from pipegrid.transfer.get.get_history import GetHistory, NotAsExpected
 from pipegrid.transfer.get.sink import SinkLike, open_sink
-from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext
+from pipegrid.transfer.peers import Peer, TransferContext
 from pipegrid.transfer.put.ask_first_policy import open_placement_history
 from pipegrid.transfer.put.file_key import KeyNotes
 from pipegrid.transfer.put.source import SourceLike, size_of
@@ -71,6 +71,7 @@ from pipegrid.transfer.settings import (
     UploadSettings,
     limited,
 )
+from pipegrid.transfer.time_limits import CallTimeout
 from pipegrid.transport.interface import expect_small_reads
 
 if TYPE_CHECKING:

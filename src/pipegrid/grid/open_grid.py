@@ -29,8 +29,8 @@ from pipegrid.grid.client_paths import (
     default_directory,
     is_configured,
 )
+from pipegrid.grid.server_opening import ConnectionOptions, Windows, open_server
 from pipegrid.grid.server_registry import ServerRegistry, Warnings
-from pipegrid.grid.servers_yaml import ConnectionOptions, Windows, open_server
 from pipegrid.reactor.connection_policy import ConnectionPolicy
 from pipegrid.reactor.trace import Tracing
 from pipegrid.reactor.workers import CpuWorkers, Workers

@@ -12,7 +12,8 @@ from twisted.internet.task import deferLater
 
 from pipegrid.errors import ServerError, UnhappyError
 from pipegrid.reactor.deferreds import timeout_or
-from pipegrid.transfer.peers import CallTimeout, Peer
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.time_limits import CallTimeout
 
 if TYPE_CHECKING:
     from pipegrid.grid.introducer_discovery import Discovery

@@ -20,7 +20,7 @@ from pipegrid.disk.durability import Disk, Policy
 from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_config import GridConfig
-from pipegrid.grid.servers_yaml import Windows
+from pipegrid.grid.server_opening import Windows
 from pipegrid.reactor.blocking_calls import BlockingCall
 from pipegrid.server.gbs.http_connection import GbsSite
 from pipegrid.server.gbs.storage_operations import GbsService

@@ -25,17 +25,10 @@ from pipegrid.errors import (
 from pipegrid.reactor.deferreds import RequestSet, few_at_a_time
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.get.share_search_policy import MORE_QUESTIONS, QueryBatches
-from pipegrid.transfer.peers import (
-    CallTimeout,
-    Peer,
-    SlowStreamDetector,
-    StreamRates,
-    TransferContext,
-    ring,
-    server_ids,
-)
+from pipegrid.transfer.peers import Peer, TransferContext, ring, server_ids
 from pipegrid.transfer.results import CheckResult, Progress, ProgressReport
 from pipegrid.transfer.server_capacity import Capacity
+from pipegrid.transfer.time_limits import CallTimeout, SlowStreamDetector, StreamRates
 from pipegrid.transport.interface import StreamConsumer
 
 # What is known of a file's shares, and what follows from it.

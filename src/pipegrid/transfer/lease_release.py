@@ -15,7 +15,8 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.errors import ServerError
 from pipegrid.reactor.deferreds import few_at_a_time
-from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext, lease_secrets
+from pipegrid.transfer.peers import Peer, TransferContext, lease_secrets
+from pipegrid.transfer.time_limits import CallTimeout
 from pipegrid.wire.storage_messages import (
     MAX_RELEASES,
     LeaseRelease,

@@ -22,7 +22,7 @@ from pipegrid.transfer.failure_messages import SearchOutcome, each_once, too_few
 from pipegrid.transfer.get.download import Download
 from pipegrid.transfer.get.share_readers import DownloadRequest
 from pipegrid.transfer.get.share_search_policy import MAX_QUESTIONS
-from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext, ring
+from pipegrid.transfer.peers import Peer, TransferContext, ring
 from pipegrid.transfer.put.allocation import AllocationResponse, Allocations
 from pipegrid.transfer.put.file_key import ShareSet, ShareTarget
 from pipegrid.transfer.put.share_assignment import UploadPlan
@@ -32,6 +32,7 @@ from pipegrid.transfer.put.straggler_policy import until_silence
 from pipegrid.transfer.results import CheckResult, Progress, ProgressReport, RepairResult
 from pipegrid.transfer.server_capacity import Capacity
 from pipegrid.transfer.settings import DownloadSettings
+from pipegrid.transfer.time_limits import CallTimeout
 from pipegrid.transport.interface import StreamConsumer
 
 # The bytes of a download as whole segments, for a coroutine that takes them one by one.

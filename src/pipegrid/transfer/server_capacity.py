@@ -11,7 +11,8 @@ from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.errors import ServerError
 from pipegrid.reactor.deferreds import few_at_a_time
-from pipegrid.transfer.peers import CallTimeout, Peer
+from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.time_limits import CallTimeout
 from pipegrid.wire.storage_messages import ServerVersion
 
 BELIEVED_S = 30.0

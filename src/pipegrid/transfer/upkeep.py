@@ -17,12 +17,13 @@ from pipegrid.errors import CapError, NoSuchShare, ServerError, UsageError
 from pipegrid.flow.concurrency_limits import Budget
 from pipegrid.reactor.deferreds import Wakeup, few_at_a_time
 from pipegrid.transfer.check import Check
-from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext, lease_secrets, ring
+from pipegrid.transfer.peers import Peer, TransferContext, lease_secrets, ring
 from pipegrid.transfer.repair import Repair
 from pipegrid.transfer.results import CheckResult, FileHealth, Progress, RenewResult, RepairResult
 from pipegrid.transfer.server_capacity import Capacity
 from pipegrid.transfer.settings import DownloadSettings, UpkeepSettings
 from pipegrid.transfer.share_query import ShareQuery, SurveyBatcher
+from pipegrid.transfer.time_limits import CallTimeout
 from pipegrid.transfer.verification_sample import VerifiedPart
 from pipegrid.transport.surveys import Question, Sample, Surveyed
 

@@ -16,7 +16,8 @@ from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, is_absenc
 from pipegrid.transfer.failure_messages import SearchOutcome, too_few_shares
 from pipegrid.transfer.get.hedge_policy import ReadPolicy
 from pipegrid.transfer.get.share_search_policy import ShareSearch
-from pipegrid.transfer.peers import Peer, TransferContext, last_activity_s, ring
+from pipegrid.transfer.peers import Peer, TransferContext, ring
+from pipegrid.transfer.time_limits import last_activity_s
 from pipegrid.transport.interface import StreamConsumer
 
 # Reading one share from one server, for a decoder.

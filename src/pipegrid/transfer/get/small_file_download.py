@@ -19,9 +19,10 @@ from pipegrid.core.small_file_decoder import (
 from pipegrid.errors import NoSuchShare, ServerError, ServerUnreachable
 from pipegrid.reactor.deferreds import Deadlines
 from pipegrid.transfer.get.get_history import GetHistory, NotAsExpected
-from pipegrid.transfer.peers import Peer, TransferContext, last_activity_s, ring
+from pipegrid.transfer.peers import Peer, TransferContext, ring
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
+from pipegrid.transfer.time_limits import last_activity_s
 from pipegrid.transport.interface import read_small
 
 # Nearly every small file that is fetched among many others is read this way. The spans, streams, readers

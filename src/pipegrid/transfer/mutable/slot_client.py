@@ -16,8 +16,9 @@ from pipegrid.core.mutable.versions import Version
 from pipegrid.errors import NoSuchShare, ServerError, ServerUnreachable, WrongSecret
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.failure_messages import Shortfall
-from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext, ring
+from pipegrid.transfer.peers import Peer, TransferContext, ring
 from pipegrid.transfer.settings import MutableSettings
+from pipegrid.transfer.time_limits import CallTimeout
 from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
 
 T = TypeVar("T")

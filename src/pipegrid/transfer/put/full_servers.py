@@ -11,8 +11,9 @@ from pipegrid.core.placement import servers_of_happiness
 from pipegrid.errors import ServerError
 from pipegrid.reactor.deferreds import gather
 from pipegrid.transfer.failure_messages import PlacementOutcome, not_spread
-from pipegrid.transfer.peers import CallTimeout, Peer, TransferContext
+from pipegrid.transfer.peers import Peer, TransferContext
 from pipegrid.transfer.put.file_key import KeyedFile
+from pipegrid.transfer.time_limits import CallTimeout
 
 # A server without space reports it only when it is sent shares and then asked why it refused them. If too
 # few other servers are left, every put would find that out again, at the cost of its bytes and three

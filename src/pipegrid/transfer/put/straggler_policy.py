@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from pipegrid.transfer.peers import last_activity_s
 from pipegrid.transfer.settings import UploadSettings
+from pipegrid.transfer.time_limits import last_activity_s
 
 SLOW = 2.0
 """A server is slow if its responses take this many times as long as the median of the others."""

@@ -1,0 +1,217 @@
+"""Time limits of calls and streams: how long a server may be silent, and how slow it may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+from pipegrid.errors import ServerTimeout
+from pipegrid.transfer.peers import Peer
+
+# How long a server may be silent to one transfer while it is busy with others.
+#
+# On a slow link a transfer's request may wait for those of other transfers for longer than the time
+# limit for silence. So activity for any transfer counts for all. But a server that responds to everything
+# except one request must not delay its sender forever: activity for other transfers counts only for a
+# limited time.
+
+MOST_TIMES = 10
+"""A server may be silent to one transfer for this many times the limit for silence to all."""
+
+
+def last_activity_s(own_s: float, server_s: float, silence_s: float) -> float:
+    """
+    Return the time of a server's last activity that counts for one transfer, in seconds of the caller's
+    clock.
+
+    Args:
+        own_s: last activity for this transfer, or when its request was sent.
+        server_s: last activity for any transfer.
+        silence_s: time limit for silence.
+    """
+    return max(own_s, min(server_s, own_s + (MOST_TIMES - 1) * silence_s))
+
+
+# Detecting streams that transfer almost nothing while others make progress.
+#
+# A server that sends a byte now and then is never silent, but its stream would take years: one such
+# server was enough to keep every verification, and every repair, from ending. So a stream must also have
+# a minimum rate.
+#
+# A slow link is not the server's fault, and all streams share it. So a stream is compared with the
+# others: it is given up if it has lasted as long as the limit for silence, and its average rate is less
+# than 1000 bytes per second *and* less than a twentieth of the best rate of the fastest stream. If there
+# is no faster stream to compare it with, it is given up after ten times that limit if its rate is less
+# than 100 bytes per second.
+#
+# Its time begins with its first byte, since before that it may wait for others; the time during which
+# the client pauses it does not count.
+
+SLOWEST_BYTES_PER_S = 1000
+"""A server demands the same rate of its clients (``server.gbs.http_connection``)."""
+
+
+SLOWER_TIMES = 20
+
+
+SLOWEST_OF_ALL_BYTES_PER_S = 100
+
+
+_LEAST_S = 10.0
+"""Shortest time for which a rate is computed: on a slow link the first bytes of a stream say little."""
+
+
+class StreamRates:
+    """
+    The rates of the streams of one operation.
+
+    Args:
+        silence_s: time limit for a server without activity.
+
+    Attributes:
+        best_bytes_per_s: the best rate of the fastest stream.
+    """
+
+    def __init__(self, clock: IReactorTime, silence_s: float) -> None:
+        self.clock = clock
+        self.silence_s = silence_s
+        self.best_bytes_per_s = 0.0
+
+    def begin(self) -> SlowStreamDetector:
+        """Return the detector for another stream."""
+        return SlowStreamDetector(self)
+
+
+class SlowStreamDetector:
+    """
+    Decides whether one stream is too slow.
+
+    Attributes:
+        came_bytes: bytes received.
+    """
+
+    def __init__(self, streams: StreamRates) -> None:
+        self.came_bytes = 0
+        self._streams = streams
+        self._began_s: float | None = None
+        self._held_since_s: float | None = None
+        self._held_s = 0.0
+
+    def came(self, size: int) -> None:
+        """Record that this number of bytes has arrived."""
+        if self._began_s is None:
+            self._began_s = self._streams.clock.seconds()
+        self.came_bytes += size
+        self._streams.best_bytes_per_s = max(self._streams.best_bytes_per_s, self._bytes_per_s())
+
+    def hold(self) -> None:
+        """Stop the stream's time while the client pauses it."""
+        self._held_since_s = self._streams.clock.seconds()
+
+    def go_on(self) -> None:
+        if self._held_since_s is not None:
+            self._held_s += self._streams.clock.seconds() - self._held_since_s
+            self._held_since_s = None
+
+    @property
+    def took_s(self) -> float:
+        """Seconds since the stream's first byte, without pauses."""
+        if self._began_s is None:
+            return 0.0
+        now_s = self._streams.clock.seconds() if self._held_since_s is None else self._held_since_s
+        return now_s - self._began_s - self._held_s
+
+    def is_fast_enough(self) -> bool:
+        """Return whether the stream is fast enough to wait for it."""
+        rate, silence_s = self._bytes_per_s(), self._streams.silence_s
+        if self.took_s >= MOST_TIMES * silence_s and rate < SLOWEST_OF_ALL_BYTES_PER_S:
+            return False
+        slow = rate < min(SLOWEST_BYTES_PER_S, self._streams.best_bytes_per_s / SLOWER_TIMES)
+        return self.took_s < silence_s or not slow
+
+    def _bytes_per_s(self) -> float:
+        return self.came_bytes / max(_LEAST_S, self.took_s)
+
+
+# Giving up a server that has been silent for too long, for a caller that waits for one call.
+
+T = TypeVar("T")
+
+
+class CallTimeout:
+    """
+    Time limit for one call.
+
+    Args:
+        silence_s: longest time without activity of the server, for this call or any other.
+        more_s: called when that time is over; returns how much longer to wait, because of the amount of
+            data.
+        worth: detector for the stream that the call transfers, if any.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        silence_s: float,
+        more_s: Callable[[], float] = lambda: 0.0,
+        worth: SlowStreamDetector | None = None,
+    ) -> None:
+        self._clock = clock
+        self._silence_s = silence_s
+        self._more_s = more_s
+        self._worth = worth
+        self._last_activity = clock.seconds()
+        self._over = False
+        self._call: Deferred[Any] | None = None
+        self._peer: Peer | None = None
+        self._timer: IDelayedCall | None = None
+
+    def progress(self) -> None:
+        """Restart the time limit, since the server has shown activity."""
+        self._last_activity = self._clock.seconds()
+
+    async def answer(self, call: Deferred[T], peer: Peer) -> T:
+        """
+        Return the call's result.
+
+        Args:
+            peer: the server that was called.
+
+        Raises:
+            ServerTimeout: the server was silent for too long, or its stream too slow; the call was
+                cancelled.
+        """
+        self._call, self._peer = call, peer
+        self._look_in(self._silence_s)
+        try:
+            return await call
+        except CancelledError:
+            if not self._over:
+                raise
+            raise ServerTimeout(f"{peer.name} {self._what_it_did()}", peer.name, True) from None
+        finally:
+            if self._timer is not None and self._timer.active():
+                self._timer.cancel()
+
+    def _look_in(self, delay_s: float) -> None:
+        self._timer = self._clock.callLater(delay_s, self._look)
+
+    def _look(self) -> None:
+        assert self._peer is not None
+        sign_s = last_activity_s(self._last_activity, self._peer.last_activity, self._silence_s)
+        end_s = sign_s + self._silence_s + self._more_s()
+        left_s = end_s - self._clock.seconds()
+        if left_s > 0 and (self._worth is None or self._worth.is_fast_enough()):
+            self._look_in(left_s)
+        elif self._call is not None:
+            self._over = True
+            self._call.cancel()
+
+    def _what_it_did(self) -> str:
+        worth = self._worth
+        if worth is None or worth.is_fast_enough():
+            return f"was silent for {self._silence_s:g} s"
+        return f"sent no more than {worth.came_bytes} bytes in {worth.took_s:.0f} s"
