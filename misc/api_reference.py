@@ -114,7 +114,7 @@ PAGES: dict[str, tuple[str, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
             ),
             ("pipegrid.testing.clock", "virtual time", ("HeapClock", "cooperator")),
             (
-                "pipegrid.testing.faults",
+                "pipegrid.testing.fault_plan",
                 "faults",
                 ("Crash", "Cut", "FaultPlan", "Partition", "Refuse", "Slow", "Stall", "shrink"),
             ),

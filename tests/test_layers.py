@@ -71,10 +71,10 @@ EXCEPTIONS = {
     "grid/tor_socks_settings.py": "a directory without a control port of Tor spares Twisted: 90 ms",
     "gateway/gateway_service.py": "a gateway without SFTP spares Twisted Conch: 85 ms",
     "grid/__init__.py": "whoever wants GridConfig alone spares the grid: 420 ms",
-    "grid/servers_yaml.py": "a grid of servers over HTTPS spares Foolscap: 350 ms",
+    "grid/server_opening.py": "a grid of servers over HTTPS spares Foolscap: 350 ms",
     "grid/file_grid.py": "one kind of transfer spares the others: 110 ms",
     "grid/open_grid.py": "a grid without introducers spares Foolscap and the storage server: 240 ms",
-    "http11/request_writer.py": "requests whose body is no stream spare its sender: 5 ms",
+    "http11/request_sender.py": "requests whose body is no stream spare its sender: 5 ms",
     "mirror/epoll_driver.py": "requests are sent before what stores the answers is loaded: 12 ms",
     "mirror/hash_cache.py": "a mirror that is new has no database yet: 12 ms",
     "mirror/host_scheduler.py": "mirrors that never redirect spare the table of where to: 3 of 60 ms",
@@ -85,11 +85,11 @@ EXCEPTIONS = {
     "server/serve.py": "a server that announces itself nowhere spares the introducer's protocol: 27 ms",
     "speedtest/html_report.py": "charts need optional libraries: 650 ms",
     "speedtest/child_processes.py": "servers without an emulated link spare it: 80 ms",
-    "transfer/put/rereadable_source.py": "a file that is known by its path spares what copies streams: 18 ms",
+    "transfer/put/source_opening.py": "a file that is known by its path spares what copies streams: 18 ms",
     "transport/gbs/response_outcomes.py": "immutable files spare messages of mutable ones, and surveys: 4 ms",
     "transport/gbs/requests.py": "immutable files spare the messages of mutable ones, and surveys: 3 ms",
     "tree/tree_grid.py": "single files spare directories, and one kind of work with trees the others",
-    "tree/upload_target.py": "a put of a tree spares what checks it: 55 ms",
+    "tree/upload_store.py": "a put of a tree spares what checks it: 55 ms",
 }
 """
 By module, with the processor's time that is spared a program that does not get there.

@@ -19,7 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid.cli import backup_hooks, backup_metrics
 from pipegrid.cli.backup_hooks import MAX_OUTPUT_BYTES, HookOutcome, run_hook
-from pipegrid.cli.backup_reports import StatusLines
+from pipegrid.cli.backup_monitoring import StatusLines
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports
 from tests.cli.processes import ProcessTestCase, in_fresh_processes
 

@@ -53,7 +53,7 @@ ROOMS = ("cli", "core", "disk", "flow", "grid", "storage", "transfer", "transpor
 NOT = (
     *(
         "cli.__main__",
-        "cli.backup_reports",
+        "cli.backup_monitoring",
         "cli.cmd_backup",
         "cli.cmd_gateway",
         "cli.cmd_invite",
@@ -87,7 +87,7 @@ NOT = (
 
 OTHERS = (
     "cryptography.hazmat.primitives.asymmetric.rsa",
-    "pipegrid.reactor.bulk_sockets",
+    "pipegrid.reactor.immediate_sends",
     "sqlite3",
     "twisted.internet.default",
     "zfec",

@@ -23,7 +23,7 @@ from pipegrid.gateway.sftp.sftp_messages import (
 from pipegrid.gateway.sftp.sftp_session import SftpSession
 from pipegrid.gateway.sftp.sftp_tree import AccountTree
 from pipegrid.tree.directory_views import DirectoryViews
-from pipegrid.tree.file_reader import ReadSpace
+from pipegrid.tree.read_ahead import ReadSpace
 from tests.gateway.gateway_world import GatewayTestCase
 
 READ, WRITE = OpenFlag.READ, OpenFlag.WRITE

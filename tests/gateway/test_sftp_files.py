@@ -17,7 +17,7 @@ from pipegrid.gateway.sftp.sftp_messages import (
     Status,
     packed_string,
 )
-from pipegrid.tree import file_reader
+from pipegrid.tree import read_ahead
 from tests.gateway.sftp_world import NEW, READ, WRITE, SftpTestCase
 from tests.transfer.world import content
 
@@ -290,8 +290,8 @@ class ReadingTests(SftpTestCase):
         for _ in range(200):
             self.world.run(self.client.tick())
         self.assertLess(stream.end - stream.start, 2_000_000)
-        self.world.clock.advance(file_reader.IDLE_S)
-        self.world.clock.advance(file_reader.IDLE_S)
+        self.world.clock.advance(read_ahead.IDLE_S)
+        self.world.clock.advance(read_ahead.IDLE_S)
         self.assertEqual(self.read_space.streams, 0)
         self.assertEqual(
             self.client.read(handle, 5_000_000, 5), content(10_000_000)[5_000_000:][:5]
@@ -301,13 +301,13 @@ class ReadingTests(SftpTestCase):
         """Few downloads run; one that is not used gives way, and its reader goes on where it was."""
         data = content(1_000_000)
         self.client.put("/f", data)
-        handles = [self.client.open("/f") for _ in range(2 * file_reader.MOST_STREAMS)]
+        handles = [self.client.open("/f") for _ in range(2 * read_ahead.MOST_STREAMS)]
         for step in range(3):
             for handle in handles:
                 found = self.client.read(handle, step * 50_000, 50_000)
                 self.assertEqual(found, data[step * 50_000 :][:50_000])
-                self.assertLessEqual(self.read_space.streams, file_reader.MOST_STREAMS)
-            self.world.clock.advance(file_reader.UNUSED_S)
+                self.assertLessEqual(self.read_space.streams, read_ahead.MOST_STREAMS)
+            self.world.clock.advance(read_ahead.UNUSED_S)
         for handle in handles:
             self.client.close(handle)
         self.assertEqual(self.read_space.streams, 0)

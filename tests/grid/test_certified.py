@@ -24,12 +24,12 @@ from pipegrid.grid.client_creation import ClientPreferences, create_client
 from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
 from pipegrid.grid.servers_yaml import IntroducerAddress, Introducers
 from pipegrid.server import serve
-from pipegrid.server.introducer_node import IntroducerNode, IntroducerSettings
+from pipegrid.server.introducer_process import IntroducerNode, IntroducerSettings
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.server.server_certificates import install
 from pipegrid.wire import server_address
 from pipegrid.wire.announcements import AnnouncementKey, make_signing_key
-from pipegrid.wire.grid_manager import CERTIFICATES, parse_manager_key
+from pipegrid.wire.grid_manager_certificates import CERTIFICATES, parse_manager_key
 
 reactor: Any = installed_reactor
 

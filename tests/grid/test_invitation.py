@@ -32,7 +32,7 @@ from pipegrid.grid.invitation import (
 )
 from pipegrid.grid.servers_yaml import IntroducerAddress
 from pipegrid.wire.announcements import describe
-from pipegrid.wire.grid_manager import parse_manager_key
+from pipegrid.wire.grid_manager_certificates import parse_manager_key
 from tests.grid.introducer_support import FURL, key, nurl
 
 NUMBERS = GridNumbers(Params(1, 3), 2)

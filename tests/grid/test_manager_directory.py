@@ -29,7 +29,11 @@ from pipegrid.grid.manager_directory import (
     store_certificate,
 )
 from pipegrid.wire.announcements import make_signing_key
-from pipegrid.wire.grid_manager import certified_by, parse_certificate, parse_manager_key
+from pipegrid.wire.grid_manager_certificates import (
+    certified_by,
+    parse_certificate,
+    parse_manager_key,
+)
 
 SERVER = make_signing_key()
 NOW_S = 1_800_000_000.0

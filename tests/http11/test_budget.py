@@ -9,10 +9,10 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.protocol import Factory, Protocol
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.connection_loss import Loss
 from pipegrid.http11.exchange import RawExchange, RawResponse
 from pipegrid.http11.host_pool import PROOF, HostPool, HostStats
-from pipegrid.http11.limits import Limits
 from pipegrid.http11.request_queue import RequestQueue
 from pipegrid.http11.response_parser import ResponseHead
 from pipegrid.testing.clock import HeapClock

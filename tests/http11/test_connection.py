@@ -11,8 +11,8 @@ from twisted.internet.interfaces import IConsumer, IPushProducer
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
+from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.exchange import RawResponse
-from pipegrid.http11.limits import Limits
 from pipegrid.http11.request_errors import (
     RequestMaybeProcessed,
     RequestNotSent,

@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import classImplements
 
 from pipegrid.http11.connection import PipelinedConnection
+from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.connection_loss import NoOwner
 from pipegrid.http11.dialer import (
     LATE_S,
@@ -21,7 +22,6 @@ from pipegrid.http11.dialer import (
     Dialer,
 )
 from pipegrid.http11.host_pool import HostPool
-from pipegrid.http11.limits import Limits
 from pipegrid.http11.request_errors import WrongServerKey
 from pipegrid.http11.upload_connection import UploadConnection
 from pipegrid.reactor.client_tls import PreconnectedEndpoint, TlsFailed

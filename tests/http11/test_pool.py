@@ -15,10 +15,10 @@ from twisted.internet.interfaces import IProtocol
 from twisted.logger import LogEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.dialer import quiet
 from pipegrid.http11.exchange import RawResponse
 from pipegrid.http11.host_pool import HostPool
-from pipegrid.http11.limits import Limits
 from pipegrid.http11.request_errors import (
     AgentClosed,
     RequestMaybeProcessed,

@@ -9,8 +9,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionLost, ConnectionRefusedError
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.host_pool import HostPool
-from pipegrid.http11.limits import Limits
 from pipegrid.http11.upload_connection import UploadConnection
 from tests.http11.network import ServerSide
 from tests.http11.test_dialer import Place

@@ -11,9 +11,9 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from pipegrid.http11.connection import PipelinedConnection
+from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.connection_loss import Owner
 from pipegrid.http11.exchange import RawRequest
-from pipegrid.http11.limits import Limits
 
 
 class Wire(StringTransport):

@@ -25,7 +25,7 @@ from pipegrid.core.mutable.directory_edits import Edit, Link, Rename, Unlink, ap
 from pipegrid.core.mutable.encoder import EncodedVersion, encode
 from pipegrid.core.mutable.keys import generate
 from pipegrid.core.mutable.range_update import RangeUpdate
-from pipegrid.core.mutable.share import MutableShare, VerifiedVersions
+from pipegrid.core.mutable.received_mutable_share import MutableShare, VerifiedVersions
 from pipegrid.core.mutable.versions import Format, MutableGeometry, Version, next_sequence_number
 from pipegrid.storage.mutable import slot_file
 from pipegrid.storage.mutable.slot_file import DATA_OFFSET, MutableHeader

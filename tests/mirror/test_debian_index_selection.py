@@ -7,7 +7,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.debian_index_selection import Selection, indexes_of
 from pipegrid.mirror.debian_metadata import read_release
-from pipegrid.mirror.debian_suites import Suite
+from pipegrid.mirror.debian_release_files import Suite
 
 FORMS = ("", ".xz", ".gz")
 

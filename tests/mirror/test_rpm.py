@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror import rpm_repository
 from pipegrid.mirror.archive_file import BadEntry, MirrorError
-from pipegrid.mirror.debian_suites import in_order
+from pipegrid.mirror.debian_release_files import in_order
 from pipegrid.mirror.decompression import unpacked
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.file_scheduler import Scheduler

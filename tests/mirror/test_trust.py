@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror.archive_file import BadEntry, MirrorError
 from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, read_release
-from pipegrid.mirror.debian_suites import _says_the_same, unsigned_part
+from pipegrid.mirror.debian_release_files import _says_the_same, unsigned_part
 from pipegrid.mirror.signatures import (
     NotSigned,
     check_signature,

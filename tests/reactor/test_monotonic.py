@@ -193,7 +193,7 @@ class WallTimeTests(SynchronousTestCase):
         dates = {
             "reactor/process_settings.py",  # tells of it
             "cli/__init__.py",  # whether it tells anything at all
-            "cli/backup_reports.py",  # when a backup ended, for its metrics
+            "cli/backup_monitoring.py",  # when a backup ended, for its metrics
             "cli/cmd_grid_manager.py",  # until when a certificate is valid
             "cli/cmd_status.py",  # the same
             "cli/cmd_backups_restore.py",  # which runs are of the future
@@ -205,8 +205,8 @@ class WallTimeTests(SynchronousTestCase):
             "gateway/recorded_grid.py",  # when a transfer began, for people
             "gateway/sftp/file_writer.py",  # times of files
             "gateway/sftp/sftp_attributes.py",  # how a listing writes the date of a file
-            "gateway/status_parts.py",  # since when a server has been connected, for people
-            "wire/grid_manager.py",  # whether a certificate has expired
+            "gateway/gateway_monitoring.py",  # since when a server has been connected, for people
+            "wire/grid_manager_certificates.py",  # whether a certificate has expired
             "grid/introducer_discovery.py",  # since when an introducer has not named a server
             "grid/embedded_grid.py",
             "mirror/readonly_destination.py",  # how old is what a dry run has left

@@ -22,28 +22,28 @@ from twisted.protocols import tls as twisted_tls
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from pipegrid.reactor import bulk_sockets, server_tls
+from pipegrid.reactor import batching_tls, immediate_sends
 from pipegrid.reactor.process_settings import make_monotonic
 from pipegrid.wire import foolscap_broker
 from tests.reactor.test_server_tls import WHO
 from twisted import protocols
 
-PACKAGE = Path(server_tls.__file__).parent.parent
+PACKAGE = Path(batching_tls.__file__).parent.parent
 
 CHECKED = {
-    "reactor/server_tls.py": {
-        *server_tls.FIELDS,
-        *server_tls.CALLED,
-        *server_tls.TWISTED,
-        *server_tls.STATE,
+    "reactor/batching_tls.py": {
+        *batching_tls.FIELDS,
+        *batching_tls.CALLED,
+        *batching_tls.TWISTED,
+        *batching_tls.STATE,
     },
-    "reactor/bulk_sockets.py": set(bulk_sockets.SOCKET_NAMES),
+    "reactor/immediate_sends.py": set(immediate_sends.SOCKET_NAMES),
 }
 """What is used without another look, by module, and what has looked before."""
 LOOKED_AT = {
     "grid/wormhole_exchange.py": {"_interfaces", "_boss", "_RC"},
-    "reactor/server_tls.py": {"_ffi", "_lib"},
-    "reactor/bulk_sockets.py": {"_tempDataLen"},
+    "reactor/batching_tls.py": {"_ffi", "_lib"},
+    "reactor/immediate_sends.py": {"_tempDataLen"},
     "reactor/process_settings.py": {"_newTimedCalls", "_pendingTimedCalls"},
     "wire/foolscap_broker.py": {"_getMethodInfo"},
 }
@@ -146,8 +146,8 @@ class RenamedTests(SynchronousTestCase):
     """Another release with another name: TLS is Twisted's own, and carries data both ways."""
 
     def setUp(self) -> None:
-        server_tls.is_ours.cache_clear()
-        self.addCleanup(server_tls.is_ours.cache_clear)
+        batching_tls.is_ours.cache_clear()
+        self.addCleanup(batching_tls.is_ours.cache_clear)
 
     def twisted_with(self, name: str, other: str) -> Any:
         """Have Twisted's TLS with another name from now on, until the test ends; returns its module."""
@@ -156,7 +156,7 @@ class RenamedTests(SynchronousTestCase):
         patching = mock.patch.dict(sys.modules, {"twisted.protocols.tls": made})
         patching.start()
         self.addCleanup(patching.stop)
-        server_tls.is_ours.cache_clear()
+        batching_tls.is_ours.cache_clear()
         return made
 
     def carry(self) -> str:
@@ -165,7 +165,7 @@ class RenamedTests(SynchronousTestCase):
         anyone: Any = Client()
         found = []
         for contexts, is_client in ((WHO.contexts(), False), (anyone, True)):
-            factory = server_tls.tls_factory(contexts, is_client, Factory(), clock)
+            factory = batching_tls.tls_factory(contexts, is_client, Factory(), clock)
             end = factory.protocol(factory, Listener())
             end.makeConnection(StringTransport())
             found.append(end)
@@ -186,33 +186,33 @@ class RenamedTests(SynchronousTestCase):
 
     def test_none(self) -> None:
         """As things are it is ours."""
-        self.assertEqual(self.carry(), "pipegrid.reactor.server_tls")
+        self.assertEqual(self.carry(), "pipegrid.reactor.batching_tls")
 
     def test_each_of_twisteds(self) -> None:
         """Each is missed, whether it is a method or not."""
-        for name in (*server_tls.TWISTED, *server_tls.STATE):
+        for name in (*batching_tls.TWISTED, *batching_tls.STATE):
             made = self.twisted_with(name, f"{name}2")
             missing = f"twisted.protocols.tls.BufferingTLSTransport.{name}"
-            self.assertEqual(server_tls.what_is_missing(), missing)
+            self.assertEqual(batching_tls.what_is_missing(), missing)
             self.assertEqual(self.carry(), made.__name__)
-            self.assertFalse(server_tls.is_ours())
+            self.assertFalse(batching_tls.is_ours())
 
     def test_another_argument(self) -> None:
         """A method that wants more than it is given is not what it was."""
         self.twisted_with(r"def _flushReceiveBIO\(self", "def _flushReceiveBIO(self, size")
         missing = "twisted.protocols.tls.BufferingTLSTransport._flushReceiveBIO"
-        self.assertEqual(server_tls.what_is_missing(), missing)
+        self.assertEqual(batching_tls.what_is_missing(), missing)
 
     def test_it_does_not_begin(self) -> None:
         """Nor is one that cannot be tried."""
         self.patch(twisted_tls.TLSMemoryBIOProtocol, "makeConnection", lambda self, where: 1 / 0)
-        self.assertIn("BufferingTLSTransport.", server_tls.what_is_missing() or "")
+        self.assertIn("BufferingTLSTransport.", batching_tls.what_is_missing() or "")
 
     def test_each_of_pyopenssls(self) -> None:
         """The same; that data is carried without them shows ``tests.renamed_pyopenssl``."""
-        for name in (*server_tls.FIELDS, *server_tls.CALLED, "_ffi", "_lib"):
+        for name in (*batching_tls.FIELDS, *batching_tls.CALLED, "_ffi", "_lib"):
             self.patch(OpenSSL, "SSL", renamed(SSL, name, f"{name}2"))
-            missing = server_tls.what_is_missing()
+            missing = batching_tls.what_is_missing()
             self.assertIn(name, missing or "")
             self.assertIn("OpenSSL.SSL.", missing or "")
 
@@ -222,19 +222,19 @@ class SocketTests(SynchronousTestCase):
 
     def test_each_name(self) -> None:
         """Without any of them what is written goes the transport's own way."""
-        whole: dict[str, Any] = {name: [] for name in bulk_sockets.SOCKET_NAMES}
-        self.assertIsNotNone(bulk_sockets.socket_of(type("Socket", (), dict(whole))()))
-        for name in bulk_sockets.SOCKET_NAMES:
+        whole: dict[str, Any] = {name: [] for name in immediate_sends.SOCKET_NAMES}
+        self.assertIsNotNone(immediate_sends.socket_of(type("Socket", (), dict(whole))()))
+        for name in immediate_sends.SOCKET_NAMES:
             less = {each: value for each, value in whole.items() if each != name}
-            self.assertIsNone(bulk_sockets.socket_of(type("Socket", (), less)()), name)
-            outlet = bulk_sockets.Outlet(bulk_sockets.socket_of(type("Socket", (), less)()))
+            self.assertIsNone(immediate_sends.socket_of(type("Socket", (), less)()), name)
+            outlet = immediate_sends.Outlet(immediate_sends.socket_of(type("Socket", (), less)()))
             transport = StringTransport()
             outlet.send(memoryview(b"encrypted"), transport)
             self.assertEqual(transport.value(), b"encrypted")
 
     def test_how_much_waits(self) -> None:
         """Where nobody tells, nothing does."""
-        self.assertEqual(bulk_sockets.unsent_bytes(object()), 0)
+        self.assertEqual(immediate_sends.unsent_bytes(object()), 0)
 
 
 class OthersTests(SynchronousTestCase):

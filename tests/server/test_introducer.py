@@ -21,8 +21,8 @@ from pipegrid.disk.atomic_write import replace_file
 from pipegrid.errors import RemoteCallError, ServerRefused, UsageError
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
 from pipegrid.server import introducer_file, introducer_registry, introducer_service
-from pipegrid.server.introducer_node import IntroducerNode, IntroducerSettings
 from pipegrid.server.introducer_pages import IntroducerPages
+from pipegrid.server.introducer_process import IntroducerNode, IntroducerSettings
 from pipegrid.server.introducer_registry import MAX_PER_CONNECTION, MAX_UNITS, UNIT_BYTES
 from pipegrid.server.introducer_service import (
     ACKNOWLEDGED_S,

@@ -27,7 +27,7 @@ from pipegrid.server.server_certificates import (
     path_of,
 )
 from pipegrid.wire.announcements import AnnouncementKey, make_signing_key
-from pipegrid.wire.grid_manager import MAX_CERTIFICATES, MAX_FILE_BYTES
+from pipegrid.wire.grid_manager_certificates import MAX_CERTIFICATES, MAX_FILE_BYTES
 from tests.grid.introducer_support import FURL, FakeIntroducer
 
 MANAGER, SERVER, OTHER = make_signing_key(), make_signing_key(), make_signing_key()

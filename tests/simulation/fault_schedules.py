@@ -38,10 +38,10 @@ from pipegrid.core import decoder
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.errors import NotEnoughSharesError, UnhappyError
-from pipegrid.http11 import request_writer
+from pipegrid.http11 import request_sender
 from pipegrid.server.gbs import body_receivers as http_bodies
 from pipegrid.server.gbs import storage_operations as http_service
-from pipegrid.testing.faults import Crash, Cut, FaultPlan, Partition, Refuse, Slow, Stall
+from pipegrid.testing.fault_plan import Crash, Cut, FaultPlan, Partition, Refuse, Slow, Stall
 from pipegrid.testing.network import Hung, timeline
 from pipegrid.transfer.get import hedge_policy, share_readers
 from pipegrid.transfer.put import ask_first_policy, write_batches
@@ -65,8 +65,8 @@ SMALL: tuple[tuple[Any, str, int], ...] = (
     (write_batches, "BATCH_BYTES", 4096),
     (write_batches, "UNKEPT_BATCH_BYTES", 1000),
     (ask_first_policy, "SMALL_BYTES", 500),
-    (request_writer, "PIECE_BYTES", 900),
-    (request_writer, "LARGEST_PIECE_BYTES", 1000),
+    (request_sender, "PIECE_BYTES", 900),
+    (request_sender, "LARGEST_PIECE_BYTES", 1000),
     (share_readers, "STREAM_BYTES", 1500),
     (decoder, "_APART_BYTES", 1500),
     (hedge_policy, "PROBE_BYTES", 300),

@@ -39,7 +39,7 @@ from pipegrid.core.lease_secrets import ClientSecrets
 from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import PipegridError
 from pipegrid.flow.pipeline import Pipeline
-from pipegrid.testing.faults import FaultPlan, Partition
+from pipegrid.testing.fault_plan import FaultPlan, Partition
 from pipegrid.testing.grid import InlineWorkers
 from pipegrid.testing.network import leaks
 from pipegrid.transfer.mutable.mutable_files import MutableFiles

@@ -23,9 +23,9 @@ from zope.interface import implementer
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.disk.atomic_write import part_path
-from pipegrid.testing.faults import Slow
+from pipegrid.testing.fault_plan import Slow
 from pipegrid.testing.grid import InlineWorkers
-from pipegrid.testing.tcp_socket import TcpOptions
+from pipegrid.testing.simulated_socket import TcpOptions
 from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transport.gbs.requests import GbsSettings
 from tests.simulation.fault_schedules import SMALL

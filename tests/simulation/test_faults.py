@@ -14,7 +14,7 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.testing.clock import HeapClock
-from pipegrid.testing.faults import (
+from pipegrid.testing.fault_plan import (
     Crash,
     Cut,
     Fault,
@@ -26,7 +26,7 @@ from pipegrid.testing.faults import (
     shrink,
 )
 from pipegrid.testing.network import Hung, SentAcross, SimulatedNetwork, run
-from pipegrid.testing.tcp_socket import TcpOptions
+from pipegrid.testing.simulated_socket import TcpOptions
 from tests.simulation.programs import Echo, Keeping, Recorder, pair
 
 LATENCY_S = 0.05

@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.hashes import Buffer
 from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.storage.uploads.incoming_share import IncomingShare
-from pipegrid.testing.faults import Crash, Cut, FaultPlan
+from pipegrid.testing.fault_plan import Crash, Cut, FaultPlan
 from pipegrid.transfer.put.allocation import Allocations
 from pipegrid.transfer.put.share_upload import ShareState, ShareUpload
 from pipegrid.transport.gbs.client import GbsServer

@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import NotEnoughSharesError
-from pipegrid.testing.faults import FaultPlan
+from pipegrid.testing.fault_plan import FaultPlan
 from pipegrid.transfer.results import RepairResult
 from pipegrid.transfer.settings import DownloadSettings
 from tests.core.simple_encoder import Encoded, encode

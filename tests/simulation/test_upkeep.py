@@ -17,7 +17,7 @@ from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.body_receivers import InSteps
 from pipegrid.server.gbs.request_check import Request
 from pipegrid.server.gbs.surveys import Survey
-from pipegrid.testing.faults import FaultPlan
+from pipegrid.testing.fault_plan import FaultPlan
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.settings import DownloadSettings, UpkeepSettings
 from pipegrid.transport.gbs.requests import GbsSettings

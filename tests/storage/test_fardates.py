@@ -15,7 +15,7 @@ from misc.speedtest.server import Connection, Server
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.log_file import line
-from pipegrid.core import base32, utc_dates
+from pipegrid.core import base32, clamped_dates
 from pipegrid.storage import share_file
 from pipegrid.storage.lease_clock import why_wrong
 from pipegrid.storage.mutable import slot_file as mutable_containers
@@ -164,9 +164,9 @@ class DateTests(SynchronousTestCase):
 
     def test_nearest(self) -> None:
         """The first or the last, and every other one as it is."""
-        self.assertEqual(f"{utc_dates.utc(1e300):%Y-%m-%d}", "9999-12-30")
-        self.assertEqual(utc_dates.utc(-1e300).year, 1)
-        self.assertEqual(f"{utc_dates.utc(FAR[2326]):%Y}", "2326")
+        self.assertEqual(f"{clamped_dates.utc(1e300):%Y-%m-%d}", "9999-12-30")
+        self.assertEqual(clamped_dates.utc(-1e300).year, 1)
+        self.assertEqual(f"{clamped_dates.utc(FAR[2326]):%Y}", "2326")
 
     def test_lines_of_the_log(self) -> None:
         """They have such a date."""

@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid import NotEnoughSharesError, UnhappyError
 from pipegrid.testing.clock import HeapClock
-from pipegrid.testing.faults import Crash, FaultPlan, shrink
+from pipegrid.testing.fault_plan import Crash, FaultPlan, shrink
 from pipegrid.testing.grid import SimulatedGrid
 from pipegrid.testing.network import Hung
 

@@ -27,7 +27,7 @@ from pipegrid.server.gbs.body_receivers import Receiver
 from pipegrid.server.gbs.http_connection import GbsSite
 from pipegrid.server.gbs.request_check import Request
 from pipegrid.server.gbs.storage_operations import GbsService
-from pipegrid.testing.faults import FaultPlan
+from pipegrid.testing.fault_plan import FaultPlan
 from pipegrid.testing.network import leaks
 from pipegrid.transport.gbs.client import GbsServer
 from pipegrid.wire.gbs_bundles import (

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import GridError
-from pipegrid.testing.faults import FaultPlan
+from pipegrid.testing.fault_plan import FaultPlan
 from pipegrid.testing.network import leaks
 from tests.descriptors import left_open, open_files
 from tests.scratch import scratch_path

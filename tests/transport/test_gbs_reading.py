@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NoSuchShare
 from pipegrid.http11.connection import PipelinedConnection
-from pipegrid.http11.limits import Limits
+from pipegrid.http11.connection_limits import Limits
 from pipegrid.server.gbs.http_connection import GbsConnection, GbsSite
 from pipegrid.server.gbs.request_check import Request
 from pipegrid.server.gbs.storage_operations import GbsService

@@ -25,7 +25,7 @@ from pipegrid.errors import PipegridError
 from pipegrid.grid.lease_release_lock import StoringLock
 from pipegrid.testing.grid import EPOCH_S
 from pipegrid.transfer.upkeep import UpkeepRequest
-from pipegrid.tree import client_caps
+from pipegrid.tree import prune_roots
 from pipegrid.tree.aliases import add_alias, read_aliases
 from pipegrid.tree.backup.backup_run import BackupOptions, Backups
 from pipegrid.tree.backup.catalogue import BackupRun, Machine, shown_time
@@ -257,11 +257,11 @@ class PruneWorld:
                 self.log.append(f"{client.name}: unlink {name}")
                 self.grid.run(home.unlink(name))
             return
-        pins = client_caps.read_pins(client.directory)
+        pins = prune_roots.read_pins(client.directory)
         if what == "pin" and pins and self.random.random() < 0.4:
             name = self.random.choice(list(pins))
             self.log.append(f"{client.name}: unpin {name}")
-            client_caps.remove_pin(client.directory, name)
+            prune_roots.remove_pin(client.directory, name)
             return
         runs = self.runs()
         run = self.random.choice(runs) if runs else None
@@ -275,7 +275,7 @@ class PruneWorld:
         self.log.append(f"{client.name}: {what} {name} = {cap}")
         # Another client may have stored it, so it needs a lease of this one.
         if what == "pin":
-            client_caps.add_pin(client.directory, name, cap)
+            prune_roots.add_pin(client.directory, name, cap)
         else:
             self.grid.run(client.link(grid, name, cap))
         self.grid.run(check_tree(grid, cap, UpkeepRequest(renew=True)))
@@ -379,7 +379,7 @@ class PruneWorld:
         found: set[bytes] = set()
         grid = self.clients[0].start()
         for client in self.clients:
-            for root in client_caps.kept_caps(client.directory):
+            for root in prune_roots.kept_caps(client.directory):
                 self._read(grid, root.cap, found)
             text = (client.state / "backup/catalogue.cap").read_text()
             self._read(grid, parse_cap(text.strip()), found)

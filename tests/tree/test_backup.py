@@ -59,7 +59,7 @@ from pipegrid.tree.backup.catalogue import (
     shown_time,
 )
 from pipegrid.tree.backup.catalogue_store import CatalogueChange
-from pipegrid.tree.backup.prune_candidates import SentObjects
+from pipegrid.tree.backup.prune_records import SentObjects
 from pipegrid.tree.backup.retention import Retention, kept
 from pipegrid.tree.backup.run_paths import choose_run
 from pipegrid.tree.directory import Directory
@@ -68,7 +68,7 @@ from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.grid_paths import resolve
 from pipegrid.tree.retry_queue import RetryQueue
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports
-from pipegrid.tree.upload_target import GridFiles, Health
+from pipegrid.tree.upload_store import GridFiles, Health
 from tests.locks import failing_locks
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up

@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.tree.file_reader import WHOLE_BYTES, FileReader, ReadSpace
+from pipegrid.tree.read_ahead import WHOLE_BYTES, FileReader, ReadSpace
 from tests.transfer.world import content
 from tests.tree.support import changing_cap
 

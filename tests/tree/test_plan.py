@@ -14,7 +14,7 @@ from pipegrid.core.packed_directory import (
     pack_immutable,
     unpack_immutable,
 )
-from pipegrid.tree.directory_packing import (
+from pipegrid.tree.tree_plan import (
     MAX_DIRECTORY_BYTES,
     MAX_ENTRIES,
     DirectoryNode,

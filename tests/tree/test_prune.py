@@ -22,7 +22,7 @@ from pipegrid.grid.lease_release_lock import StoringLock
 from pipegrid.storage.share_store import ShareStore
 from pipegrid.testing.grid import EPOCH_S
 from pipegrid.transport.gbs.client import GbsServer
-from pipegrid.tree import client_caps
+from pipegrid.tree import prune_roots
 from pipegrid.tree.backup.backup_stream import BackupStream
 from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_of, runs_of, shown_time
 from pipegrid.tree.backup.forget import ForgetRequest, judge
@@ -303,12 +303,12 @@ class PruneTests(SynchronousTestCase):
 
     def test_what_a_pin_reaches(self) -> None:
         """Stays, until it is unpinned; the file of pins is private."""
-        client_caps.add_pin(self.client.directory, "old", self.old)
-        path = self.client.state / client_caps.PINS_NAME
+        prune_roots.add_pin(self.client.directory, "old", self.old)
+        path = self.client.state / prune_roots.PINS_NAME
         self.assertEqual(path.stat().st_mode & 0o777, 0o600)
         self.assertEqual(self.prune().objects, 0)
         self.world.check_reachable()
-        client_caps.remove_pin(self.client.directory, "old")
+        prune_roots.remove_pin(self.client.directory, "old")
         self.prune()
         self.assertFalse(self.is_stored())
 
@@ -634,7 +634,7 @@ class SpaceTests(SynchronousTestCase):
         world.grid.run(ann.backup(grid))
         runs = world.runs()
         world.grid.run(Directory(grid, made, ann.now).link("first", runs[0].cap))
-        kept = [client_caps.Root("home", made)]
+        kept = [prune_roots.Root("home", made)]
         found = world.grid.run(Deferred.fromCoroutine(occupied_space(grid, runs, kept)))
 
         def size(*numbers: int) -> int:
@@ -667,26 +667,26 @@ class PinTests(SynchronousTestCase):
     def test_there_and_back(self) -> None:
         """Names may have colons and blanks; a pin is removed by its name or cap."""
         for name in ("a: b", "home:x", "é"):
-            client_caps.add_pin(self.directory, name, self.cap)
-        self.assertEqual(list(client_caps.read_pins(self.directory)), ["a: b", "home:x", "é"])
-        self.assertEqual(client_caps.remove_pin(self.directory, "a: b"), self.cap)
-        client_caps.remove_pin(self.directory, str(self.cap))
-        self.assertEqual(len(client_caps.read_pins(self.directory)), 1)
-        self.assertRaises(UsageError, client_caps.remove_pin, self.directory, "a: b")
+            prune_roots.add_pin(self.directory, name, self.cap)
+        self.assertEqual(list(prune_roots.read_pins(self.directory)), ["a: b", "home:x", "é"])
+        self.assertEqual(prune_roots.remove_pin(self.directory, "a: b"), self.cap)
+        prune_roots.remove_pin(self.directory, str(self.cap))
+        self.assertEqual(len(prune_roots.read_pins(self.directory)), 1)
+        self.assertRaises(UsageError, prune_roots.remove_pin, self.directory, "a: b")
 
     def test_what_is_refused(self) -> None:
         """A name with another cap, impossible names, and caps that keep nothing or hide what they reach."""
-        client_caps.add_pin(self.directory, "x", self.cap)
+        prune_roots.add_pin(self.directory, "x", self.cap)
         other = attrs.evolve(self.cap, size=5)
-        self.assertRaises(UsageError, client_caps.add_pin, self.directory, "x", other)
+        self.assertRaises(UsageError, prune_roots.add_pin, self.directory, "x", other)
         for name in ("", " ", "a\nb", "x" * 300):
-            self.assertRaises(UsageError, client_caps.add_pin, self.directory, name, self.cap)
+            self.assertRaises(UsageError, prune_roots.add_pin, self.directory, name, self.cap)
         for cap in (LitCap(b"x"), DirectoryCap(self.cap).verifier(), parse_cap("URI:NEW:x")):
             assert cap is not None
-            self.assertRaises(CapError, client_caps.add_pin, self.directory, "y", cap)
+            self.assertRaises(CapError, prune_roots.add_pin, self.directory, "y", cap)
         (self.directory / "private/pins").write_text("nonsense\n")
-        self.assertRaises(UsageError, client_caps.read_pins, self.directory)
-        self.assertRaises(UsageError, client_caps.add_pin, self.directory, "z", self.cap)
+        self.assertRaises(UsageError, prune_roots.read_pins, self.directory)
+        self.assertRaises(UsageError, prune_roots.add_pin, self.directory, "z", self.cap)
 
 
 class HistoryTests(SynchronousTestCase):

@@ -15,7 +15,7 @@ from pipegrid.core.packed_directory import (
     pack_immutable,
     unpack_immutable,
 )
-from pipegrid.tree.directory_packing import DirectoryNode, TreePlan
+from pipegrid.tree.tree_plan import DirectoryNode, TreePlan
 from tests.simulation.grid_world import GridWorld
 from tests.vectors import load
 

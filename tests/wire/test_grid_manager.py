@@ -19,7 +19,7 @@ from pipegrid.wire.announcements import (
     describe,
     make_signing_key,
 )
-from pipegrid.wire.grid_manager import (
+from pipegrid.wire.grid_manager_certificates import (
     CERTIFICATES,
     MAX_CERTIFICATES,
     MAX_READ_CERTIFICATES,

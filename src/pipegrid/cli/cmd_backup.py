@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from pipegrid.cli import cap_lookup, progress_bar
-from pipegrid.cli.backup_reports import BackupOutcome, BackupReports, report_options
+from pipegrid.cli.backup_monitoring import BackupOutcome, BackupReports, report_options
 from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.configured_options import ConfiguredCommand, configured_options
 from pipegrid.cli.console import Console, source_of

@@ -13,7 +13,7 @@ from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, worst_status
 from pipegrid.cli.options import EMPTY_NAME, gathered, grid_options, grid_path, usage_error
-from pipegrid.core import caps, utc_dates
+from pipegrid.core import caps, clamped_dates
 from pipegrid.core.text import amount, counted, printable
 from pipegrid.errors import NoSuchChild, UsageError
 from pipegrid.tree import directory_reading, grid_paths
@@ -187,7 +187,7 @@ class _FoundPrinter:
         shown = shlex.quote(place) + ("/" if version.kind == "directory" else "")
         what = [] if version.size is None else [amount(version.size)]
         if version.mtime_ns is not None:
-            changed = run_times.run_time_text(utc_dates.utc(version.mtime_ns // 10**9))
+            changed = run_times.run_time_text(clamped_dates.utc(version.mtime_ns // 10**9))
             what.append(f"changed {changed}")
         runs = counted(version.count, "run")
         if version.count > 1:

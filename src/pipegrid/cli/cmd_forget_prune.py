@@ -17,7 +17,7 @@ from pipegrid.core import caps
 from pipegrid.core.text import amount, counted, printable
 from pipegrid.errors import CannotReach, CapError, GridError, UsageError
 from pipegrid.transfer import upkeep
-from pipegrid.tree import aliases, client_caps, tree_check
+from pipegrid.tree import aliases, prune_roots, tree_check
 from pipegrid.tree.backup import backup_run, catalogue, forget, prune, run_paths, space
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def pin_command(what: str, name: str | None) -> GridJob:
     async def work(grid: Grid, console: Console) -> int:
         cap = await _pinned(grid, what)
         called = name or (what if not what.startswith("URI:") else str(cap)[:30])
-        client_caps.add_pin(grid.config.directory, called, cap)
+        prune_roots.add_pin(grid.config.directory, called, cap)
         console.result(
             f"pinned {printable(called.strip())}", {"pin": called.strip(), "cap": str(cap)}
         )
@@ -240,7 +240,7 @@ def unpin_command(name: str) -> OfflineJob:
     directory = cap_lookup.client_directory()
 
     def work(console: Console) -> int:
-        cap = client_caps.remove_pin(directory, name.strip())
+        cap = prune_roots.remove_pin(directory, name.strip())
         console.result(str(cap), {"pin": name, "cap": str(cap)})
         return ExitStatus.DONE
 
@@ -254,7 +254,7 @@ def pins_command() -> OfflineJob:
     directory = cap_lookup.client_directory()
 
     def work(console: Console) -> int:
-        for name, cap in client_caps.read_pins(directory).items():
+        for name, cap in prune_roots.read_pins(directory).items():
             console.result(f"{printable(name)}: {cap}", {"pin": name, "cap": str(cap)})
         return ExitStatus.DONE
 
@@ -280,7 +280,7 @@ def space_command() -> GridJob:
         runs = await backups.runs()
         named = aliases.read_aliases(grid.config.directory)
         kept = [
-            client_caps.Root(name, caps.parse_cap(text)) for name, text in sorted(named.items())
+            prune_roots.Root(name, caps.parse_cap(text)) for name, text in sorted(named.items())
         ]
         found = await space.occupied_space(grid, runs, kept)
         for name, size in found.backups.items():

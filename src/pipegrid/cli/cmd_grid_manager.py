@@ -19,7 +19,7 @@ from pipegrid.errors import UsageError
 from pipegrid.grid import manager_directory
 from pipegrid.grid.client_paths import CONFIG_NAME, TAHOE_CONFIG_NAME, default_directory
 from pipegrid.server import server_certificates
-from pipegrid.wire import grid_manager
+from pipegrid.wire import grid_manager_certificates
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -150,7 +150,7 @@ def remove(name: str) -> OfflineJob:
             assert last is not None  # or else none would be left
             console.say(
                 f"pipegrid: the certificates that '{printable(name)}' has installed stay valid, the last "
-                f"until {grid_manager.minute_of(last)}"
+                f"until {grid_manager_certificates.minute_of(last)}"
             )
         return _shown(config, console, manager, {"name": name, "public_key": public_key})
 
@@ -237,7 +237,7 @@ def install(invocation: Invocation, file: str, name: str | None) -> OfflineJob:
                 "add-grid-manager-cert', or 'serve --certificate FILE'"
             )
         public_key = server_certificates.own_public_key(directory)
-        data = read_given(file, console.stdin, grid_manager.MAX_FILE_BYTES + 1)
+        data = read_given(file, console.stdin, grid_manager_certificates.MAX_FILE_BYTES + 1)
         source = "standard input" if file == _STANDARD else file
         replaced = server_certificates.installed_terms(directory, name)
         terms = server_certificates.install(directory, public_key, name, data, source)
@@ -309,8 +309,8 @@ def _said(each: IssuedCertificate) -> str:
         return each.problem
     left_s = _left_s(each)
     if left_s > 0:
-        return f"valid until {each.expires} ({grid_manager.in_words(left_s)} in the future)"
-    return f"expired {each.expires} ({grid_manager.in_words(-left_s)} ago)"
+        return f"valid until {each.expires} ({grid_manager_certificates.in_words(left_s)} in the future)"
+    return f"expired {each.expires} ({grid_manager_certificates.in_words(-left_s)} ago)"
 
 
 def _certificate_fields(each: IssuedCertificate) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from pipegrid.cli.options import common_options, connection_limit_options, gathe
 from pipegrid.cli.startup import lazy_modules
 from pipegrid.grid import introducer_settings
 from pipegrid.reactor.process_settings import SHORTAGE
-from pipegrid.server import introducer_node, systemd
+from pipegrid.server import introducer_process, systemd
 
 if TYPE_CHECKING:
-    from pipegrid.server.introducer_node import IntroducerNode
+    from pipegrid.server.introducer_process import IntroducerNode
 
 
 class IntroducerOptions(NamedTuple):
@@ -41,7 +41,7 @@ class IntroducerJob(GridJob):
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         """Run; cancelling stops the introducer in order, and gives 0."""
-        lazy_modules.bring_in(log_file, introducer_node, introducer_settings, systemd)
+        lazy_modules.bring_in(log_file, introducer_process, introducer_settings, systemd)
         console, options = invocation.console, self._options
         forget = systemd.end_without_memory()  # first, so that it logs failures of the code below
         try:
@@ -60,7 +60,7 @@ class IntroducerJob(GridJob):
                     "max_per_address": options.max_per_address,
                 }
                 said = {name: value for name, value in chosen.items() if value is not None}
-                settings = introducer_node.IntroducerSettings(
+                settings = introducer_process.IntroducerSettings(
                     directory=directory,
                     # Given once, it is not that of the next start.
                     keeps_location=found.is_new or options.location is None,
@@ -78,7 +78,7 @@ class IntroducerJob(GridJob):
                         )
                     console.result(node.furl, {"furl": node.furl, "directory": str(directory)})
 
-                await introducer_node.introduce(reactor, settings, announce)
+                await introducer_process.introduce(reactor, settings, announce)
         except Exception as error:
             return failure(error, console)
         finally:

@@ -16,8 +16,7 @@ from pipegrid.cli.error_report import ExitStatus, unreadable
 from pipegrid.cli.options import byte_size, common_options
 from pipegrid.cli.speedtest_run import SpeedTestJob
 from pipegrid.errors import UsageError
-from pipegrid.speedtest import compare as comparing
-from pipegrid.speedtest import html_report, link_profiles, link_proxy, run_results
+from pipegrid.speedtest import build_comparison, html_report, link_profiles, link_proxy, run_results
 from pipegrid.speedtest import responder as far_end
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ def compare(
     """
 
     def work(console: Console) -> int:
-        comparison = comparing.compare(
+        comparison = build_comparison.compare(
             [read_run(path) for path in (before, *more_before)],
             [read_run(path) for path in (after, *more_after)],
             anyway,

@@ -13,7 +13,7 @@ from pipegrid.cli.console import Console, columns, say_some
 from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.options import grid_options
 from pipegrid.core.text import amount, counted, printable
-from pipegrid.wire import grid_manager
+from pipegrid.wire import grid_manager_certificates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,10 +98,10 @@ def _near_expiry(servers: Sequence[ServerStatus], now_s: float) -> list[str]:
         if server.certified_until is None:
             continue
         left_s = datetime.fromisoformat(server.certified_until).timestamp() - now_s
-        if 0 < left_s <= grid_manager.NEAR_EXPIRY_S:
+        if 0 < left_s <= grid_manager_certificates.NEAR_EXPIRY_S:
             found.append(
                 f"the certificate of {server.nickname} by grid manager {server.certified_by} expires in "
-                f"{grid_manager.in_words(left_s)}; without another it then gets no new shares"
+                f"{grid_manager_certificates.in_words(left_s)}; without another it then gets no new shares"
             )
     return found
 

@@ -23,8 +23,8 @@ from twisted.logger import (
 from zope.interface import provider
 
 from pipegrid.cli.console import Console
+from pipegrid.core.clamped_dates import within_calendar
 from pipegrid.core.text import printable
-from pipegrid.core.utc_dates import within_calendar
 from pipegrid.disk.private_files import open_private
 from pipegrid.errors import UsageError
 

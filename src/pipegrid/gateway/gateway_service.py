@@ -18,6 +18,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
+from pipegrid.gateway.gateway_monitoring import Monitoring
 from pipegrid.gateway.gateway_settings import GatewaySettings, SftpSettings
 from pipegrid.gateway.http_server import GatewaySite
 from pipegrid.gateway.node_files import NodeFiles
@@ -25,7 +26,6 @@ from pipegrid.gateway.recorded_grid import RecordedGrid
 from pipegrid.gateway.request_origin import LOOPBACK
 from pipegrid.gateway.restic.restic_resource import restic_resource
 from pipegrid.gateway.root_resource import SiteParts, root_resource
-from pipegrid.gateway.status_parts import Monitoring
 from pipegrid.tree.tree_grid import Grid
 
 if TYPE_CHECKING:

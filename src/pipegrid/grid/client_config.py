@@ -42,7 +42,7 @@ from pipegrid.grid.tor_socks_settings import (
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS, NO_CONNECTIONS, ConnectionPolicy
 from pipegrid.transfer.put.ask_first_policy import AskFirst
 from pipegrid.transfer.put.ask_first_policy import ask_first as parse_ask_first
-from pipegrid.wire.grid_manager import ManagerKey, parse_manager_key
+from pipegrid.wire.grid_manager_certificates import ManagerKey, parse_manager_key
 
 # Durations as people write them: ``7 days``, ``12h``, ``30 minutes``.
 

@@ -43,7 +43,7 @@ from pipegrid.grid.servers_yaml import IntroducerAddress, load_introducers, load
 from pipegrid.grid.strict_config import read_config, settings_in
 from pipegrid.grid.tor_socks_settings import settings_to_copy
 from pipegrid.wire.announcements import KnownServer
-from pipegrid.wire.grid_manager import ManagerKey
+from pipegrid.wire.grid_manager_certificates import ManagerKey
 
 DEFAULT_HAPPY = 7
 AUTOMATIC = "# Made by the first command, since no grid was configured."

@@ -25,7 +25,7 @@ from pipegrid.grid.introducer_client import IntroducerCallbacks, IntroducerClien
 from pipegrid.grid.servers_yaml import IntroducerAddress
 from pipegrid.reactor.deferreds import timeout_or
 from pipegrid.wire.announcements import Announcement, AnnouncementRecords, KnownServer, describe
-from pipegrid.wire.grid_manager import ManagerKey
+from pipegrid.wire.grid_manager_certificates import ManagerKey
 from pipegrid.wire.introducer_protocol import Connect
 
 PATIENCE_S = 15.0

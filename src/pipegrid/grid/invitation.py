@@ -17,7 +17,7 @@ from pipegrid.errors import CapError, InvitationError, UsageError
 from pipegrid.grid.servers_yaml import MAX_INTRODUCERS, IntroducerAddress
 from pipegrid.wire import server_address
 from pipegrid.wire.announcements import BUNDLES, FURL, NURLS, SEED, KnownServer, describe, printable
-from pipegrid.wire.grid_manager import CERTIFICATES, ManagerKey, parse_manager_key
+from pipegrid.wire.grid_manager_certificates import CERTIFICATES, ManagerKey, parse_manager_key
 
 # The messages are those of Tahoe-LAFS's ``tahoe invite`` and ``tahoe create-client --join``; an end that
 # also has the ability ``pipegrid-v1`` sends and reads more. All are JSON objects:

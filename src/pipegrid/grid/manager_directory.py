@@ -24,8 +24,8 @@ from typing import Any
 import attrs
 
 from pipegrid.core import base32
+from pipegrid.core.clamped_dates import utc
 from pipegrid.core.text import printable
-from pipegrid.core.utc_dates import utc
 from pipegrid.disk.atomic_write import create_file, replace_file, sync_name
 from pipegrid.disk.file_system_calls import FULL
 from pipegrid.disk.private_files import make_directory
@@ -33,7 +33,7 @@ from pipegrid.disk.safe_open import CannotLock, open_locked, read_file
 from pipegrid.errors import SinkError, UsageError
 from pipegrid.storage.lease_clock import why_wrong
 from pipegrid.wire.announcements import AnnouncementKey, make_signing_key, parse_signing_key
-from pipegrid.wire.grid_manager import (
+from pipegrid.wire.grid_manager_certificates import (
     ManagerKey,
     SignedCertificate,
     parse_certificate,

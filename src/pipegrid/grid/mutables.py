@@ -32,8 +32,8 @@ from pipegrid.transfer.mutable.retrieve import Retrieve
 from pipegrid.transfer.mutable.version_cache import VersionCache, recall
 from pipegrid.transfer.mutable.write_queue import Merge
 from pipegrid.transfer.peers import TransferContext
-from pipegrid.transfer.put.rereadable_source import open_for_put
 from pipegrid.transfer.put.source import Source, SourceLike, open_source
+from pipegrid.transfer.put.source_opening import open_for_put
 from pipegrid.transfer.results import CheckResult, GetResult, Progress, RenewResult, RepairResult
 from pipegrid.transfer.settings import MutableSettings
 

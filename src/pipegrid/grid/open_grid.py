@@ -37,7 +37,7 @@ from pipegrid.reactor.workers import CpuWorkers, Workers
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.settings import Limits
 from pipegrid.wire.announcements import KnownServer
-from pipegrid.wire.grid_manager import Certification, certified_by
+from pipegrid.wire.grid_manager_certificates import Certification, certified_by
 
 if TYPE_CHECKING:
     from pipegrid.grid.embedded_grid import OpenLocalGrid

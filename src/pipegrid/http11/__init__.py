@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipegrid.http11.agent import PipelinedAgent
     from pipegrid.http11.connection import PipelinedConnection
+    from pipegrid.http11.connection_limits import Limits
     from pipegrid.http11.connection_loss import Loss, Owner, Unanswered
     from pipegrid.http11.endpoints import ProxyEndpoints, StandardEndpoints, TunnelRefused
     from pipegrid.http11.exchange import Exchange, RawExchange, RawRequest, RawResponse
     from pipegrid.http11.host_pool import HostPool
-    from pipegrid.http11.limits import Limits
     from pipegrid.http11.pinned_endpoints import PinnedEndpoints
     from pipegrid.http11.pinned_key import pin_endpoint, public_key_pin
     from pipegrid.http11.proxy_settings import Proxy, proxy_for, read_proxy
@@ -39,7 +39,7 @@ _HOMES = {
     "endpoints": {"ProxyEndpoints", "StandardEndpoints", "TunnelRefused"},
     "exchange": {"Exchange", "RawExchange", "RawRequest", "RawResponse"},
     "host_pool": {"HostPool"},
-    "limits": {"Limits"},
+    "connection_limits": {"Limits"},
     "pinned_endpoints": {"PinnedEndpoints"},
     "pinned_key": {"pin_endpoint", "public_key_pin"},
     "proxy_settings": {"Proxy", "proxy_for", "read_proxy"},

@@ -34,10 +34,10 @@ from zope.interface import implementer
 
 from pipegrid.argument_checks import check_has, check_kind, check_seconds, check_whole, shown
 from pipegrid.errors import PipegridError, UsageError
+from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.endpoints import ProxyEndpoints, StandardEndpoints
 from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.host_pool import HostPool
-from pipegrid.http11.limits import Limits
 from pipegrid.http11.proxy_settings import Proxy
 from pipegrid.http11.request_body import framing_of
 from pipegrid.http11.request_errors import AgentClosed

@@ -15,6 +15,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
+from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.connection_loss import Loss, NoOwner, Owner, closed, given_back
 from pipegrid.http11.connection_states import (
     LIFE,
@@ -27,7 +28,6 @@ from pipegrid.http11.connection_states import (
 )
 from pipegrid.http11.connection_timeouts import WaitTimer
 from pipegrid.http11.exchange import Exchange, RawCall, RawRequest, RawResponse
-from pipegrid.http11.limits import Limits
 from pipegrid.http11.request_errors import (
     ResponseError,
     takes_no_more,
@@ -35,11 +35,11 @@ from pipegrid.http11.request_errors import (
     why_refused,
 )
 from pipegrid.http11.request_queue import RequestQueue
-from pipegrid.http11.request_writer import RequestWriter
+from pipegrid.http11.request_sender import RequestWriter
 from pipegrid.http11.response_parser import END, Event, ResponseHead, ResponseParser
-from pipegrid.reactor.bulk_sockets import set_bulk_buffers
 from pipegrid.reactor.dead_peer_detection import be_prompt
 from pipegrid.reactor.deferreds import Waiters
+from pipegrid.reactor.immediate_sends import set_bulk_buffers
 
 # Received events go to the request that they answer: the first unanswered one on the connection.
 #

@@ -8,9 +8,9 @@ from enum import Enum
 import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
+from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.connection_loss import Loss
 from pipegrid.http11.connection_states import ReaderState, ReadPause
-from pipegrid.http11.limits import Limits
 from pipegrid.http11.request_queue import RequestQueue
 
 FOREVER = float("inf")

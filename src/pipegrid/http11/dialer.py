@@ -18,8 +18,8 @@ from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
 from pipegrid.http11.connection import PipelinedConnection
+from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.connection_loss import Loss, NoOwner, Owner, Unanswered
-from pipegrid.http11.limits import Limits
 
 Endpoints = Callable[[], IStreamClientEndpoint]
 """Makes a new endpoint for each attempt."""

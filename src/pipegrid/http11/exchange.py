@@ -16,7 +16,7 @@ from pipegrid.errors import (
 from pipegrid.flow.window import Sent
 from pipegrid.http11.request_errors import ResponseError
 from pipegrid.http11.response_parser import ResponseHead
-from pipegrid.reactor.bulk_sockets import Buffer, gather
+from pipegrid.reactor.immediate_sends import Buffer, gather
 
 if TYPE_CHECKING:
     from twisted.web.iweb import IBodyProducer

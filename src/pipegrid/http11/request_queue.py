@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 
 from pipegrid.flow.window import AutoWindow
+from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.exchange import Exchange
-from pipegrid.http11.limits import Limits
 
 FIRST_WINDOW_BYTES = 1 << 20
 """The initial measured window: 80 Mbit/s at 100 ms, from the first round trip on."""

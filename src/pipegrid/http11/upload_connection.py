@@ -11,10 +11,10 @@ from twisted.python.failure import Failure
 
 from pipegrid.errors import PipegridError, ServerUnreachable, WriteLost
 from pipegrid.http11.connection import PipelinedConnection
+from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.connection_loss import Loss, Unanswered
 from pipegrid.http11.dialer import Dialer, Endpoints, why_not
 from pipegrid.http11.exchange import Exchange, RawExchange, RawRequest, RawResponse
-from pipegrid.http11.limits import Limits
 from pipegrid.http11.request_errors import (
     RequestNotSent,
     WrongServerKey,

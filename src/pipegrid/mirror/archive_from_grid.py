@@ -27,7 +27,7 @@ from pipegrid.mirror.archive_file import (
     quoted,
 )
 from pipegrid.mirror.archive_to_grid import is_index
-from pipegrid.mirror.debian_suites import remove_in_order
+from pipegrid.mirror.debian_release_files import remove_in_order
 from pipegrid.mirror.destination import Destination, hash_file
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, Report
 from pipegrid.mirror.manifest import begin_manifest

@@ -30,7 +30,7 @@ from pipegrid.mirror.archive_file import (
     quoted,
 )
 from pipegrid.mirror.debian_index_selection import base_of
-from pipegrid.mirror.debian_suites import OWN
+from pipegrid.mirror.debian_release_files import OWN
 from pipegrid.mirror.manifest import read_manifest
 from pipegrid.mirror.mirror_api import Mirror
 from pipegrid.mirror.mirror_list_format import list_line

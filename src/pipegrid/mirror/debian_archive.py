@@ -19,7 +19,7 @@ from pipegrid.mirror.archive_file import (
     check_path,
     quoted,
 )
-from pipegrid.mirror.debian_index_rebuild import (
+from pipegrid.mirror.debian_filtered_indexes import (
     prepare,
     read_record,
     rebuilt,
@@ -42,7 +42,7 @@ from pipegrid.mirror.debian_index_selection import (
 )
 from pipegrid.mirror.debian_index_update import Unpacked, by_hash, kept_as, stage_indexes, update
 from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, Release, read_release
-from pipegrid.mirror.debian_suites import (
+from pipegrid.mirror.debian_release_files import (
     OWN,
     OwnNames,
     Suite,
@@ -135,7 +135,7 @@ class DebianArchive:
         ignores_dates: accept a suite that has expired, or is from the future; but not one older than the
             existing one.
         signing: signs rebuilt indexes of the fetched files, which are published instead of the archive's;
-            see ``index_writer``. None: the archive's are published.
+            see ``debian_filtered_indexes``. None: the archive's are published.
 
     Raises:
         UsageError: the name of a suite, component or architecture is invalid; or all suites are flat, but

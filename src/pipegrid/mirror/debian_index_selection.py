@@ -39,7 +39,7 @@ from pipegrid.mirror.package_filter import (
 
 if TYPE_CHECKING:
     from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.debian_suites import Suite
+from pipegrid.mirror.debian_release_files import Suite
 
 HELD = (".xz", ".gz")
 """The forms in which an index is kept, where the archive has them; the first is the one that is read."""

@@ -30,7 +30,7 @@ from pipegrid.mirror.debian_index_selection import (
 )
 from pipegrid.mirror.debian_index_update import by_hash
 from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, Release, read_release
-from pipegrid.mirror.debian_suites import (
+from pipegrid.mirror.debian_release_files import (
     OWN,
     Suite,
     remove_in_order,

@@ -19,9 +19,9 @@ from pipegrid.mirror.archive_file import (
     holder,
     quoted,
 )
-from pipegrid.mirror.debian_index_rebuild import read_record, take_back, write_record
+from pipegrid.mirror.debian_filtered_indexes import read_record, take_back, write_record
 from pipegrid.mirror.debian_index_update import stage_indexes
-from pipegrid.mirror.debian_suites import remove_in_order
+from pipegrid.mirror.debian_release_files import remove_in_order
 from pipegrid.mirror.decompression import check_index_bytes, index_blocks
 from pipegrid.mirror.file_scheduler import Report
 from pipegrid.mirror.index_entries import Entries
@@ -39,7 +39,7 @@ from pipegrid.mirror.package_filter import (
     write_first,
     write_records,
 )
-from pipegrid.mirror.rpm_index_rebuild import chosen, is_left_out, is_rebuilt, rebuilt
+from pipegrid.mirror.rpm_filtered_indexes import chosen, is_left_out, is_rebuilt, rebuilt
 from pipegrid.mirror.rpm_metadata import (
     MAX_REPOMD_BYTES,
     REPOMD,

@@ -22,7 +22,7 @@ from pipegrid.mount.block_cache import BLOCK_BYTES, BlockCache
 from pipegrid.mount.mounted_tree import AccessOrder, MountedPlace
 from pipegrid.reactor.deferreds import Waiters
 from pipegrid.tree.directory_views import DirectoryViews
-from pipegrid.tree.file_reader import WHOLE_BYTES, FileReader, ReadSpace
+from pipegrid.tree.read_ahead import WHOLE_BYTES, FileReader, ReadSpace
 from pipegrid.tree.tree_grid import Grid
 
 AHEAD_BYTES = 16 << 20

@@ -26,13 +26,13 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import directlyProvides, implementer, providedBy
 
-from pipegrid.reactor.bulk_sockets import Buffer, Outlet, socket_of
+from pipegrid.reactor.immediate_sends import Buffer, Outlet, socket_of
 from pipegrid.reactor.preconnect import HostPort, Preconnected, Preconnector, handshake
 from pipegrid.reactor.tls_settings import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
 
 # Importing pyOpenSSL and ``cryptography``'s X.509 takes a tenth of the CPU time of a ``put`` of a small
 # file. A client of storage servers needs only the handshake, one check of the certificate, and records. As
-# in ``server_tls``, all records of one read are delivered together, those of one write are sent together
+# in ``batching_tls``, all records of one read are delivered together, those of one write are sent together
 # and at once, and large buffers are encrypted in place.
 
 log = Logger()

@@ -19,8 +19,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from pipegrid.reactor import process_settings
+from pipegrid.reactor.batching_tls import tls_factory
 from pipegrid.reactor.deferreds import Timer, Waiters
-from pipegrid.reactor.server_tls import tls_factory
 from pipegrid.server.connection_turns import FairQueue, FairTurns
 from pipegrid.storage.uploads.eviction import address_of
 

@@ -21,7 +21,7 @@ from pipegrid.disk.file_system_calls import FULL
 from pipegrid.disk.private_files import make_directory
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import SinkError, UsageError
-from pipegrid.wire.grid_manager import (
+from pipegrid.wire.grid_manager_certificates import (
     MAX_CERTIFICATES,
     MAX_FILE_BYTES,
     NEAR_EXPIRY_S,

@@ -13,6 +13,7 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.errors import UsageError
 from pipegrid.reactor.deferreds import as_deferred, gather
+from pipegrid.speedtest.raw_socket import Buffers
 from pipegrid.speedtest.responder_client import Probe
 from pipegrid.speedtest.responder_client import Responder as Responder
 from pipegrid.speedtest.run_results import (
@@ -23,7 +24,6 @@ from pipegrid.speedtest.run_results import (
     Measurement,
     RoundTrip,
 )
-from pipegrid.speedtest.tcp_tls_stream import Buffers
 
 SAMPLE_TRIPS = 10
 """The least duration of a sample, in round trips."""

@@ -20,6 +20,7 @@ from pipegrid.errors import UsageError
 from pipegrid.reactor.deferreds import as_deferred
 from pipegrid.server.identity import from_pem, make_pem
 from pipegrid.speedtest.child_processes import ChildProcess, be_child, in_thread, start_child
+from pipegrid.speedtest.raw_socket import Buffers, RawStream
 from pipegrid.speedtest.responder_client import Responder, is_token
 from pipegrid.speedtest.responder_protocol import (
     BUSY,
@@ -28,7 +29,6 @@ from pipegrid.speedtest.responder_protocol import (
     ByteAllowance,
     ServerSession,
 )
-from pipegrid.speedtest.tcp_tls_stream import Buffers, RawStream
 
 #     pipegrid speedtest responder --port 8097 --max-bytes 10GB --max-seconds 3600
 #

@@ -18,8 +18,8 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.errors import PipegridError, UsageError
 from pipegrid.speedtest.child_processes import in_thread
+from pipegrid.speedtest.raw_socket import Buffers, RawStream
 from pipegrid.speedtest.responder_protocol import HELLO, LineReader, nonce_of, proof, refusal_of
-from pipegrid.speedtest.tcp_tls_stream import Buffers, RawStream
 
 ANSWER_S = 15.0
 """The time limit for an answer to a line, and for a pause of a transfer."""

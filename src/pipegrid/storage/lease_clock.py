@@ -10,7 +10,7 @@ from pathlib import Path
 
 import attrs
 
-from pipegrid.core import utc_dates
+from pipegrid.core import clamped_dates
 from pipegrid.disk.atomic_write import replace_file
 from pipegrid.disk.safe_open import read_file
 from pipegrid.reactor.process_settings import wall_time
@@ -105,7 +105,7 @@ def _read(path: Path) -> LeaseCheckLog | None:
 
 def why_wrong(now: float) -> str | None:
     """Return a message for the log why a clock that shows ``now`` is wrong; None if it may be right."""
-    shown = f"the clock of this machine is wrong, it shows {utc_dates.utc(now):%Y-%m-%d}"
+    shown = f"the clock of this machine is wrong, it shows {clamped_dates.utc(now):%Y-%m-%d}"
     if now < _RELEASED_S:
         return f"{shown}: leases made now may be expired once it is right; set it"
     if now + LEASE_DURATION_S > NEVER_S:

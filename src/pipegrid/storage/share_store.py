@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 from twisted.logger import Logger
 
-from pipegrid.core import base32, utc_dates
+from pipegrid.core import base32, clamped_dates
 from pipegrid.core.text import harmless
 from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.private_files import PRIVATE_FILE, make_private
@@ -148,7 +148,7 @@ class Advisories:
     ) -> bool:
         kind = "mutable" if mutable else "immutable"
         index = base32.encode(storage_index)
-        when = utc_dates.utc(now)
+        when = clamped_dates.utc(now)
         path = f"{self._directory}/{when:%Y-%m-%dT%H%M%S.%f}--{index}-{share_number}"
         try:
             make_private(self._directory)

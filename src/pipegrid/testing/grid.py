@@ -27,7 +27,7 @@ from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.storage.share_reader import open_reader
 from pipegrid.storage.share_store import ShareStore
 from pipegrid.testing.clock import HeapClock
-from pipegrid.testing.faults import FaultPlan
+from pipegrid.testing.fault_plan import FaultPlan
 from pipegrid.testing.network import SimulatedNetwork, leaks, run
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.gbs.client import GbsServer

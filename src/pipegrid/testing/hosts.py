@@ -27,8 +27,8 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.testing.clock import HostClock
-from pipegrid.testing.tcp_socket import Socket
-from pipegrid.testing.tcp_transport import SimulatedTransport
+from pipegrid.testing.simulated_socket import Socket
+from pipegrid.testing.simulated_transport import SimulatedTransport
 
 _FIRST_EPHEMERAL_PORT = 49152
 

@@ -17,8 +17,8 @@ from twisted.python.failure import Failure
 from pipegrid.testing.clock import Agenda, HeapClock
 from pipegrid.testing.hosts import Connecting, Host, SimulatedEndpoint
 from pipegrid.testing.link_model import Bottleneck, Flow, LinkPath, Packet, to_ns, to_seconds
-from pipegrid.testing.tcp_socket import Socket, TcpOptions
-from pipegrid.testing.tcp_transport import SimulatedTransport
+from pipegrid.testing.simulated_socket import Socket, TcpOptions
+from pipegrid.testing.simulated_transport import SimulatedTransport
 
 
 class SentAcross(NamedTuple):

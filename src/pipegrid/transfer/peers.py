@@ -18,7 +18,7 @@ from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.storage_messages import LeaseSecrets, ServerIdentity, UploadSecrets
 
 if TYPE_CHECKING:
-    from pipegrid.wire.grid_manager import Certified
+    from pipegrid.wire.grid_manager_certificates import Certified
 
 # Storage servers as transfers use them: each with the pipeline of writes to it; and what else transfers
 # share.

@@ -23,8 +23,8 @@ from twisted.python.failure import Failure
 from zope.interface import directlyProvides, implementer, providedBy
 
 from pipegrid.flow.rate_timetable import LOOK_S, RateLimit, as_timetable, minute_of_week
-from pipegrid.reactor.bulk_sockets import Backpressure
 from pipegrid.reactor.deferreds import Timer
+from pipegrid.reactor.immediate_sends import Backpressure
 
 # How many bytes may pass: a rate on average, with bursts.
 #

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 from pipegrid.disk.atomic_write import is_part_name
 from pipegrid.disk.mount_table import mounted_file_systems
-from pipegrid.tree.directory_packing import MAX_ENTRIES
 from pipegrid.tree.extended_metadata import read_extended
 from pipegrid.tree.file_selection import DirectoryTag, TreeSelection
+from pipegrid.tree.tree_plan import MAX_ENTRIES
 
 SMALL_BYTES = 128 << 10
 """Files up to this size are read by the walk; larger ones are read when they are stored."""

@@ -18,7 +18,6 @@ from pipegrid.core.text import printable
 from pipegrid.errors import GridError, PipegridError, SourceError
 from pipegrid.grid.file_grid import Grid
 from pipegrid.tree import local_walk
-from pipegrid.tree.directory_packing import MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
 from pipegrid.tree.extended_metadata import HARD_LINK, LEFT_OUT, OwnerNames
 from pipegrid.tree.file_metadata import entry_metadata, entry_name
 from pipegrid.tree.file_selection import TreeSelection
@@ -34,8 +33,9 @@ from pipegrid.tree.local_walk import (
     own_directories,
 )
 from pipegrid.tree.retry_queue import RetryQueue
+from pipegrid.tree.tree_plan import MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
 from pipegrid.tree.upload_queue import MAX_BYTES, UploadQueue
-from pipegrid.tree.upload_target import (
+from pipegrid.tree.upload_store import (
     Content,
     GridFiles,
     KnownObject,

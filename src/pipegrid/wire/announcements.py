@@ -19,7 +19,7 @@ from pipegrid.core.hashes import tagged_hash
 from pipegrid.core.placement import permutation_seed
 from pipegrid.errors import UsageError
 from pipegrid.wire import server_address
-from pipegrid.wire.grid_manager import (
+from pipegrid.wire.grid_manager_certificates import (
     CERTIFICATES,
     ManagerKey,
     SignedCertificate,

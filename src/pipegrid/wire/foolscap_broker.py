@@ -28,10 +28,10 @@ from twisted.internet.interfaces import IDelayedCall, IStreamClientEndpoint
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from pipegrid.reactor.bulk_sockets import unsent_bytes
 from pipegrid.reactor.connection_policy import ConnectionPolicy, RefusedConnection
 from pipegrid.reactor.dead_peer_detection import StallWatch
 from pipegrid.reactor.deferreds import Waiters
+from pipegrid.reactor.immediate_sends import unsent_bytes
 from pipegrid.reactor.socks5 import endpoint_through
 from pipegrid.reactor.tls_settings import bound_handshakes, only_forward_secret, self_signed_pem
 from pipegrid.wire.banana_receiver import ANSWER_COST, BoundedReceiver, Bounds, LimitExceeded

@@ -13,7 +13,7 @@ from pipegrid.core.mutable.decoder import VersionReader
 from pipegrid.core.mutable.encoder import EncodedVersion, assemble, code_segment
 from pipegrid.core.mutable.keys import data_key
 from pipegrid.core.mutable.layout import MAX_HEADER_BYTES, parse_header
-from pipegrid.core.mutable.share import MutableShare, Part, VerifiedVersions
+from pipegrid.core.mutable.received_mutable_share import MutableShare, Part, VerifiedVersions
 from pipegrid.core.mutable.versions import SIGNED_BYTES, Format, MutableGeometry
 from pipegrid.errors import CorruptionError
 from tests.core.mutable.support import book, key, make, reader_of, shares_of

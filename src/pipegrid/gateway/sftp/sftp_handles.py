@@ -15,7 +15,7 @@ from pipegrid.gateway.sftp.sftp_messages import (
     Status,
 )
 from pipegrid.gateway.sftp.sftp_tree import AccountTree, Path, PathTarget, no_such_file, shown
-from pipegrid.tree.file_reader import FileReader, ReadSpace
+from pipegrid.tree.read_ahead import FileReader, ReadSpace
 
 MAX_OFFSET = 1 << 50
 """A larger offset is a mistake."""

@@ -19,7 +19,7 @@ from pipegrid.gateway.sftp.sftp_tree import AccountTree
 from pipegrid.gateway.sftp.ssh_server import SftpChannel, SftpFactory, host_key
 from pipegrid.reactor.deferreds import timeout_or
 from pipegrid.tree.directory_views import DirectoryViews
-from pipegrid.tree.file_reader import ReadSpace
+from pipegrid.tree.read_ahead import ReadSpace
 from pipegrid.tree.tree_grid import Grid
 
 _UNKNOWN_SPACE_BYTES = 1 << 50

@@ -51,7 +51,7 @@ from pipegrid.gateway.sftp.sftp_tree import (
     path_of_names,
     status_of_error,
 )
-from pipegrid.tree.file_reader import ReadSpace
+from pipegrid.tree.read_ahead import ReadSpace
 
 MOST_HANDLES = 1024
 """Open in one session."""

@@ -20,8 +20,8 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.reactor import process_settings
-from pipegrid.reactor.bulk_sockets import set_bulk_buffers
 from pipegrid.reactor.deferreds import Timer, Waiters
+from pipegrid.reactor.immediate_sends import set_bulk_buffers
 from pipegrid.server.connection_turns import CpuUsage, FairTurns
 from pipegrid.server.gbs.request_check import Request
 from pipegrid.server.gbs.request_order import (

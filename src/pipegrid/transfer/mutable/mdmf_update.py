@@ -15,7 +15,7 @@ from twisted.internet.task import deferLater
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.core.mutable.layout import MAX_HEADER_BYTES, Header, new_sections
 from pipegrid.core.mutable.range_update import RangeUpdate
-from pipegrid.core.mutable.share import MutableShare, VerifiedVersions
+from pipegrid.core.mutable.received_mutable_share import MutableShare, VerifiedVersions
 from pipegrid.core.mutable.versions import SALT_BYTES, Format, Version, next_sequence_number
 from pipegrid.errors import (
     CorruptionError,

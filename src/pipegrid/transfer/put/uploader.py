@@ -20,7 +20,6 @@ from pipegrid.transfer.put.encode_ahead import DEPTH
 from pipegrid.transfer.put.file_key import KeyedFile, KeyNote, KeyNotes, with_key
 from pipegrid.transfer.put.full_servers import FullServers
 from pipegrid.transfer.put.put_context import PutContext
-from pipegrid.transfer.put.rereadable_source import copy_unread, open_for_put
 from pipegrid.transfer.put.small_file_upload import Handover, put_whole
 from pipegrid.transfer.put.source import (
     BytesSource,
@@ -30,6 +29,7 @@ from pipegrid.transfer.put.source import (
     UncopiedSource,
     open_at_once,
 )
+from pipegrid.transfer.put.source_opening import copy_unread, open_for_put
 from pipegrid.transfer.put.upload_loop import Upload
 from pipegrid.transfer.results import PutReports, PutResult
 from pipegrid.transfer.settings import UploadSettings

@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipegrid.core import base32
+from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.exchange import ConsumerChoice, RawRequest
-from pipegrid.http11.limits import Limits
 from pipegrid.wire import gbs_bundles, gbs_cbor_bodies, gbs_paths_headers
 from pipegrid.wire.gbs_bundles import BundledRead, BundledUpload
 from pipegrid.wire.server_address import Nurl

@@ -18,9 +18,9 @@ from pipegrid.disk.file_system_calls import FULL
 from pipegrid.disk.private_files import open_private
 from pipegrid.disk.sqlite_databases import open_database
 from pipegrid.errors import CapError, SinkError, UsageError
-from pipegrid.tree.backup.prune_candidates import SentObjects
+from pipegrid.tree.backup.prune_records import SentObjects
 from pipegrid.tree.local_walk import FileMet
-from pipegrid.tree.upload_target import KnownObject, KnownObjects
+from pipegrid.tree.upload_store import KnownObject, KnownObjects
 
 # Which files are unchanged since they were stored, and when an object must be checked on the grid again;
 # pure.

@@ -34,14 +34,14 @@ from pipegrid.tree.backup.catalogue_store import (
     ChangedCatalogue,
     GridCatalogues,
 )
-from pipegrid.tree.backup.prune_candidates import SentObjects
+from pipegrid.tree.backup.prune_records import SentObjects
 from pipegrid.tree.backup.retention import Retention
 from pipegrid.tree.extended_metadata import HardLinks
 from pipegrid.tree.file_metadata import KEY
 from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.local_walk import WalkOptions, own_directories
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports, TreeResult, TreeUpload
-from pipegrid.tree.upload_target import DryRunStore, GridFiles, StoresFiles
+from pipegrid.tree.upload_store import DryRunStore, GridFiles, StoresFiles
 
 if TYPE_CHECKING:
     from pipegrid.tree.backup.backup_stream import BackupStream

@@ -25,7 +25,7 @@ from pipegrid.errors import CapError, PipegridError, SinkError, UsageError
 from pipegrid.grid.client_config import GridConfig
 from pipegrid.grid.mutables import KNOWN_NAME
 from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_name, entry_of, runs_of
-from pipegrid.tree.backup.prune_candidates import PruneCandidates
+from pipegrid.tree.backup.prune_records import PruneCandidates
 
 # Which machine this is, for a list of runs that several may share.
 #
@@ -150,7 +150,7 @@ def _copy(old: Path, new: Path) -> None:
 #     catalogue.json   the list of runs as it was stored last, its cap, and runs that are not in it yet
 #     machine          the id of this machine, if the system has none
 #     catalogue.cap    the cap of the list, on one line: it grants changing the list
-#     catalogues, candidates, forgotten    see ``prune_candidates``
+#     catalogues, candidates, forgotten    see ``prune_records``
 #
 # The grid has the list under that cap; the local copy is compared with it, and is read if the grid cannot be
 # reached. A user may put another cap into ``catalogue.cap``, so that several machines share a catalogue, or a

@@ -15,12 +15,12 @@ from pipegrid.core.text import printable
 from pipegrid.errors import SourceError, UsageError
 from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.blocking_calls import BlockingCall
-from pipegrid.transfer.put.rereadable_source import open_for_put
 from pipegrid.transfer.put.source import Source, SourceLike, as_repeatable
+from pipegrid.transfer.put.source_opening import open_for_put
 from pipegrid.tree.file_metadata import entry_metadata, entry_name
 from pipegrid.tree.retry_queue import with_retries
 from pipegrid.tree.tree_upload import FileProgress, TreeCounts, TreeReports, TreeResult
-from pipegrid.tree.upload_target import KnownObjects
+from pipegrid.tree.upload_store import KnownObjects
 
 END_S = 2.0
 """How long a command has to end after it was asked to, before it is killed. Nothing else runs meanwhile."""

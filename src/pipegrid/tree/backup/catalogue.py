@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred
 
-from pipegrid.core import utc_dates
+from pipegrid.core import clamped_dates
 from pipegrid.core.caps import DirectoryCap
 from pipegrid.core.mutable.directory_edits import Edit, Link, Unlink
 from pipegrid.errors import DirectoryError, UsageError
@@ -159,7 +159,7 @@ def _runs_of(cap: DirectoryCap, content: bytes) -> tuple[BackupRun, ...]:
 
 def shown_time(seconds: float) -> str:
     """Return a time (seconds since 1970) in the format of runs."""
-    return utc_dates.utc(seconds).strftime(TIME_FORMAT)
+    return clamped_dates.utc(seconds).strftime(TIME_FORMAT)
 
 
 def own_time(name: str, now: float, runs: Iterable[BackupRun]) -> str:

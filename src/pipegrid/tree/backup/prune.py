@@ -19,7 +19,7 @@ from pipegrid.tree.backup.reachability import (
     Reachability,
     share_bytes_of,
 )
-from pipegrid.tree.client_caps import Root, kept_caps, tahoe_backup_objects
+from pipegrid.tree.prune_roots import Root, kept_caps, tahoe_backup_objects
 from pipegrid.tree.tree_grid import Grid
 from pipegrid.wire.storage_messages import Released
 

@@ -27,7 +27,6 @@ from pipegrid.errors import (
 )
 from pipegrid.reactor.deferreds import gather
 from pipegrid.transfer.mutable.mutable_check import MutableCheckResult
-from pipegrid.tree.client_caps import Root
 from pipegrid.tree.directory_reading import (
     Listing,
     ListingLimits,
@@ -35,6 +34,7 @@ from pipegrid.tree.directory_reading import (
     read_listing,
     unpack,
 )
+from pipegrid.tree.prune_roots import Root
 from pipegrid.tree.tree_grid import Grid
 from pipegrid.tree.walk_order import identity_of
 
@@ -136,7 +136,7 @@ class ObjectSets:
         )
 
     def add_noted(self, indexes: Iterable[bytes]) -> None:
-        """Add the storage indexes that ``prune_candidates`` has noted."""
+        """Add the storage indexes that ``prune_records`` has noted."""
         for index in indexes:
             self.add_candidates([(index, 0)])
             self._base.execute("INSERT OR IGNORE INTO only_noted VALUES (?)", (index,))

@@ -14,7 +14,7 @@ from datetime import timedelta, tzinfo
 from pathlib import Path
 from typing import NamedTuple
 
-from pipegrid.core import utc_dates
+from pipegrid.core import clamped_dates
 from pipegrid.core.text import CAP_STARTS, as_pasted, composed, printable
 from pipegrid.errors import UsageError
 from pipegrid.grid.file_grid import Grid
@@ -180,7 +180,7 @@ def choose_run(
     same = runs_called(runs, name)
     name = same[0].name
     if at is None or is_latest(at):
-        limit = utc_dates.utc(now) + timedelta(seconds=AHEAD_S)
+        limit = clamped_dates.utc(now) + timedelta(seconds=AHEAD_S)
         fitting = [run for run in same if run.at <= limit]
         if fitting:
             return ChosenRun(_newest(fitting), len(same) - len(fitting))

@@ -12,7 +12,7 @@ import re
 from datetime import datetime, time, timedelta, timezone, tzinfo
 from typing import NamedTuple
 
-from pipegrid.core import utc_dates
+from pipegrid.core import clamped_dates
 from pipegrid.core.text import printable
 from pipegrid.errors import UsageError
 
@@ -92,7 +92,7 @@ def parse_span(text: str, now: float, zone: tzinfo | None = None) -> TimeSpan:
         if word == "now":
             return _instant(now)
         if word:
-            today = utc_dates.utc(now).astimezone(zone).date()
+            today = clamped_dates.utc(now).astimezone(zone).date()
             day = today - timedelta(days=1) if word == "yesterday" else today
             return _span(datetime.combine(day, time()), timedelta(days=1), zone)
         return _written(found, zone)
@@ -108,7 +108,7 @@ def run_time_text(at: datetime, zone: tzinfo | None = None) -> str:
         zone: of local times; None: the machine's.
     """
     try:
-        local = utc_dates.utc(at.timestamp()).astimezone(zone)
+        local = clamped_dates.utc(at.timestamp()).astimezone(zone)
     except (ValueError, OverflowError, OSError):
         local = at
     offset = local.utcoffset() or timedelta()
@@ -149,7 +149,7 @@ def _instants(local: datetime, zone: tzinfo | None) -> list[datetime]:
 
 
 def _instant(seconds: float) -> TimeSpan:
-    at = utc_dates.utc(seconds)
+    at = clamped_dates.utc(seconds)
     return TimeSpan(at, at)
 
 

@@ -19,8 +19,8 @@ from pipegrid.errors import PipegridError
 from pipegrid.reactor.deferreds import gather
 from pipegrid.tree.backup.catalogue import BackupRun
 from pipegrid.tree.backup.reachability import READS_AT_ONCE, share_bytes_of
-from pipegrid.tree.client_caps import Root
 from pipegrid.tree.directory_reading import Listing, kind_of, read_listing
+from pipegrid.tree.prune_roots import Root
 from pipegrid.tree.tree_grid import Grid
 
 _SCHEMA = """

@@ -21,7 +21,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from pipegrid.testing.tcp_socket import ByteQueue, Socket
+from pipegrid.testing.simulated_socket import ByteQueue, Socket
 
 _log = Logger()
 

@@ -32,7 +32,7 @@ from pipegrid.mirror.debian_index_selection import (
     selected_by,
 )
 from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, read_release
-from pipegrid.mirror.debian_suites import OWN, OwnNames, Suite, unsigned_part
+from pipegrid.mirror.debian_release_files import OWN, OwnNames, Suite, unsigned_part
 from pipegrid.mirror.destination import STAGED, Destination
 from pipegrid.mirror.package_filter import ALL
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 from xml.sax.saxutils import quoteattr
 
-from pipegrid.mirror.debian_index_rebuild import PackedIndex, keep_aside
+from pipegrid.mirror.debian_filtered_indexes import PackedIndex, keep_aside
 from pipegrid.mirror.decompression import index_blocks
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.rpm_metadata import (
