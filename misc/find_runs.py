@@ -29,7 +29,7 @@ from pipegrid.core.caps import ChkCap, DirectoryCap
 from pipegrid.core.packed_directory import PackedChild, pack_immutable
 from pipegrid.tree.backup.backup_search import FoundVersion, SearchedNames, search_runs
 from pipegrid.tree.backup.catalogue import BackupRun, shown_time
-from pipegrid.tree.backup.runs_walk import CachedDirectories
+from pipegrid.tree.backup.history_walk import CachedDirectories
 from pipegrid.tree.tree_grid import Grid
 
 DIRECTORIES = 100

@@ -43,9 +43,9 @@ PLACES = {
     "mirror/mirror_lists.py": "only where the environment names no SOCKS proxy",
     "speedtest/child_processes.py": _LOCAL,
     "speedtest/link_proxy.py": "an emulated link, from and to where its command line says",
-    "speedtest/upload_timeline.py": "passes on what the reactor is asked",
+    "speedtest/traffic_recorder.py": "passes on what the reactor is asked",
     "speedtest/responder_client.py": _NAMED,
-    "speedtest/target_sessions.py": "a gateway, named on the command line; not one of Tor or I2P",
+    "speedtest/benchmark_clients.py": "a gateway, named on the command line; not one of Tor or I2P",
 }
 """By module; all other code that reaches servers takes a ``ConnectionPolicy``."""
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.app import parse
 from pipegrid.cli.cmd_serve import ServeJob
+from pipegrid.cli.command_grammar import parse
 from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
 

@@ -47,7 +47,7 @@ SMALL = {
     "http11/pinned_endpoints.py": "brings twisted.web, which storage clients do not need",
     "speedtest/end_with_parent.py": "run with python -m",
     "storage/storage_paths.py": _CONTRACT,
-    "transfer/server_capacity.py": "loaded only when shares could be spread over more servers",
+    "transfer/server_space.py": "loaded only when shares could be spread over more servers",
     "transfer/put/put_context.py": "made with the grid, before any transfer",
     "transfer/put/source_opening.py": "brings twisted.web only for sources that need it",
     "transfer/settings.py": "read by the options of commands, before any transfer",

@@ -57,7 +57,7 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import CorruptionError, GridError, PipegridError
 from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.speedtest.target_sessions import Comparing
+from pipegrid.speedtest.benchmark_clients import Comparing
 
 SERVERS = 5
 PARAMS = Params(2, SERVERS)

@@ -48,7 +48,7 @@ from misc.speedtest.tlsrate import TlsStreams
 from pipegrid import Grid
 from pipegrid.core import erasure
 from pipegrid.reactor.process_settings import tune_gc
-from pipegrid.speedtest.target_sessions import Comparing
+from pipegrid.speedtest.benchmark_clients import Comparing
 
 PINGS = 5
 

@@ -21,7 +21,7 @@ from twisted.internet import reactor
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 import pipegrid
-from pipegrid.cli.app import start
+from pipegrid.cli.command_grammar import start
 from pipegrid.cli.console import Console
 from pipegrid.disk import file_system_calls as disk
 from pipegrid.grid.client_creation import create_local

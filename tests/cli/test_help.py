@@ -8,7 +8,7 @@ import click
 from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.app import COMMANDS, SECTIONS, pipegrid
+from pipegrid.cli.command_grammar import COMMANDS, SECTIONS, pipegrid
 from pipegrid.cli.command_job import Invocation
 from pipegrid.cli.console import Console
 from tests.plain_words import DO_NOT_SAY, NOT_A

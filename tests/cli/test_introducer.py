@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from pipegrid.cli.app import start
+from pipegrid.cli.command_grammar import start
 from pipegrid.cli.console import Console
 from pipegrid.disk.directory_claim import process_began
 from pipegrid.grid.servers_yaml import load_introducers

@@ -11,7 +11,7 @@ import click
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli import manpage
-from pipegrid.cli.app import COMMANDS, pipegrid
+from pipegrid.cli.command_grammar import COMMANDS, pipegrid
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "man" / "pipegrid.1"

@@ -18,7 +18,7 @@ from twisted.trial.unittest import TestCase
 from twisted.web.server import Site
 from twisted.web.static import File
 
-from pipegrid.cli.app import start
+from pipegrid.cli.command_grammar import start
 from pipegrid.cli.console import Console
 from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.destination import Destination

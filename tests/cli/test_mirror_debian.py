@@ -27,7 +27,7 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from pipegrid.cli import mirror_debian_rpm
-from pipegrid.cli.app import start
+from pipegrid.cli.command_grammar import start
 from pipegrid.cli.console import Console
 from pipegrid.disk import file_system_calls as disk
 from tests.mirror.archive import BINARY, SUITE, Archive, Signer, check_readers

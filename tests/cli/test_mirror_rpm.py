@@ -18,7 +18,7 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 from twisted.web.server import Site
 
-from pipegrid.cli.app import start
+from pipegrid.cli.command_grammar import start
 from pipegrid.cli.console import Console
 from pipegrid.mirror.decompression import unpacked
 from pipegrid.mirror.rpm_metadata import packages, read_repomd

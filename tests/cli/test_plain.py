@@ -13,8 +13,8 @@ import click
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli import cmd_mirror, mirror_debian_rpm, mirror_listed_files, mirror_verify
-from pipegrid.cli.app import parse
 from pipegrid.cli.cmd_mirror import debian_command, list_command, rpm_command, verify_command
+from pipegrid.cli.command_grammar import parse
 from pipegrid.cli.console import Console
 from pipegrid.cli.mirror_debian_rpm import RpmOptions
 from pipegrid.cli.mirror_options import MirrorOptions

@@ -15,8 +15,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from pipegrid.cli.app import start
 from pipegrid.cli.cmd_serve import introducers_of
+from pipegrid.cli.command_grammar import start
 from pipegrid.cli.console import Console
 from pipegrid.disk.directory_claim import process_began
 from pipegrid.errors import UsageError

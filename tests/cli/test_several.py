@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.app import pipegrid
+from pipegrid.cli.command_grammar import pipegrid
 from tests.cli.processes import ProcessTestCase
 from tests.cli.support import Run
 

@@ -15,8 +15,8 @@ from twisted.internet.defer import succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli import speedtest_run
-from pipegrid.cli.app import COMMANDS
 from pipegrid.cli.cmd_speedtest import HOMES, speedtest_command, with_command
+from pipegrid.cli.command_grammar import COMMANDS
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.speedtest import html_report, runner
 from pipegrid.speedtest.link_profiles import PROFILES

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.app import start
+from pipegrid.cli.command_grammar import start
 from pipegrid.cli.console import Console
 from pipegrid.mirror import decompression, pdiff
 from pipegrid.mirror.decompression import PatchError

@@ -21,7 +21,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NotEnoughSharesError, SourceError, UnhappyError
-from pipegrid.speedtest.target_sessions import Comparing
+from pipegrid.speedtest.benchmark_clients import Comparing
 
 CASE = Case(HTTPS, PUT, 200, 0.5, 0.1, {0: "killed", 1: "stopped"}, None, False)
 UNHAPPY = UnhappyError("cannot store it; try again", 3, 4)

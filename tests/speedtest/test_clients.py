@@ -12,7 +12,7 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from pipegrid.errors import GridError, PipegridError, ServerUnreachable, UsageError
-from pipegrid.speedtest.target_sessions import Comparing, GatewaySession
+from pipegrid.speedtest.benchmark_clients import Comparing, GatewaySession
 from pipegrid.speedtest.targets import Gateway
 
 CAP = (

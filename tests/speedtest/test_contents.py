@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import CorruptionError
-from pipegrid.speedtest.target_sessions import Comparing, Contents
+from pipegrid.speedtest.benchmark_clients import Comparing, Contents
 
 
 class ContentsTests(SynchronousTestCase):

@@ -34,7 +34,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import CorruptionError
 from pipegrid.grid.servers_yaml import parse_static_servers
-from pipegrid.speedtest.target_sessions import Comparing
+from pipegrid.speedtest.benchmark_clients import Comparing
 from pipegrid.wire.server_address import Furl, Nurl
 
 ADDRESS = Address(

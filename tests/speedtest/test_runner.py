@@ -12,10 +12,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import CorruptionError, UsageError
 from pipegrid.speedtest import run_results, runner, scenarios
+from pipegrid.speedtest.benchmark_clients import Comparing, Session
 from pipegrid.speedtest.run_results import DOWN, UP, RoundTrip, Run, parse_run
 from pipegrid.speedtest.runner import Settings
 from pipegrid.speedtest.scenarios import Scenario
-from pipegrid.speedtest.target_sessions import Comparing, Session
 from pipegrid.speedtest.targets import FileTarget, check_space, fitting_params
 
 

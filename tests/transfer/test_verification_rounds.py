@@ -10,7 +10,7 @@ from random import Random
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import SinkError
-from pipegrid.transfer.verification_sample import (
+from pipegrid.transfer.verification_rotation import (
     CIRCLE,
     VerificationRound,
     VerificationRounds,

@@ -14,7 +14,7 @@ from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, UnknownCap
 from pipegrid.core.packed_directory import PackedChild, pack_immutable
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.upkeep import SampledUpkeep, UpkeepOutcome, UpkeepRequest
-from pipegrid.transfer.verification_sample import CIRCLE, VerifiedPart, width_of
+from pipegrid.transfer.verification_rotation import CIRCLE, VerifiedPart, width_of
 from pipegrid.tree.tree_check import FirstMet, TreeSummary, check_tree, check_trees
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld

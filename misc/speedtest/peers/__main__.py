@@ -67,7 +67,7 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.reactor.process_settings import tune_gc
-from pipegrid.speedtest.target_sessions import Comparing
+from pipegrid.speedtest.benchmark_clients import Comparing
 
 SERVERS = 10
 HAPPY = 7

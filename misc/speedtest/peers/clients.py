@@ -15,7 +15,7 @@ from misc.speedtest.peers.nodes import Gateway
 from misc.speedtest.processes import cpu_s
 from pipegrid import Grid
 from pipegrid.reactor.deferreds import all_ended
-from pipegrid.speedtest.target_sessions import Comparing
+from pipegrid.speedtest.benchmark_clients import Comparing
 
 
 class Client(Protocol):

@@ -20,7 +20,7 @@ from twisted.internet.threads import deferToThreadPool
 from misc.speedtest.peers.clients import GatewayClient, PipegridClient
 from pipegrid import Grid
 from pipegrid.core.caps import parse_cap
-from pipegrid.speedtest.target_sessions import Comparing
+from pipegrid.speedtest.benchmark_clients import Comparing
 
 SMALL = 200
 LARGE = 10**7

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipegrid.cli import cap_file, cap_lookup
-from pipegrid.cli.app import CommandGroup
+from pipegrid.cli.command_grammar import CommandGroup
 from pipegrid.cli.command_job import GridJob, OfflineJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus

@@ -17,7 +17,7 @@ from pipegrid.core import caps, clamped_dates
 from pipegrid.core.text import amount, counted, printable
 from pipegrid.errors import NoSuchChild, UsageError
 from pipegrid.tree import directory_reading, grid_paths
-from pipegrid.tree.backup import backup_search, run_paths, run_times, runs_walk, tree_changes
+from pipegrid.tree.backup import backup_search, history_walk, run_paths, run_times, tree_changes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +87,7 @@ def find_command(patterns: tuple[str, ...], options: FindOptions) -> GridJob:
         runs = await cmd_backups_restore.listed_runs(grid, console, options.catalogue, some=True)
         series = _series(runs, options, now)
         printer = _FoundPrinter(console, options.catalogue is None)
-        directories = runs_walk.CachedDirectories(grid)
+        directories = history_walk.CachedDirectories(grid)
         try:
             for each in series:
                 await backup_search.search_runs(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipegrid.cli.app import CommandGroup
+from pipegrid.cli.command_grammar import CommandGroup
 from pipegrid.cli.command_job import Invocation, OfflineJob
 from pipegrid.cli.console import Console, NoInput, read_given, read_whole
 from pipegrid.cli.error_report import ExitStatus

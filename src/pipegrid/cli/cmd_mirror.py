@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipegrid.cli import mirror_listed_files, mirror_options, mirror_verify, output_file
-from pipegrid.cli.app import CommandGroup
 from pipegrid.cli.cap_file import check_no_file
+from pipegrid.cli.command_grammar import CommandGroup
 from pipegrid.cli.command_job import GridJob, OfflineJob, ReactorGridJob, ReactorJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from pipegrid.cli.app import CommandGroup
+from pipegrid.cli.command_grammar import CommandGroup
 from pipegrid.cli.command_job import GridJob, Invocation, OfflineJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, unreadable

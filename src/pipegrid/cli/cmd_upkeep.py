@@ -27,7 +27,7 @@ from pipegrid.cli.options import (
 from pipegrid.core import caps as core_caps
 from pipegrid.core.text import counted, printable
 from pipegrid.errors import PipegridError, UsageError
-from pipegrid.transfer import results, upkeep, verification_sample
+from pipegrid.transfer import results, upkeep, verification_rotation
 from pipegrid.tree import tree_check
 
 if TYPE_CHECKING:
@@ -145,11 +145,11 @@ class SampledPart:
             raise UsageError(f"{config.directory} has no place for the state of --sample")
         self._console = console
         self._percent = percent
-        self._rounds = verification_sample.VerificationRounds(directory, key)
+        self._rounds = verification_rotation.VerificationRounds(directory, key)
         if self._rounds.warning:
             console.say(f"pipegrid: {self._rounds.warning}")
-        width = verification_sample.width_of(percent)
-        self.part = verification_sample.VerifiedPart(self._rounds.state.position, width)
+        width = verification_rotation.width_of(percent)
+        self.part = verification_rotation.VerifiedPart(self._rounds.state.position, width)
 
     def finish(self) -> None:
         """

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import click
 
-from pipegrid.cli.app import pipegrid
+from pipegrid.cli.command_grammar import pipegrid
 from pipegrid.version import __version__
 
 STATUSES = (

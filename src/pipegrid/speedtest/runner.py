@@ -21,6 +21,7 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import GridError
 from pipegrid.reactor.deferreds import as_deferred, gather
 from pipegrid.reactor.trace import Tracer
+from pipegrid.speedtest.benchmark_clients import Comparing, Contents, Session
 from pipegrid.speedtest.child_processes import environment, in_thread
 from pipegrid.speedtest.raw_tcp_baseline import Effort, join, measure_baselines
 from pipegrid.speedtest.run_results import (
@@ -39,9 +40,8 @@ from pipegrid.speedtest.run_results import (
     versions,
 )
 from pipegrid.speedtest.scenarios import AUTO, Scenario
-from pipegrid.speedtest.target_sessions import Comparing, Contents, Session
 from pipegrid.speedtest.targets import FileTarget, check_space
-from pipegrid.speedtest.upload_timeline import Recorder, RecordingReactor, from_spans
+from pipegrid.speedtest.traffic_recorder import Recorder, RecordingReactor, from_spans
 
 Say = Callable[[str], object]
 

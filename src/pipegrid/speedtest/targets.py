@@ -30,6 +30,7 @@ from pipegrid.reactor.connection_policy import (
 )
 from pipegrid.reactor.socks5 import endpoint_through
 from pipegrid.reactor.trace import Tracing
+from pipegrid.speedtest.benchmark_clients import GatewaySession, GridSession, Session
 from pipegrid.speedtest.child_processes import (
     LOOPBACK,
     FileEncoding,
@@ -44,8 +45,7 @@ from pipegrid.speedtest.link_proxy import RunningProxy, start_proxy
 from pipegrid.speedtest.raw_tcp_baseline import Responder, ping_responders
 from pipegrid.speedtest.responder import RunningResponders, start_responders
 from pipegrid.speedtest.run_results import EmulatedLink, RoundTrip
-from pipegrid.speedtest.target_sessions import GatewaySession, GridSession, Session
-from pipegrid.speedtest.upload_timeline import HostPort
+from pipegrid.speedtest.traffic_recorder import HostPort
 
 # What every target of the speed test has, and the checks before it is measured.
 

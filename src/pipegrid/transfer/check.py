@@ -27,7 +27,7 @@ from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.get.share_search_policy import MORE_QUESTIONS, QueryBatches
 from pipegrid.transfer.peers import Peer, TransferContext, ring, server_ids
 from pipegrid.transfer.results import CheckResult, Progress, ProgressReport
-from pipegrid.transfer.server_capacity import Capacity
+from pipegrid.transfer.server_space import Capacity
 from pipegrid.transfer.time_limits import CallTimeout, SlowStreamDetector, StreamRates
 from pipegrid.transport.interface import StreamConsumer
 

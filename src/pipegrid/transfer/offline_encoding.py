@@ -27,9 +27,9 @@ from pipegrid.errors import (
     naming,
 )
 from pipegrid.transfer.get.sink import open_sink
+from pipegrid.transfer.local_share_files import ShareFile, open_share
 from pipegrid.transfer.put.source import Source, SourceLike, open_source
 from pipegrid.transfer.results import Progress
-from pipegrid.transfer.share_file_search import ShareFile, open_share
 
 # The share files that an encoding writes: none appears under its name before all are on disk.
 

@@ -30,7 +30,7 @@ from pipegrid.transfer.put.share_tracker import ActiveShares
 from pipegrid.transfer.put.share_upload import ShareState, ShareUpload
 from pipegrid.transfer.put.straggler_policy import until_silence
 from pipegrid.transfer.results import CheckResult, Progress, ProgressReport, RepairResult
-from pipegrid.transfer.server_capacity import Capacity
+from pipegrid.transfer.server_space import Capacity
 from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transfer.time_limits import CallTimeout
 from pipegrid.transport.interface import StreamConsumer

@@ -20,11 +20,11 @@ from pipegrid.transfer.check import Check
 from pipegrid.transfer.peers import Peer, TransferContext, lease_secrets, ring
 from pipegrid.transfer.repair import Repair
 from pipegrid.transfer.results import CheckResult, FileHealth, Progress, RenewResult, RepairResult
-from pipegrid.transfer.server_capacity import Capacity
+from pipegrid.transfer.server_space import Capacity
 from pipegrid.transfer.settings import DownloadSettings, UpkeepSettings
 from pipegrid.transfer.share_query import ShareQuery, SurveyBatcher
 from pipegrid.transfer.time_limits import CallTimeout
-from pipegrid.transfer.verification_sample import VerifiedPart
+from pipegrid.transfer.verification_rotation import VerifiedPart
 from pipegrid.transport.surveys import Question, Sample, Surveyed
 
 # Adding or renewing this client's leases on the shares of a file, without reading its shares.

@@ -136,7 +136,7 @@ def run_job(job: GridJob | ReactorJob, invocation: Invocation) -> int:
     install_lazy_modules()  # before Twisted is imported
     one_heap()  # before there are threads
     ahead = _dial(invocation) if isinstance(job, GridJob) and job.asks_servers else None
-    from pipegrid.cli.app import start_job
+    from pipegrid.cli.command_grammar import start_job
 
     return _run_reactor(
         lambda reactor: start_job(job, invocation, reactor, ahead=ahead), invocation
@@ -153,7 +153,7 @@ def _parse(
     if job is not None:
         return Invocation(console), job
     install_lazy_modules()  # before click is imported
-    from pipegrid.cli.app import parse
+    from pipegrid.cli.command_grammar import parse
 
     return parse(arguments, console, run_job)
 

@@ -23,7 +23,7 @@ from pipegrid.transfer.mutable.slot_client import Slot
 from pipegrid.transfer.mutable.version_cache import CachedVersion
 from pipegrid.transfer.peers import Peer, server_ids
 from pipegrid.transfer.results import CheckResult, RepairResult
-from pipegrid.transfer.server_capacity import Capacity
+from pipegrid.transfer.server_space import Capacity
 
 SHARES_AT_ONCE = 8
 SEGMENTS_AT_ONCE = 64

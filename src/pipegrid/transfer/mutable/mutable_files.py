@@ -54,7 +54,7 @@ from pipegrid.transfer.mutable.version_cache import VersionCache, remember, reme
 from pipegrid.transfer.mutable.write_queue import Merge, WriteQueues
 from pipegrid.transfer.peers import TransferContext
 from pipegrid.transfer.results import RenewResult, RepairResult
-from pipegrid.transfer.server_capacity import Capacity
+from pipegrid.transfer.server_space import Capacity
 from pipegrid.transfer.settings import MutableSettings
 
 # Key pairs of new files, generated in worker threads, and in advance if several are needed.

@@ -1,4 +1,4 @@
-"""Finding files by their names in all runs of a backup; see ``runs_walk`` for what that reads."""
+"""Finding files by their names in all runs of a backup; see ``history_walk`` for what that reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 from pipegrid.core.caps import Cap, DirectoryCap, immutable_size
 from pipegrid.errors import UsageError
 from pipegrid.tree.backup.catalogue import BackupRun
-from pipegrid.tree.backup.runs_walk import CachedDirectories, EntrySpan, walk_history
+from pipegrid.tree.backup.history_walk import CachedDirectories, EntrySpan, walk_history
 from pipegrid.tree.directory_reading import Entry, Kind, ReadsFiles
 from pipegrid.tree.file_metadata import restored
 from pipegrid.tree.file_selection import TreeSelection

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import attrs
 
 from pipegrid.core.caps import DirectoryCap, immutable_size
-from pipegrid.tree.backup.runs_walk import EntrySpan, walk_history
+from pipegrid.tree.backup.history_walk import EntrySpan, walk_history
 from pipegrid.tree.directory_reading import Entry, ReadsFiles
 from pipegrid.tree.file_metadata import KEY, restored
 from pipegrid.tree.walk_order import TreePath

@@ -14,9 +14,9 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.reactor.trace import Tracer
-from pipegrid.speedtest import runner, upload_timeline
+from pipegrid.speedtest import runner, traffic_recorder
 from pipegrid.speedtest.run_results import DOWN, UP, Burst, RoundTrip
-from pipegrid.speedtest.upload_timeline import Recorder, RecordingReactor, from_spans
+from pipegrid.speedtest.traffic_recorder import Recorder, RecordingReactor, from_spans
 
 
 class RecorderTests(SynchronousTestCase):
@@ -53,7 +53,7 @@ class RecorderTests(SynchronousTestCase):
 
     def test_it_is_bounded(self) -> None:
         """A long upload fills no memory."""
-        self.patch(upload_timeline, "MAX_BURSTS", 3)
+        self.patch(traffic_recorder, "MAX_BURSTS", 3)
         clock = Clock()
         recorder = Recorder(clock.seconds)
         recorder.start()

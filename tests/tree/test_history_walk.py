@@ -10,10 +10,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import DirectoryCap
 from pipegrid.errors import DirectoryError, UsageError
-from pipegrid.tree.backup import runs_walk
+from pipegrid.tree.backup import history_walk
 from pipegrid.tree.backup.backup_search import FoundVersion, SearchedNames, search_runs
 from pipegrid.tree.backup.catalogue import BackupRun
-from pipegrid.tree.backup.runs_walk import CachedDirectories
+from pipegrid.tree.backup.history_walk import CachedDirectories
 from pipegrid.tree.backup.tree_changes import TreeChange, TreeChangeCounts, compare_trees
 from pipegrid.tree.walk_order import WalkLimits
 from tests.tree.support import FakeGrid, Tree
@@ -207,8 +207,8 @@ class SearchTests(HistoryTestCase):
     def test_little_memory(self) -> None:
         """What is read in advance is bounded, and what does not fit is read again."""
         tree = {f"d{n}": {"f": b"x" * 200, "n": f"{n}".encode()} for n in range(300)}
-        self.patch(runs_walk, "KEPT_BYTES", 5000)
-        self.patch(runs_walk, "AHEAD_BYTES", 2000)
+        self.patch(history_walk, "KEPT_BYTES", 5000)
+        self.patch(history_walk, "AHEAD_BYTES", 2000)
         self.grid.held = True
         runs = self.runs(tree, {**tree, "e": {"f": b"y" * 200}})
         found = self.search(runs, "f")
