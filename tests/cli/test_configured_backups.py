@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 from pathlib import Path
 
 from tests.cli.processes import ProcessTestCase, in_fresh_processes
@@ -155,6 +157,22 @@ class ConfiguredTests(ProcessTestCase):
         self.environment["PIPEGRID_BACKUP_NAME"] = "that of a backup whose hook this is"
         os.mkfifo(self.home / "docs/pipe")
         self.run_command("backup", "docs", "--as", "other", status=1)
+
+    def test_unit_of_systemd(self) -> None:
+        """Its variables are in the environment of ``backup``, which takes its arguments from them."""
+        self.configure("[backup docs]\ndirectory = ~/docs\n")
+        unit = (Path(__file__).parents[2] / "misc/systemd/pipegrid-backup.service").read_text()
+        own = dict(re.findall(r"^Environment=(\w+)=(.*)$", unit, re.MULTILINE))
+        self.assertIn("PIPEGRID_BACKUP_ARGUMENTS", own)
+        self.environment.update(own)
+        found = re.search(r"^ExecStart=\S+/pipegrid (.*)$", unit, re.MULTILINE)
+        assert found is not None
+        arguments = re.sub(r"\$(\w+)", lambda name: own[name[1]], found[1])
+        self.run_command(*shlex.split(arguments))
+        self.assertEqual(self.runs(), [("docs", 2)])
+        self.environment["PIPEGRID_BACKUP_ARGUMENT"] = "--all"
+        _, err = self.run_command("backup", "--all", status=2)
+        self.assertNotIn("mean PIPEGRID_BACKUP_ARGUMENTS", err)
 
     def test_several_directories(self) -> None:
         """Of one section are one run, each at its path."""

@@ -64,6 +64,9 @@ configured_options = all_of(
 NAME_VARIABLE = "PIPEGRID_BACKUP_NAME"
 """Tells a command that ``backup`` runs which backup it was; it sets no option."""
 
+ARGUMENTS_VARIABLE = "PIPEGRID_BACKUP_ARGUMENTS"
+"""In the unit of systemd, and the file that it reads: the command line of ``backup``."""
+
 
 class BackupSection(NamedTuple):
     """
@@ -135,7 +138,7 @@ class ConfiguredCommand(click.Command):
     def _environment(self, environment: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the values of variables, and the variable of each."""
         values, where = {}, {}
-        known = {NAME_VARIABLE}  # a command that 'backup' runs may run another
+        known: set[str] = set()
         for name, param in self._settable().items():
             variable = f"PIPEGRID_{self.name}_{name}".upper().replace("-", "_")
             text = environment.get(variable, "")
@@ -149,8 +152,10 @@ class ConfiguredCommand(click.Command):
     def _check_variables(self, environment: Mapping[str, str], known: Collection[str]) -> None:
         """Refuse a variable that has the form of an option's and is none: an option would be missing."""
         start = f"PIPEGRID_{self.name}_".upper()
+        # A command that 'backup' runs may run another 'backup'; and units of systemd pass all they have.
+        others = (NAME_VARIABLE, ARGUMENTS_VARIABLE)
         for variable, text in environment.items():
-            if variable.startswith(start) and text and variable not in known:
+            if variable.startswith(start) and text and variable not in (*known, *others):
                 close = strict_config.closest_name(variable, known)
                 raise UsageError(
                     f"${printable(variable)} sets no option of '{self.name}'{close}; correct or unset it"
