@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,10 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 from twisted.web.http_headers import Headers
 
+from pipegrid.core import base32
+from pipegrid.core.caps import parse_cap
 from pipegrid.core.mutable import keys
-from pipegrid.errors import ChildExists
+from pipegrid.errors import AccessProhibited, ChildExists
 from pipegrid.gateway.body_spool import BodySpool, SpoolSpace
 from pipegrid.gateway.gateway_settings import GatewaySettings
 from pipegrid.gateway.http_response import HttpResponse
@@ -19,6 +22,7 @@ from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.object_resource import _POSTS, answer_object
 from pipegrid.gateway.web_api.web_arguments import Arguments
 from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.grid.access_blacklist import AccessBlacklist
 from pipegrid.testing.grid import SimulatedGrid
 from tests.gateway.test_restic_repository import SpareKeys
 from tests.transfer.world import content
@@ -123,6 +127,18 @@ class RequestTripsTests(TestCase):
             self.ask("POST", f"/uri/{self.root}/file", t="mkdir")
         self.assertEqual(caught.exception.status, 400)
 
+    def test_a_blocked_directory_that_another_client_made(self) -> None:
+        """Its cap is not told, as where the directory above is read first."""
+        path = f"/uri/{self.root}/made"
+        theirs = str(self.ask("POST", path, grid=self.world.client("other"), t="mkdir")[0].body)
+        index = parse_cap(theirs).storage_index
+        assert index is not None
+        (self.place / "access.blacklist").write_text(f"{base32.encode(index)} by a court\n")
+        self.grid._blacklist = AccessBlacklist(self.place)
+        for _ in range(2):  # as it is remembered, and as it is now
+            with self.assertRaises(AccessProhibited):
+                self.ask("POST", path, t="mkdir")
+
     def test_one_directory_at_once(self) -> None:
         """Requests for the same new directory all get the one that is linked."""
         path = f"/uri/{self.root}/made"
@@ -136,5 +152,17 @@ class RequestTripsTests(TestCase):
             server.host.crash(1e9)
         with self.assertRaises(WebError) as caught:
             self.ask("PUT", f"/uri/{self.root}/link", b"URI:LIT:nbuq", self.world.client(), t="uri")
+        self.assertEqual(caught.exception.status, 410)
+        self.assertIn("UnrecoverableFileError", str(caught.exception))
+
+    def test_named_directory_in_a_lost_one(self) -> None:
+        """It is reported as when it is read."""
+        index = parse_cap(self.root).storage_index
+        assert index is not None
+        for server in self.world.servers:
+            for directory in server.root.glob(f"shares/*/{base32.encode(index)}"):
+                shutil.rmtree(directory)
+        with self.assertRaises(WebError) as caught:
+            self.ask("POST", f"/uri/{self.root}", grid=self.world.client(), t="mkdir", name="new")
         self.assertEqual(caught.exception.status, 410)
         self.assertIn("UnrecoverableFileError", str(caught.exception))

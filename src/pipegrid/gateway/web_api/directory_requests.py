@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pipegrid.core.caps import DirectoryCap, UnknownCap
 from pipegrid.core.mutable.directory_edits import Link, Unlink
 from pipegrid.core.text import composed
-from pipegrid.errors import ChildExists, PipegridError
+from pipegrid.errors import ChildExists, NotEnoughSharesError, PipegridError
 from pipegrid.gateway.http_response import JSON_OF_OBJECTS, HttpResponse, json_text
 from pipegrid.gateway.web_api.api_request import ApiRequest, Handler, when_done
 from pipegrid.gateway.web_api.children_json import link_of_caps, links_of, parse_children
@@ -27,6 +27,7 @@ from pipegrid.gateway.web_api.path_lookup import (
     check_writes,
     children_of,
     find,
+    unreadable,
 )
 from pipegrid.gateway.web_api.web_errors import WebError, no_such_child, problem_of
 from pipegrid.gateway.web_ui.backup_page import backup_page
@@ -121,10 +122,13 @@ async def make_directory(call: ApiRequest, found: FoundObject) -> HttpResponse:
     directory, name = await parent_for(call, found)
     try:
         await directory.change([Link(name, cap, None, None, replace)])
+    except NotEnoughSharesError as error:
+        raise unreadable(directory.cap, error) from error
     except ChildExists:  # another client was faster
         there = (await children_of(call.grid, directory.cap)).get(composed(name))
         if replace or there is None or _name_of_new(call):
             raise
+        call.allowed(best_cap(there))
         return _existing(FoundObject(best_cap(there), there, directory.cap), operation)
     return when_done(call, str(cap))
 
