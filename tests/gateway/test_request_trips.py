@@ -12,7 +12,7 @@ from twisted.trial.unittest import TestCase
 from twisted.web.http_headers import Headers
 
 from pipegrid.core import base32
-from pipegrid.core.caps import parse_cap
+from pipegrid.core.caps import DirectoryCap, parse_cap
 from pipegrid.core.mutable import keys
 from pipegrid.errors import AccessProhibited, ChildExists
 from pipegrid.gateway.body_spool import BodySpool, SpoolSpace
@@ -26,6 +26,14 @@ from pipegrid.grid.access_blacklist import AccessBlacklist
 from pipegrid.testing.grid import SimulatedGrid
 from tests.gateway.test_restic_repository import SpareKeys
 from tests.transfer.world import content
+
+
+def index_of(text: str) -> str:
+    """Return the storage index of a directory, as names of files and the blacklist have it."""
+    cap = parse_cap(text)
+    assert isinstance(cap, DirectoryCap)
+    assert cap.storage_index is not None
+    return base32.encode(cap.storage_index)
 
 
 class RequestTripsTests(TestCase):
@@ -131,9 +139,7 @@ class RequestTripsTests(TestCase):
         """Its cap is not told, as where the directory above is read first."""
         path = f"/uri/{self.root}/made"
         theirs = str(self.ask("POST", path, grid=self.world.client("other"), t="mkdir")[0].body)
-        index = parse_cap(theirs).storage_index
-        assert index is not None
-        (self.place / "access.blacklist").write_text(f"{base32.encode(index)} by a court\n")
+        (self.place / "access.blacklist").write_text(f"{index_of(theirs)} by a court\n")
         self.grid._blacklist = AccessBlacklist(self.place)
         for _ in range(2):  # as it is remembered, and as it is now
             with self.assertRaises(AccessProhibited):
@@ -157,10 +163,8 @@ class RequestTripsTests(TestCase):
 
     def test_named_directory_in_a_lost_one(self) -> None:
         """It is reported as when it is read."""
-        index = parse_cap(self.root).storage_index
-        assert index is not None
         for server in self.world.servers:
-            for directory in server.root.glob(f"shares/*/{base32.encode(index)}"):
+            for directory in server.root.glob(f"shares/*/{index_of(self.root)}"):
                 shutil.rmtree(directory)
         with self.assertRaises(WebError) as caught:
             self.ask("POST", f"/uri/{self.root}", grid=self.world.client(), t="mkdir", name="new")
