@@ -60,6 +60,9 @@ class AccessBlacklistTests(SynchronousTestCase):
         """It may forbid any of it."""
         self.path.mkdir()
         self.assertIn("it may forbid access", self.blocked() or "")
+        self.path.rmdir()
+        os.mkfifo(self.path)  # nobody writes into it
+        self.assertIn("it is a named pipe", self.blocked() or "")
 
 
 class BlockedObjectsTests(SynchronousTestCase):

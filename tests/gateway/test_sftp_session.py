@@ -1,12 +1,18 @@
-"""SFTP sessions: bounds, order, clients that do not read, and bytes that make no sense."""
+"""SFTP: bounds of sessions, order, clients that do not read, bytes that make no sense, and accounts."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import struct
+from pathlib import Path
 
+from twisted.trial.unittest import SynchronousTestCase
+
+from pipegrid.errors import UsageError
 from pipegrid.gateway.sftp import sftp_session
+from pipegrid.gateway.sftp.accounts import Accounts
 from pipegrid.gateway.sftp.sftp_messages import (
     MAX_MESSAGE_BYTES,
     Fields,
@@ -176,3 +182,19 @@ class MessageTests(SftpTestCase):
     def test_names(self) -> None:
         """A path never leads above where it begins."""
         self.assertEqual(names_of_path(b"/../../a/./b/../c/"), ("a", "c"))
+
+
+class AccountFileTests(SynchronousTestCase):
+    """The file of accounts."""
+
+    def test_named_pipe(self) -> None:
+        """Nobody writes into it, so it is refused; accounts that were read before stay."""
+        path = Path(self.mktemp())
+        path.write_text("alice secret URI:DIR2-LIT:\n")
+        accounts = Accounts(path)
+        path.unlink()
+        os.mkfifo(path)
+        self.assertIsNotNone(accounts.with_password("alice", b"secret"))
+        with self.assertRaises(UsageError) as caught:
+            Accounts(path)
+        self.assertIn("it is a named pipe", str(caught.exception))
