@@ -106,7 +106,7 @@ def backup_command(
     Files that have not changed since an earlier run are neither read nor sent. Objects that were not
     checked for some weeks are checked, and their leases are renewed. The printed cap restores every run in
     the list, and is the same each time: keep it on another machine. The cap that changes the list is in
-    'backup/catalogue.cap' of the client's directory.
+    'private/backup/catalogue.cap' of the client's directory.
 
     With --as ALIAS:PATH the run is also kept as PATH/Archives/TIME and PATH/Latest, as Tahoe-LAFS does, so
     that either program reads the other's.
