@@ -73,7 +73,7 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
             optionally ``report.html``, into ``output``; it finds the builder's earlier runs in ``history``
             there.
         output: a directory below the step's working directory; emptied first.
-        compare_with: at most so many earlier runs; 0 for none.
+        compare_with: the number of earlier runs, at most; 0 for none.
         on_regression: the step's result if anything is slower: ``fail``, ``warn`` or ``ignore``.
         accept: if true, a regression becomes the new baseline; best set by a property of a forced build.
         prefix: of the names of properties and build data; letters, digits, ``_``, ``-`` and ``.``, not

@@ -160,7 +160,7 @@ def keep(directory: Path, options: Mapping[str, Any], node: StorageNode) -> str 
 
 
 def kept_port(port: str, node: StorageNode) -> str:
-    """Return the port of later starts: where any free one was taken, that one, which clients know."""
+    """Return the port for later starts: if the system chose it, the chosen one, since clients know it."""
     return _ANY_PORT.sub(f"tcp:{node.listening_port}", port) if node.listening_port else port
 
 

@@ -205,7 +205,7 @@ class Discovery:
             try:
                 remembered = read_cache(path)
             except UsageError as error:
-                self._warn(f"what introducer {name} said earlier is not remembered: {error}")
+                self._warn(f"earlier announcements of introducer {name} cannot be used: {error}")
                 continue
             for announcement in remembered:
                 if client.remember(announcement):

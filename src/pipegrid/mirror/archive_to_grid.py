@@ -126,7 +126,7 @@ class GridStore:
         return bool(found.recoverable)
 
     async def _files(self, chunk: Sequence[ArchiveFile]) -> list[Cap]:
-        """Return the cap of each, stored now or before."""
+        """Store the files that are not stored yet, and return the caps of all."""
         digests = [each.digest.hex() for each in chunk]
         missing: dict[str, ArchiveFile] = {
             digest: each

@@ -100,9 +100,9 @@ class TreePlan:
     and all its children are settled. When its last child settles, and one has failed or got another cap, it
     is packed again.
 
-    Entries of a directory are held until it is settled: those of the directories above the walk's position,
-    and of those with objects being stored, which the caller bounds. The caller leaves out entries that
-    readers would not accept (``has_space``).
+    Entries of a directory are held in memory until it is settled. Not settled are the directories that the
+    walk is in, and those with objects being stored, whose number the caller limits. The caller leaves out
+    entries that readers would not accept (``has_space``).
 
         walk:   enter(dir) ─ expect(child)… ─ leave(dir)
         file:   known(cap) ─ stored(cap)   or   failed()
@@ -111,7 +111,7 @@ class TreePlan:
     Attributes:
         root_cap: when the root is settled, its cap.
         root_failed: it cannot be stored.
-        held_entries: of directories that the walk has left, and that are not settled.
+        held_entries: number of entries of directories that the walk has left, and that are not settled.
     """
 
     def __init__(self) -> None:

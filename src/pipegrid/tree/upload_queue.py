@@ -1,4 +1,4 @@
-"""What runs of the upload of a tree, and what waits to begin."""
+"""The running and the waiting jobs of the upload of a tree."""
 
 from __future__ import annotations
 

@@ -67,9 +67,9 @@ class FileView:
     What the page of a file shows.
 
     Attributes:
-        preview: how.
-        text: of a text; or why it cannot be shown.
-        is_cut: the text is only the begin of the file.
+        preview: how the content is shown.
+        text: the content of a text file, or why the content cannot be shown.
+        is_cut: the text is only the beginning of the file.
         size: in bytes; None: not known.
     """
 

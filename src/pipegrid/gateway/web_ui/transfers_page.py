@@ -193,7 +193,7 @@ def timeline(samples: Sequence[tuple[float, float]], size: int | None) -> Transf
 
 
 def ticks(end: float, most: int) -> list[float]:
-    """Return round numbers from 0 to an end, at most so many after the 0."""
+    """Return round numbers from 0 to an end, at most that many after the 0."""
     step = 1e-9
     while True:
         for factor in _STEPS:

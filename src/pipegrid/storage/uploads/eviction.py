@@ -131,7 +131,7 @@ def is_being_written(upload: UploadUsage, now: float) -> bool:
 
 
 def is_stale(upload: UploadUsage, now: float) -> bool:
-    """Whether it is evicted for any client that needs the space, or its share number."""
+    """Whether any client may displace it: one that needs its space, or that uploads the same share."""
     return not upload.complete and now - upload.last_write >= STALE_S
 
 

@@ -84,7 +84,7 @@ class SigningKeys:
         self._quiet: Timer | None = None
 
     def keep(self, count: int, clock: IReactorTime) -> None:
-        """Keep so many keys ready, generated one after another when none was taken for ``QUIET_S``."""
+        """Keep that many keys ready, generated one after another when none was taken for ``QUIET_S``."""
         self._reserve = count
         self._quiet = Timer(clock, lambda: self._prepare(self._reserve))
         self._quiet.set(QUIET_S)

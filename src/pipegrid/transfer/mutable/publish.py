@@ -177,8 +177,8 @@ class Publish:
 
     def _enough(self) -> int:
         """
-        Return how many shares must be written before stragglers are given up: so many that too few are
-        left for another version.
+        Return how many shares must be written before stragglers are given up. Then too few are left for
+        another version.
         """
         version = self._encoded.version
         wanted = max(version.required_shares, version.total_shares - version.required_shares + 1)

@@ -43,8 +43,8 @@ wait for a part of it: ten servers on two cores were connected after 5.4 to 6.1 
 
 class OffloadServer(StorageServer, Protocol):
     """
-    A server with a separate connection, which reports whether it is connected, and whose leases are one
-    call.
+    A server over a connection of its own. It reports whether it is connected, and renews the leases of
+    several files in one call.
     """
 
     @property
