@@ -98,8 +98,8 @@ class EarlySockets:
     Connections that are being made to mirrors; to be closed.
 
     Args:
-        urls: of the mirrors, as given.
-        each: how many to each of them.
+        urls: those of the mirrors, as given.
+        each: how many connections to make to each mirror.
     """
 
     def __init__(self, urls: Iterable[str], each: int) -> None:

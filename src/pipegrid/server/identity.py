@@ -96,7 +96,7 @@ class Identity:
         Return the address for clients that use Foolscap.
 
         Args:
-            secret: of another object at the same port; empty: the server's own.
+            secret: that of another object at the same port; by default the server's own.
         """
         return Furl(self.tub_id, tuple(hints), secret or self.swissnum)
 

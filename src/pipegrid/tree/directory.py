@@ -89,7 +89,7 @@ class NamesEdit(StepwiseEdit):
         return opened.size + ENTRY_BYTES * len(opened.entries)
 
     def may_be_stored(self) -> None:
-        """See ``StepwiseEdit``: from now on, a child that these edits remove may be missing already."""
+        """See ``StepwiseEdit``: from now on no error if a child that these edits remove does not exist."""
         self._repeated = True
 
 

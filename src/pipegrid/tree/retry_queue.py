@@ -261,7 +261,7 @@ class RetryQueue(Generic[T, K]):
         return bool(self._kept or self._lost) or self.tries.waiting
 
     def keeps(self, place: T, kept: K, error: Exception, began_s: float) -> bool:
-        """Something failed in an attempt that began then; returns whether it is tried again."""
+        """Record that an attempt that began at ``began_s`` has failed; returns whether it is retried."""
         if not wants_servers(error):
             return False
         if not self.tries.failed(place, began_s, self._clock.seconds()):

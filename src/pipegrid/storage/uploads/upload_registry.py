@@ -208,7 +208,7 @@ class UnfinishedUploads:
 
     @property
     def file_bytes(self) -> int:
-        """The full length of the files of all of them."""
+        """Bytes of the files of all unfinished uploads, at their full length."""
         return self.allocated_bytes + len(self._uploads) * _CONTAINER_BYTES
 
     def kept(self) -> KeptUploads:
