@@ -132,6 +132,7 @@ EVENTS = ("Crash", "Cut", "Partition", "Refuse", "Slow", "Stall")
 INTERNAL = {
     "Grid": {
         "add_warning",
+        "known_content",
         "lease_releaser",
         "reading_a_tree",
         "storing_lock",
