@@ -44,6 +44,23 @@ class SlowLineTests(BudgetTestCase):
         self.assertGreater(took_s, 110)
         self.assertEqual(found, files)
 
+    def test_a_tree_back(self) -> None:
+        """Nothing of a tree is asked for twice while everything waits longer than servers may be silent."""
+        world = self.make_world()
+        random = Random(4)
+        files = [random.randbytes(100_000) for _ in range(40)]
+        caps = self.stored(world, files)
+        client = self.slow_client(world, 10 * RATE)
+        world.run(client.grid.read(caps[0]))  # shares are where they should be
+        since = len(world.network.log)
+        with client.grid.reading_a_tree():
+            found, took_s = world.timed(
+                lambda: gatherResults([client.grid.read(cap) for cap in caps])
+            )
+        self.assertEqual(found, files)
+        self.assertGreater(took_s, 40)
+        self.assertLess(self.sent_bytes(world, since, to_clients=True), 4_000_000 * 1.3)
+
     def test_check_verify(self) -> None:
         """Nor is a file lost whose shares are long on their way to be verified."""
         world = self.make_world()
@@ -63,9 +80,9 @@ class SlowLineTests(BudgetTestCase):
         results = world.run(gatherResults([grid.put(data) for data in files]))
         return [result.cap for result in results]
 
-    def slow_client(self, world: GridWorld) -> Client:
+    def slow_client(self, world: GridWorld, rate: int = RATE) -> Client:
         """Return a client that has a slow line to all servers."""
-        there, back = Bottleneck(RATE), Bottleneck(RATE)
+        there, back = Bottleneck(rate), Bottleneck(rate)
         for server in world.servers:
             world.network.join(CLIENT, server.name, RTT_S / 2, there, back)
         return world.client()

@@ -22,7 +22,9 @@ MOST_TIMES = 10
 """A server may be silent to one transfer for this many times the limit for silence to all."""
 
 
-def last_activity_s(own_s: float, server_s: float, silence_s: float) -> float:
+def last_activity_s(
+    own_s: float, server_s: float, silence_s: float, times: int = MOST_TIMES
+) -> float:
     """
     Return the time of a server's last activity that counts for one transfer, in seconds of the caller's
     clock.
@@ -31,8 +33,9 @@ def last_activity_s(own_s: float, server_s: float, silence_s: float) -> float:
         own_s: last activity for this transfer, or when its request was sent.
         server_s: last activity for any transfer.
         silence_s: time limit for silence.
+        times: a server may be silent to this transfer for that many times the limit.
     """
-    return max(own_s, min(server_s, own_s + (MOST_TIMES - 1) * silence_s))
+    return max(own_s, min(server_s, own_s + (times - 1) * silence_s))
 
 
 # Detecting streams that transfer almost nothing while others make progress.

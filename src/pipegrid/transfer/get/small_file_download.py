@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +22,7 @@ from pipegrid.transfer.get.get_history import GetHistory, NotAsExpected
 from pipegrid.transfer.peers import Peer, TransferContext, ring
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
-from pipegrid.transfer.time_limits import last_activity_s
+from pipegrid.transfer.time_limits import MOST_TIMES, last_activity_s
 from pipegrid.transport.interface import read_small
 
 # Nearly every small file that is fetched among many others is read this way. The spans, streams, readers
@@ -35,11 +35,18 @@ from pipegrid.transport.interface import read_small
 # be a quarter of all work. There the server that has left far more reads unanswered than the next in order
 # is skipped for that one, so that few files wait for a slow server.
 #
+# On a slow link the reads of a tree wait for one another for longer than a server may be silent to one
+# transfer. More reads would only make that longer. So a server that is active is not late while reads of the
+# next server in order wait for as long.
+#
 # Everything happens in callbacks of the answers, without a coroutine: of a file of a kilobyte, those of a
 # coroutine for each step would take a good part of the time.
 
 BUSY_READS = 64
 """A server with this many unanswered reads, and twice those of the next in order, is not asked first."""
+
+BUSY_TIMES = 100
+"""As ``MOST_TIMES``, while another server would not answer sooner."""
 
 _SOON_S = 0.001
 
@@ -54,7 +61,7 @@ class SmallFileGets:
     Attributes:
         earlier: results of earlier downloads; each download adds its own.
         deadlines: notifies downloads that take too long.
-        unanswered: the number of reads that each server has not answered.
+        unanswered: the reads that each server has not answered, in order, and when they were sent.
     """
 
     __slots__ = ("deadlines", "earlier", "means", "settings", "unanswered")
@@ -70,7 +77,7 @@ class SmallFileGets:
         self.settings = settings
         self.earlier = earlier
         self.deadlines = deadlines
-        self.unanswered: Counter[Peer] = Counter()
+        self.unanswered: dict[Peer, dict[object, float]] = defaultdict(dict)
 
     def get(self, cap: ChkCap) -> Deferred[SmallFile] | None:
         """
@@ -107,8 +114,8 @@ class SmallFileGets:
         if len(order) == first:
             return
         unanswered = self.unanswered
-        most, busiest = max((unanswered[order[number]], number) for number in range(first))
-        if most > BUSY_READS + 2 * unanswered[order[first]]:
+        most, busiest = max((len(unanswered[order[number]]), number) for number in range(first))
+        if most > BUSY_READS + 2 * len(unanswered[order[first]]):
             numbers.remove(busiest)
             numbers.append(busiest)
 
@@ -190,12 +197,22 @@ class SmallFileDownload:
         if self._gets.means.clock.seconds() < soonest_s - _SOON_S:
             return soonest_s  # so servers need not be asked for their last activity
         hedges = self._hedges
+        times = BUSY_TIMES if self._next_is_as_late() else MOST_TIMES
         signs = [
-            last_activity_s(self._since_s, self._order[number].last_activity, hedge_s)
+            last_activity_s(self._since_s, self._order[number].last_activity, hedge_s, times)
             for number in self._unanswered
             if not hedges or number in hedges
         ]
         return min(signs, default=self._since_s) + hedge_s
+
+    def _next_is_as_late(self) -> bool:
+        """Return whether the server that would be asked next leaves reads unanswered for half as long."""
+        if self._asked == len(self._numbers):
+            return False
+        following = self._order[self._numbers[self._asked]]
+        now_s = self._gets.means.clock.seconds()
+        oldest_s = next(iter(self._gets.unanswered[following].values()), now_s)
+        return 2 * (now_s - oldest_s) >= now_s - self._since_s
 
     def overdue(self) -> None:
         """Ask for as many more shares as are missing, and as many as at first in addition; or give up."""
@@ -218,12 +235,12 @@ class SmallFileDownload:
             peer = self._order[number]
             call = read_small(peer.server, index, number, length)
             self._unanswered[number] = call
-            self._gets.unanswered[peer] += 1
+            self._gets.unanswered[peer][self, number] = self._gets.means.clock.seconds()
             call.addBoth(self._answered, number)
 
     def _answered(self, result: bytes | Failure, number: int) -> None:
         self._unanswered.pop(number, None)
-        self._gets.unanswered[self._order[number]] -= 1
+        del self._gets.unanswered[self._order[number]][self, number]
         if self._over:
             return
         if isinstance(result, bytes):
