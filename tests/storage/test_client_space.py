@@ -15,7 +15,7 @@ from twisted.logger import capturedLogs, formatEvent
 from pipegrid.errors import NoSuchShare, QuotaReached, ServerRefused
 from pipegrid.storage import client_space, space_quota
 from pipegrid.storage.client_space import FIRST_NUMBER, ClientQuota
-from pipegrid.storage.share_file import LEASE_DURATION_S, container_bytes
+from pipegrid.storage.share_file import LEASE_DURATION_S, MAX_LEASES, container_bytes
 from pipegrid.storage.share_store import ShareStore
 from pipegrid.storage.space_quota import RECOUNT_S
 from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotSecrets, UploadSecrets
@@ -309,6 +309,67 @@ class RefusalTests(ClientTestCase):
                 {0: ShareChange((), ((1000, b"a" * 5000),), None)},
                 (),
             )
+
+    def test_a_lease_that_was_released(self) -> None:
+        """Renewing it is asking for a lease anew: otherwise each could be released, and all renewed."""
+        others = [bytes([number]) * 16 for number in range(3)]
+        for index in others:
+            self.put_at(index, BOB, QUOTA // 2)
+        for index in others:
+            self.store.add_lease(index, secrets_of(ALICE).lease)
+            self.store.release_lease(index, b"A" * 32, int(self.now) + 1)
+        self.assert_used(0, 3 * container_bytes(QUOTA // 2))
+        self.store.add_lease(others[0], secrets_of(ALICE).lease)
+        for index in others[1:]:
+            with self.assertRaises(QuotaReached):
+                self.store.add_lease(index, secrets_of(ALICE).lease)
+            asked = self.store.allocate(index, {0}, QUOTA // 2, secrets_of(ALICE))
+            self.assertEqual((asked.already_have, asked.allocated), (set(), set()))
+        self.store.add_lease(others[1], secrets_of(BOB).lease)
+        self.assert_used(container_bytes(QUOTA // 2), 3 * container_bytes(QUOTA // 2))
+
+    def put_at(self, storage_index: bytes, owner: int, size: int) -> None:
+        """Store share 0 of an index."""
+        secrets = secrets_of(owner)
+        self.store.allocate(storage_index, {0}, size, secrets)
+        upload = self.store.upload(storage_index, 0, secrets.upload)
+        upload.write(0, [b"x" * size])
+        upload.publish()
+
+    def test_a_share_with_all_the_leases_it_may_have(self) -> None:
+        """A lease in the place of an expired one counts like any other."""
+        self.put_at(SI, BOB, QUOTA)
+        for number in range(MAX_LEASES - 1):
+            one = bytes([number]) * 32
+            self.store.add_lease(SI, LeaseSecrets(one, one))
+        self.now += LEASE_DURATION_S + 1
+        with self.assertRaises(QuotaReached):
+            self.store.add_lease(SI, secrets_of(ALICE).lease)
+        self.assert_used(0, container_bytes(QUOTA))
+
+    def test_leases_that_have_expired(self) -> None:
+        """Where they do not count, they are new ones; elsewhere they are renewed, whatever the quota."""
+        self.put(0, b"x" * FULL_SHARE, secrets_of(ALICE))
+        self.slot(ALICE, (0, b"y" * 1000))
+        for index in (SI, SI[::-1]):
+            self.store.add_lease(index, secrets_of(BOB).lease)
+        self.now += LEASE_DURATION_S + 1
+        full = QUOTA - (self.used(ALICE) or 0) - container_bytes(0)
+        self.put_at(b"f" * 16, ALICE, full)
+        self.assertEqual(self.used(ALICE), QUOTA)
+        for index in (SI, SI[::-1]):
+            self.store.add_lease(index, secrets_of(ALICE).lease)
+        self.now += LEASE_DURATION_S + 1
+        self.store.clients.expired_before = lambda: self.now
+        self.store.clients.count()
+        self.assertEqual(self.used(ALICE), 0)
+        self.put_at(b"g" * 16, ALICE, QUOTA - container_bytes(0))
+        for index in (SI, SI[::-1]):
+            with self.assertRaises(QuotaReached):
+                self.store.add_lease(index, secrets_of(ALICE).lease)
+        with self.assertRaises(QuotaReached):
+            self.slot(ALICE, (0, b"z"))
+        self.assert_used(QUOTA, 0)
 
     def test_a_client_that_is_removed(self) -> None:
         """Nothing more is accepted from it, even if a request is under way."""

@@ -166,6 +166,11 @@ class ClientUsage:
     # Who the clients are.
 
     @property
+    def counted_since(self) -> float:
+        """Seconds since 1970; leases that had expired earlier do not count."""
+        return self._since
+
+    @property
     def active(self) -> bool:
         """Whether there are any clients."""
         return bool(self._clients)
@@ -396,11 +401,19 @@ class ClientChange:
         self._reserved_bytes += more_bytes
         return True
 
-    def may_hold(self) -> bool:
-        """Return whether the client may have one more lease on each share, which counts for it then."""
+    def may_hold(self, is_new: bool) -> bool:
+        """
+        Return whether the client may have a lease on each share, which counts for it then.
+
+        Args:
+            is_new: it is one more; else a lease that has ended is made valid again, and counts if none did.
+        """
         if not self._holds:
+            since = self._usage.counted_since
             more_bytes = sum(
-                each.lease_bytes if self._number in each.charges(0) else each.file_bytes
+                each.lease_bytes * is_new
+                if self._number in each.charges(since)
+                else each.file_bytes
                 for each in self._before.values()
             )
             self._holds = not more_bytes or self.has_space(more_bytes)

@@ -348,7 +348,8 @@ def renew_lease(
     Args:
         owner: the number to store in a lease that is added.
         now: seconds since 1970. An expiry is only ever moved to a later time.
-        has_space: see ``HasRoom``; renewing needs none.
+        has_space: see ``HasRoom``; not called to renew a valid lease, and with 0 for one that takes the place
+            of an expired or released one.
         grew: called with the difference of the file's length, before its lock is released.
 
     Returns:
@@ -370,24 +371,26 @@ def renew_lease(
             header, begin, records = _without_lost(fd, *_read(fd))
             fresh = make_lease(header.version, owner, secrets, now)
             index = RECORDS.find(records, fresh.renew, header.version > 1)
-            if index is not None:
+            if index is not None and RECORDS.expiry(records, index) >= min(now, NEVER_S):
                 if RECORDS.expiry(records, index) < fresh.expires:
                     at = begin + index * LEASE_BYTES + EXPIRY_OFFSET
                     disk.write_all(fd, fresh.pack()[EXPIRY_OFFSET:], at)
-            elif header.lease_count >= MAX_LEASES:
+                return True
+            if index is None and header.lease_count >= MAX_LEASES:
                 index = RECORDS.longest_expired(records, now)
                 if index is None:
                     raise NoSpace(
                         f"the share {path!r} has {MAX_LEASES} leases, and none has expired; "
                         "use another server"
                     )
-                disk.write_all(fd, fresh.pack(), begin + index * LEASE_BYTES)
-            elif not has_space(LEASE_BYTES):
+            if not has_space(LEASE_BYTES if index is None else 0):
                 raise NoSpace(
                     f"there is no space for one more lease on {path!r}; use another server"
                 )
-            else:
+            if index is None:
                 _append(fd, fresh.pack(), begin + len(records), header.lease_count + 1)
+            else:
+                disk.write_all(fd, fresh.pack(), begin + index * LEASE_BYTES)
             return True
         finally:
             grew(os.fstat(fd).st_size - before)

@@ -620,8 +620,8 @@ class ClientGrant(Protocol):
     def has_space(self, more_bytes: int) -> bool:
         """Return whether the quota has space for more bytes, which are reserved until the end."""
 
-    def may_hold(self) -> bool:
-        """Return whether the client may have a lease on all of the shares."""
+    def may_hold(self, is_new: bool) -> bool:
+        """Return whether the client may have a lease on all of the shares; see ``ClientChange``."""
 
 
 class SpaceChange:
@@ -687,9 +687,9 @@ class SpaceChange:
             return False
         return self._has_server_space(more_bytes)
 
-    def may_hold(self) -> bool:
+    def may_hold(self, is_new: bool = True) -> bool:
         """Return whether the client may have a lease on the shares, which then count for it."""
-        if self._client.may_hold():
+        if self._client.may_hold(is_new):
             return True
         self._over_quota = _OF_CLIENT
         return False
@@ -709,10 +709,17 @@ class SpaceChange:
         return True
 
     def has_lease_space(self, lease_bytes: int) -> bool:
-        """Return whether a lease may be added; it may exceed the server's quota a little."""
+        """
+        Return whether a lease may be added; it may exceed the server's quota a little.
+
+        Args:
+            lease_bytes: 0: it takes the place of another, which is not valid any more.
+        """
         self._over_quota = ""
-        if not self.may_hold():
+        if not self.may_hold(lease_bytes > 0):
             return False
+        if not lease_bytes:
+            return True
         if self._has_server_space(lease_bytes):
             return True
         if (

@@ -493,16 +493,16 @@ def change_file(
         disk.write_all(share.fd, data, at)
 
 
-def is_new(share: SlotFile, fresh: MutableLease) -> bool:
+def held_until(share: SlotFile, fresh: MutableLease) -> int | None:
     """
-    Return whether a share has no such lease yet.
+    Return when the lease that ``fresh`` would renew expires; None if the share has no such lease yet.
 
     Raises:
         OSError, ValueError: the disk failed; the container is damaged.
     """
     records = share.leases(share.extra())
     index = RECORDS.find(records, fresh.renew, share.header.version > 1)
-    return index is None or not _owner(records, index)
+    return None if index is None or not _owner(records, index) else RECORDS.expiry(records, index)
 
 
 def renew(share: SlotFile, fresh: MutableLease, has_space: HasRoom) -> None:

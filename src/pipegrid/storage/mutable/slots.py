@@ -28,7 +28,7 @@ from pipegrid.storage.mutable import slot_file
 from pipegrid.storage.mutable import slot_file as slotfiles
 from pipegrid.storage.mutable.slot_change import SlotChange
 from pipegrid.storage.mutable.slot_file import SlotFile
-from pipegrid.storage.share_file import HasRoom
+from pipegrid.storage.share_file import NEVER_S, HasRoom
 from pipegrid.storage.share_reader import ShareReader
 from pipegrid.storage.space_quota import SpaceChange, file_bytes
 from pipegrid.storage.storage_paths import SHARE_NUMBERS, Paths, check_number
@@ -309,8 +309,9 @@ class Slots:
         """Raise NoSpace if a named client gets a lease on a share that its quota has no space for."""
         for share in shares:
             with slotfiles.reported(f"read the leases of {share.path!r}", share.path):
-                is_new = slotfiles.is_new(share, self.fresh_lease(share, lease))
-            if is_new and not space.may_hold():
+                until = slotfiles.held_until(share, self.fresh_lease(share, lease))
+            is_new, now = until is None, min(self._clock(), NEVER_S)
+            if (until is None or until < now) and not space.may_hold(is_new):
                 raise NoSpace(
                     f"there is no space for the share {share.path!r} in the client's quota"
                 )
