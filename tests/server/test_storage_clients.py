@@ -15,8 +15,9 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.client import Agent, readBody
 
+from pipegrid.core import base32
 from pipegrid.core.encoding_parameters import Params
-from pipegrid.errors import PipegridError, UsageError
+from pipegrid.errors import PipegridError, UnhappyError, UsageError
 from pipegrid.grid import Grid
 from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
@@ -220,6 +221,33 @@ class NodeTests(TestCase):
         for result in stored.values():  # what it has stored stays, for all who know the cap
             data = await self.use(bobs, lambda grid, cap=result.cap: grid.read(cap))
             self.assertEqual(len(data), 30_000)
+
+    def test_what_another_has_stored(self) -> Deferred[None]:
+        """A share that a client has no lease on, since its quota is used up, is not its own in a put."""
+        return Deferred.fromCoroutine(self._test_stored_by_another())
+
+    async def _test_stored_by_another(self) -> None:
+        alice, bob = self.change("alice", 10_000), self.change("bob")
+        await self.counted()
+        place = Path(self.mktemp())
+        create_client(place, params=Params(1, 1), happy=1, files={})
+
+        async def put(address: str) -> Any:
+            (place / SERVERS_NAME).write_text(json.dumps(servers_of([("server", address)])))
+            secret = os.urandom(32)  # its leases are of its own, and the caps the same
+            (place / "private/secret").write_text(base32.encode(secret) + "\n")
+            grid = await Grid.open(reactor, place)
+            try:
+                return await grid.put(b"x" * 30_000, happy=1)
+            finally:
+                await grid.close()
+
+        await put(storage_clients.addresses(self.directory, bob)[0][0])
+        nurls, furl = storage_clients.addresses(self.directory, alice)
+        for address in (nurls[0], furl):
+            with self.assertRaises(UnhappyError):
+                await put(address)
+        self.assertEqual(self.used()["alice"], 0)
 
     def test_metrics_after_a_restart(self) -> Deferred[None]:
         """They show each client's quota and usage, which a start counts before it listens."""

@@ -191,12 +191,16 @@ class Refusals:
     def _leased_list(self, peer: Peer) -> Deferred[frozenset[int]]:
         """
         Return the list of a server's shares after adding a lease: another client that has stored one may
-        release its own.
+        release its own. So none count where it has no space for the lease: those that have one were reported.
         """
         server, index = peer.server, self._of_file.storage_index
+
+        def listed(error: type[Exception] | None) -> frozenset[int] | Deferred[frozenset[int]]:
+            return frozenset() if error is NoSpace else server.list_shares(index)
+
         leasing: Deferred[Any] = server.add_lease(index, self._of_file.secrets_for(peer).lease)
-        leasing.addErrback(lambda failure: failure.trap(ServerError))
-        return leasing.addCallback(lambda _: server.list_shares(index))
+        leasing.addErrback(lambda failure: failure.trap(NoSpace, ServerError))
+        return leasing.addCallback(listed)
 
     def take_lists(self) -> list[tuple[Peer, frozenset[int]]]:
         """Return the lists of shares since the last call; raise any exception that is no server error."""

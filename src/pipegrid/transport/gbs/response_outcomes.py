@@ -145,7 +145,7 @@ class GbsAnswers:
             status = each.lease
             no_lease = None
             if status not in (gbs_surveys.LEASE_NOT_ASKED, 200, 204, 404):
-                no_lease = self._refusal(status, b"", "a lease")
+                no_lease = self._refused_lease(status)
             # With 404 the shares were removed after they were listed.
             numbers = frozenset() if status == 404 else each.numbers
             samples = tuple([one if isinstance(one, bytes) else b"" for one in each.samples])
@@ -242,10 +242,8 @@ class GbsAnswers:
                 "server, or made by another client: repair it from another client, or delete it there",
                 server,
             )
-        if answer.status == 507 and answer.body.startswith(OVER_QUOTA):
-            raise self._over_quota()
         if answer.status == 507:
-            raise NoSpace(f"{server} has no space; use another server", server)
+            raise self._no_space(answer.body)
         if answer.status == 413:
             raise ServerRefused(f"{server} takes no change of that size; write less", server)
         raise self._refusal(answer.status, answer.body, "a read-test-write")
@@ -255,7 +253,15 @@ class GbsAnswers:
         if answer.status == 404:
             raise nothing_to_lease(self._server)
         if answer.status not in (200, 204):
-            raise self._refusal(answer.status, answer.body, "a lease")
+            raise self._refused_lease(answer.status, answer.body)
+
+    def _refused_lease(self, status: int, body: bytes = b"") -> ServerError:
+        return self._no_space(body) if status == 507 else self._refusal(status, body, "a lease")
+
+    def _no_space(self, body: bytes) -> NoSpace:
+        if body.startswith(OVER_QUOTA):
+            return self._over_quota()
+        return NoSpace(f"{self._server} has no space; use another server", self._server)
 
     def advised(self, answer: RawResponse, share_number: int) -> None:
         """Return if an advisory was accepted."""
