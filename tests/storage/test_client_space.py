@@ -405,6 +405,22 @@ class NextProcessTests(ClientTestCase):
         upload.publish()
         self.assert_used(3 * container_bytes(FULL_SHARE), 0)
 
+    def test_an_upload_that_was_complete(self) -> None:
+        """It has space only if it still fits: nothing was kept for it."""
+        self.store.allocate(SI, {0}, QUOTA // 2, secrets_of(ALICE))
+        upload = self.store.upload(SI, 0, secrets_of(ALICE).upload)
+        upload.write(0, [b"x" * (QUOTA // 2)])
+        upload.checkpoint()
+        self.store.close()
+        self.store = self.make_store()
+        self.assertEqual(self.store.adopt_leftovers(), 0)
+        self.store.allocate(bytes(16), {0}, QUOTA // 2, secrets_of(ALICE, "A"))
+        with self.assertRaises(QuotaReached):
+            self.store.upload(SI, 0, secrets_of(ALICE).upload)
+        self.store.abort(bytes(16), 0, secrets_of(ALICE, "A").upload)
+        self.store.upload(SI, 0, secrets_of(ALICE).upload).publish()
+        self.assert_used(container_bytes(QUOTA // 2), 0)
+
     def test_before_it_has_counted(self) -> None:
         """Clients with a quota store nothing, and others do; a new client is counted first, too."""
         store = StoreTestCase.make_store(self)

@@ -553,7 +553,7 @@ class UnfinishedUploads:
         path = self._paths.unfinished(*key)
         fd, note = incoming_files.take_up(path, key, secret_hash, self._known_boot_id())
         begun = OpenedUpload(fd, path, self._paths.final(*key), note)
-        with self._reserved(note.share_bytes) as fits:
+        with self._reserved(note.share_bytes, _owner_of(begun, note.share_bytes)) as fits:
             if fits:
                 return self._adopt(key, note.share_bytes, secret_hash, begun, NOBODY)
         os.close(fd)
