@@ -23,6 +23,7 @@ from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
 from pipegrid.grid.servers_yaml import servers_of
 from pipegrid.server import storage_clients
+from pipegrid.server.foolscap.remote_objects import FoolscapStorage
 from pipegrid.server.gbs.request_check import KnownSecrets, Request
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.server.storage_clients import (
@@ -287,6 +288,23 @@ class NodeTests(TestCase):
                     await grid.read(stored.cap)
 
             await self.use((nurls[0], furl)[number], removed)
+
+    def test_readers_of_a_client_that_is_removed(self) -> Deferred[None]:
+        """References to shares, which its Foolscap connections have, are of no use any more either."""
+        return Deferred.fromCoroutine(self._test_readers())
+
+    async def _test_readers(self) -> None:
+        alice = self.change("alice")
+        await self.counted()
+        await self.put(storage_clients.addresses(self.directory, alice)[1], b"x" * 1000)
+        assert self.node._service is not None
+        storage = FoolscapStorage(self.node._service, alice.number)
+        (found,) = (self.node.storage / "shares").glob("*/*/0")
+        (reader,) = storage.remote_get_buckets(base32.decode(found.parent.name)).values()
+        self.assertEqual(len(reader.remote_read(0, 100)), 100)
+        storage.close()
+        with self.assertRaisesRegex(UsageError, "not valid any more"):
+            reader.remote_read(0, 100)
 
     def test_a_file_that_is_damaged_meanwhile(self) -> Deferred[None]:
         """The server goes on with the clients it knows, and says so once."""

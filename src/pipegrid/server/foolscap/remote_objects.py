@@ -141,12 +141,17 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
         self._batches: set[_Batch] = set()
 
     @property
-    def _store(self) -> ShareStore:
+    def service(self) -> GbsService:
+        """The service; UsageError if the client was removed."""
         if self._closed:
             raise UsageError(
                 "this address is not valid any more; ask the server's operator for another"
             )
-        return self._service.store
+        return self._service
+
+    @property
+    def _store(self) -> ShareStore:
+        return self.service.store
 
     def _lease(self, renew_secret: bytes, cancel_secret: bytes) -> LeaseSecrets:
         return LeaseSecrets(renew_secret, cancel_secret, self._owner)
@@ -213,7 +218,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
     def remote_get_buckets(self, storage_index: bytes) -> dict[int, BucketReader]:
         """Return a reader for each complete share."""
         return {
-            number: BucketReader(self._service, storage_index, number)
+            number: BucketReader(self, storage_index, number)
             for number in self._store.list_shares(storage_index)
         }
 
@@ -252,7 +257,7 @@ class FoolscapStorage(Referenceable):  # type: ignore[misc]
         self, share_type: bytes, storage_index: bytes, shnum: int, reason: bytes
     ) -> None:
         """Keep an advisory for the operator, if the share exists."""
-        _advise(self._service, storage_index, shnum, reason, share_type == b"mutable")
+        _advise(self.service, storage_index, shnum, reason, share_type == b"mutable")
 
 
 def client_of(canary: Any) -> Client:
@@ -373,8 +378,8 @@ class BucketReader(Referenceable):  # type: ignore[misc]
     little time compared with a remote call.
     """
 
-    def __init__(self, service: GbsService, storage_index: bytes, share_number: int) -> None:
-        self._service = service
+    def __init__(self, storage: FoolscapStorage, storage_index: bytes, share_number: int) -> None:
+        self._storage = storage
         self._storage_index = storage_index
         self._share_number = share_number
 
@@ -383,15 +388,15 @@ class BucketReader(Referenceable):  # type: ignore[misc]
         """Read; fewer bytes, or none, beyond the end."""
         if length > MAX_READ_BYTES:
             raise UsageError(f"{length} bytes are too many for one answer; read in parts")
-        store = self._service.store
-        with store.open_share(self._storage_index, self._share_number) as reader:
+        service = self._storage.service
+        with service.store.open_share(self._storage_index, self._share_number) as reader:
             data = reader.read(offset, length)
-        self._service.sent_bytes += len(data)
+        service.sent_bytes += len(data)
         return data
 
     def remote_advise_corrupt_share(self, reason: bytes) -> None:
         """Keep an advisory for the operator."""
-        _advise(self._service, self._storage_index, self._share_number, reason)
+        _advise(self._storage.service, self._storage_index, self._share_number, reason)
 
 
 async def _commit(service: GbsService, upload: IncomingShare) -> None:
