@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat
+import unittest
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,21 @@ class FileTests(SynchronousTestCase):
         self.assertEqual(read_clients(self.directory), (other,))
         again = keep_client(self.directory, "alice", None)
         self.assertNotEqual((again.number, again.swissnum), (first.number, first.swissnum))
+
+    def test_changed_by_root(self) -> None:
+        """The server's user can still read the file, or the server would not start again."""
+        if os.geteuid() != 0:
+            raise unittest.SkipTest("only root may give files away")
+        keep_client(self.directory, "alice", None)
+        os.chown(self.directory / "private", 12345, 23456)
+        watch = ClientWatch(self.directory)
+        keep_client(self.directory, "alice", 1000)
+        for name in (CLIENTS_NAME, CLIENTS_NAME + ".lock"):
+            found = (self.directory / name).stat()
+            self.assertEqual((found.st_uid, found.st_gid), (12345, 23456), name)
+        self.assertIsNotNone(watch.look())
+        os.chown(self.directory / CLIENTS_NAME, 0, 0)
+        self.assertIsNotNone(watch.look())
 
     def test_names(self) -> None:
         """A name is harmless in metrics, logs and tables."""

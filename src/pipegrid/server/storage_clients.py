@@ -174,10 +174,19 @@ def _changing(directory: Path) -> Iterator[dict[str, NamedClient]]:
             }
             try:
                 replace_file(path, json.dumps(kept, indent=1).encode("ascii") + b"\n")
+                _give_to_server(path)
             except OSError as error:
                 raise identity.unusable(error, path) from error
     finally:
         os.close(lock)
+
+
+def _give_to_server(path: Path) -> None:
+    """Where root changes the clients of another user's server, let that read and change them."""
+    user = os.stat(path.parent)
+    if os.geteuid() == 0 and user.st_uid != 0:
+        for each in (path, f"{path}.lock"):
+            os.chown(each, user.st_uid, user.st_gid, follow_symlinks=False)
 
 
 def check_served(directory: Path) -> None:
@@ -233,4 +242,4 @@ class ClientWatch:
             found = os.stat(self._directory / CLIENTS_NAME)
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return found.st_ino, found.st_mtime_ns, found.st_size, found.st_uid
