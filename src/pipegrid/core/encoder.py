@@ -41,6 +41,10 @@ class ShareWrite(NamedTuple):
     offset: int
     pieces: tuple[Buffer, ...]
 
+    def __repr__(self) -> str:
+        """Without the pieces, which are long."""
+        return f"ShareWrite({self.share_number}, {self.offset}, ...)"
+
     @property
     def length(self) -> int:
         """Sum of the lengths of the pieces, in bytes."""

@@ -65,6 +65,10 @@ class Entry(NamedTuple):
     write_cap: Cap | None = None
     metadata_json: bytes = b"{}"
 
+    def __repr__(self) -> str:
+        """Without the write cap and the metadata: logs contain it."""
+        return f"Entry({self.name!r}, {self.cap!r}, ...)"
+
     @property
     def best(self) -> Cap | None:
         """The cap that grants most: the write cap, if it belongs to the same object as the read cap."""
@@ -95,6 +99,10 @@ class Listing(NamedTuple):
 
     entries: tuple[Entry, ...]
     size: int
+
+    def __repr__(self) -> str:
+        """Without the entries, which are many."""
+        return f"Listing(..., size={self.size})"
 
     @property
     def memory_bytes(self) -> int:

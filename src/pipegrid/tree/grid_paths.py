@@ -43,6 +43,10 @@ class PathEnd(NamedTuple):
     metadata_json: bytes = b"{}"
     best: Cap | None = None
 
+    def __repr__(self) -> str:
+        """Without the metadata and the write cap: logs contain it."""
+        return f"PathEnd({self.cap!r}, {self.names!r}, ...)"
+
     @property
     def kind(self) -> Kind:
         """What it is according to ``cap``; see ``kind_of``."""

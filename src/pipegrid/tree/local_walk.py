@@ -103,6 +103,10 @@ class FileMet(NamedTuple):
     extended: dict[str, Any] | None = None
     hard_link: str | None = None
 
+    def __repr__(self) -> str:
+        """Without the content: logs contain it."""
+        return f"FileMet({self.path!r}, ...)"
+
     def is_same(self, found: os.stat_result) -> bool:
         """Whether the file still seems to be the same."""
         return _signature(found) == _signature(self.found)

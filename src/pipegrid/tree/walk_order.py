@@ -69,6 +69,10 @@ class Found(NamedTuple):
     listing: Listing | None = None
     best: Cap | None = None
 
+    def __repr__(self) -> str:
+        """Without metadata, content and the write cap: logs contain it."""
+        return f"Found({self.path!r}, {self.cap!r}, {self.kind!r}, ...)"
+
     @property
     def metadata(self) -> dict[str, Any]:
         """The metadata of its entry."""
@@ -89,6 +93,10 @@ class Unreadable(NamedTuple):
     error: Exception
     metadata_json: bytes = b"{}"
     best: Cap | None = None
+
+    def __repr__(self) -> str:
+        """Without the metadata and the write cap: logs contain it."""
+        return f"Unreadable({self.path!r}, {self.cap!r}, {self.error!r}, ...)"
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -109,6 +109,10 @@ class LazyEntry(NamedTuple):
     name: str
     stored: bytes
 
+    def __repr__(self) -> str:
+        """Without the caps: logs contain it."""
+        return f"LazyEntry({self.name!r}, ...)"
+
     @property
     def read_cap(self) -> Cap | None:
         """The read cap of the child; see ``packed_directory.readonly_cap``."""

@@ -178,6 +178,10 @@ class CatalogueState(NamedTuple):
     unlisted: tuple[BackupRun, ...] = ()
     version: int = 0
 
+    def __repr__(self) -> str:
+        """Without the content, which has caps: logs contain it."""
+        return f"CatalogueState({self.cap!r}, ..., version={self.version})"
+
     @property
     def runs(self) -> tuple[BackupRun, ...]:
         """All remembered runs, oldest first."""

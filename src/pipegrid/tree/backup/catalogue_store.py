@@ -111,6 +111,10 @@ class ChangedCatalogue(NamedTuple):
     forgotten: tuple[BackupRun, ...]
     run: BackupRun | None = None
 
+    def __repr__(self) -> str:
+        """Without the content, which has caps: logs contain it."""
+        return f"ChangedCatalogue(..., version={self.version})"
+
 
 class GridCatalogues:
     """
