@@ -377,12 +377,7 @@ def renew_lease(
                     disk.write_all(fd, fresh.pack()[EXPIRY_OFFSET:], at)
                 return True
             if index is None and header.lease_count >= MAX_LEASES:
-                index = RECORDS.longest_expired(records, now)
-                if index is None:
-                    raise NoSpace(
-                        f"the share {path!r} has {MAX_LEASES} leases, and none has expired; "
-                        "use another server"
-                    )
+                index = _expired_lease(path, records, now)
             if not has_space(LEASE_BYTES if index is None else 0):
                 raise NoSpace(
                     f"there is no space for one more lease on {path!r}; use another server"
@@ -396,6 +391,16 @@ def renew_lease(
             grew(os.fstat(fd).st_size - before)
     finally:
         os.close(fd)
+
+
+def _expired_lease(path: str, records: bytes, now: float) -> int:
+    """Return the index of the lease that expired longest ago; NoSpace if none has."""
+    index = RECORDS.longest_expired(records, now)
+    if index is None:
+        raise NoSpace(
+            f"the share {path!r} has {MAX_LEASES} leases, and none has expired; use another server"
+        )
+    return index
 
 
 def remove_if_expired(path: str, now: float) -> bool:
