@@ -112,7 +112,7 @@ class Tracer:
 
     def __init__(self, package: str, command: str) -> None:
         self._package = package + os.sep
-        self._jobs = (f"cli/cmd_{command}",)
+        self._jobs = (f"cli/cmd_{command}", f"cli/cmd_{command}_cat")
         self._modules: dict[str, str | None] = {}
         self._thread = threading.get_ident()
         self._now: Walk | None = None
