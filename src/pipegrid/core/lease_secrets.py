@@ -30,7 +30,7 @@ class ServerSecrets(NamedTuple):
     upload: bytes
 
     def __repr__(self) -> str:
-        """Without the secrets: logs contain it."""
+        """Return its name alone, since logs may contain it."""
         return "ServerSecrets(...)"
 
 
@@ -42,7 +42,7 @@ class FileSecrets(NamedTuple):
     upload: bytes
 
     def __repr__(self) -> str:
-        """Without the secrets: logs contain it."""
+        """Return its name alone, since logs may contain it."""
         return "FileSecrets(...)"
 
     def for_server(self, lease_seed: bytes) -> ServerSecrets:

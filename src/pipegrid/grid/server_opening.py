@@ -1,4 +1,4 @@
-"""Opening a storage server of a list or an introducer: its ways in, and the bounds of its pipeline."""
+"""Opens a storage server that a list or an introducer names: its addresses, connections and pipeline."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from pipegrid.errors import UsageError
 from pipegrid.server import identity
 from pipegrid.storage.client_space import FIRST_NUMBER, MAX_CLIENTS, ClientQuota
 from pipegrid.wire import server_address
+from pipegrid.wire.server_address import Furl
 
 CLIENTS_NAME = "private/clients.json"
 LOOK_S = 5.0
@@ -189,18 +190,20 @@ def _give_to_server(path: Path) -> None:
             os.chown(each, user.st_uid, user.st_gid, follow_symlinks=False)
 
 
-def check_served(directory: Path) -> None:
+def check_served(directory: Path) -> Furl:
     """
-    Check that there is a server in a node's directory.
+    Return the fURL of the server in a node's directory, as it was last started.
 
     Raises:
         UsageError: there is none yet, so it has no addresses.
     """
-    if identity.load_furl(directory) is None:
+    furl = identity.load_furl(directory)
+    if furl is None:
         raise UsageError(
             f"there is no server in {directory} yet; start it with 'pipegrid -d {directory} serve', and give "
             "--client then"
         )
+    return furl
 
 
 def addresses(directory: Path, client: NamedClient) -> tuple[list[str], str]:
@@ -210,9 +213,7 @@ def addresses(directory: Path, client: NamedClient) -> tuple[list[str], str]:
     Raises:
         UsageError: there is no server yet, or its files cannot be used.
     """
-    check_served(directory)
-    furl = identity.load_furl(directory)
-    hints = () if furl is None else furl.hints
+    hints = check_served(directory).hints
     who = attrs.evolve(identity.load_or_create(directory), swissnum=client.swissnum)
     return who.nurls(hints), str(who.furl(hints))
 

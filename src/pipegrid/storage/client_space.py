@@ -199,8 +199,7 @@ class ClientUsage:
             return 0
         if number not in self._counted:
             return NOT_COUNTED
-        granted = self._used[number] + self._reserved[number] + self._allocated(number)
-        missing = max(0, granted + more_bytes - client.quota_bytes)
+        missing = max(0, self._granted(number) + more_bytes - client.quota_bytes)
         self._refused = self._refused or missing > 0
         return missing
 
@@ -211,8 +210,11 @@ class ClientUsage:
             return 0 if number and client is None else None
         if number not in self._counted:
             return 0
-        granted = self._used[number] + self._reserved[number] + self._allocated(number)
-        return max(0, client.quota_bytes - granted)
+        return max(0, client.quota_bytes - self._granted(number))
+
+    def _granted(self, number: int) -> int:
+        """Return what counts against a client's quota, in bytes."""
+        return self._used[number] + self._reserved[number] + self._allocated(number)
 
     def reserve(self, number: int, more_bytes: int) -> int:
         """Reserve space for more bytes, and return 0; or return how many the client's quota lacks."""

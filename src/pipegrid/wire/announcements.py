@@ -72,7 +72,7 @@ class AnnouncementKey(NamedTuple):
     seed: bytes
 
     def __repr__(self) -> str:
-        """Without the secrets: logs contain it."""
+        """Return its name alone, since logs may contain it."""
         return "AnnouncementKey(...)"
 
     def __str__(self) -> str:

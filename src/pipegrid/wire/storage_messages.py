@@ -65,7 +65,7 @@ class LeaseSecrets(NamedTuple):
     owner: int = 0
 
     def __repr__(self) -> str:
-        """Without the secrets: logs contain it."""
+        """Return its name alone, since logs may contain it."""
         return "LeaseSecrets(...)"
 
 
@@ -76,7 +76,7 @@ class UploadSecrets(NamedTuple):
     upload: bytes
 
     def __repr__(self) -> str:
-        """Without the secrets: logs contain it."""
+        """Return its name alone, since logs may contain it."""
         return "UploadSecrets(...)"
 
 
@@ -120,7 +120,7 @@ class LeaseRelease(NamedTuple):
     cancel_secret: bytes
 
     def __repr__(self) -> str:
-        """Without the secrets: logs contain it."""
+        """Return its name alone, since logs may contain it."""
         return "LeaseRelease(...)"
 
 
@@ -213,7 +213,7 @@ class SlotSecrets(NamedTuple):
     write_enabler: bytes
 
     def __repr__(self) -> str:
-        """Without the secrets: logs contain it."""
+        """Return its name alone, since logs may contain it."""
         return "SlotSecrets(...)"
 
 
