@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -35,8 +36,7 @@ _LOCAL = "connects to processes of this run, on this machine"
 _NAMED = "measures an address of the command line, and is refused with a grid that is not reached directly"
 
 PLACES = {
-    "reactor/tcp_endpoints.py": "direct connections; only socks5.endpoint_through chooses them",
-    "reactor/socks5.py": "connects to the proxy itself, by a socket file",
+    "reactor/tcp_socks5_endpoints.py": "direct, or to the proxy itself: ``endpoint_through`` asks the policy",
     "reactor/preconnect.py": "preconnect_servers begins it only where the policy is direct",
     "http11/endpoints.py": "the agent of a program that chose no proxy; refuses names of Tor and I2P",
     "mirror/preconnect_mirrors.py": "only where the environment names no proxy; skips names of Tor and I2P",
@@ -74,10 +74,10 @@ class ConnectionsTests(SynchronousTestCase):
         self.assertEqual(found, set(PLACES))
 
     def test_only_one_module_connects_directly(self) -> None:
-        """``endpoint_for`` and ``AddressEndpoint`` are used by ``socks5`` alone, which asks the policy."""
+        """``endpoint_for`` and ``AddressEndpoint`` are for ``endpoint_through``, which asks the policy."""
         users = {
             str(path.relative_to(PACKAGE))
             for path in PACKAGE.rglob("*.py")
-            if "tcp_endpoints import" in path.read_text("utf-8")
+            if re.search(r"\b(endpoint_for|AddressEndpoint)\b", path.read_text("utf-8"))
         }
-        self.assertEqual(users, {"reactor/socks5.py"})
+        self.assertEqual(users, {"reactor/tcp_socks5_endpoints.py"})

@@ -19,7 +19,7 @@ from pipegrid.grid.tor_process import LaunchedTor
 from pipegrid.grid.tor_socks_settings import connection_policy
 from pipegrid.reactor.connection_policy import ProxyAddress, ProxyWay
 from pipegrid.reactor.process_settings import TOR_START
-from pipegrid.reactor.socks5 import ProxyError
+from pipegrid.reactor.tcp_socks5_endpoints import ProxyError
 from tests.server.test_onion_service import FakeTor
 
 SCRIPT = """\

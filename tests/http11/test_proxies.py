@@ -24,7 +24,7 @@ from pipegrid.http11.endpoints import (
     TunnelRefused,
 )
 from pipegrid.http11.proxy_settings import is_exempt, proxy_for
-from pipegrid.reactor.socks5 import SocksEndpoint
+from pipegrid.reactor.tcp_socks5_endpoints import SocksEndpoint
 
 
 class ChoiceTests(SynchronousTestCase):

@@ -17,7 +17,7 @@ from twisted.trial.unittest import TestCase
 from pipegrid.reactor import preconnect as module
 from pipegrid.reactor.client_tls import PreconnectedEndpoint
 from pipegrid.reactor.preconnect import MOST, Preconnected, Preconnector
-from pipegrid.reactor.tcp_endpoints import endpoint_for
+from pipegrid.reactor.tcp_socks5_endpoints import endpoint_for
 from pipegrid.reactor.tls_settings import http_context
 from tests.reactor.test_server_tls import WHO
 

@@ -16,7 +16,7 @@ from twisted.protocols.wire import Echo
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface.verify import verifyObject
 
-from pipegrid.reactor.tcp_endpoints import AddressEndpoint, endpoint_for
+from pipegrid.reactor.tcp_socks5_endpoints import AddressEndpoint, endpoint_for
 
 reactor: Any = installed_reactor
 LOOPBACK = "127.0.0.1"

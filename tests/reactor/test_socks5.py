@@ -22,8 +22,13 @@ from pipegrid.reactor.connection_policy import (
     RefusedWay,
     parse_proxy_address,
 )
-from pipegrid.reactor.socks5 import ProxyError, SocksEndpoint, SocksTunnel, endpoint_through
-from pipegrid.reactor.tcp_endpoints import AddressEndpoint
+from pipegrid.reactor.tcp_socks5_endpoints import (
+    AddressEndpoint,
+    ProxyError,
+    SocksEndpoint,
+    SocksTunnel,
+    endpoint_through,
+)
 from tests.socks_proxy import OnlyProxies, SocksProxy
 
 reactor: Any = installed_reactor

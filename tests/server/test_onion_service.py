@@ -20,7 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from pipegrid.errors import UsageError
 from pipegrid.reactor import tor_control
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS, ProxyAddress
-from pipegrid.reactor.socks5 import ProxyError
+from pipegrid.reactor.tcp_socks5_endpoints import ProxyError
 from pipegrid.reactor.tor_control import TorControl, connect_control, listeners_in
 from pipegrid.server.onion_service import KEY_NAME, OnionService, OnionSettings, load_onion_key
 from pipegrid.server.serve import ServeSettings, StorageNode, check_hidden

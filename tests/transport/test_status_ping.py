@@ -18,7 +18,7 @@ from pipegrid.reactor.connection_policy import (
     ProxyAddress,
     ProxyWay,
 )
-from pipegrid.reactor.socks5 import SocksEndpoint
+from pipegrid.reactor.tcp_socks5_endpoints import SocksEndpoint
 from pipegrid.transport.status_ping import (
     ATTEMPTS,
     PermittedEndpoints,

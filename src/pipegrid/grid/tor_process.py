@@ -22,7 +22,7 @@ from pipegrid.disk.safe_open import open_locked, read_file
 from pipegrid.errors import UsageError
 from pipegrid.reactor.connection_policy import ProxyAddress, parse_proxy_address
 from pipegrid.reactor.process_settings import TOR_START
-from pipegrid.reactor.socks5 import ProxyError
+from pipegrid.reactor.tcp_socks5_endpoints import ProxyError
 from pipegrid.reactor.tor_control import CONTROL_S, connect_control, listeners_in, reason_of
 
 START_S = 180.0

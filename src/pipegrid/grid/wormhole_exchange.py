@@ -47,7 +47,7 @@ from pipegrid.grid.invitation import (
     parse_join_reply,
 )
 from pipegrid.reactor.connection_policy import ConnectionPolicy
-from pipegrid.reactor.socks5 import endpoint_through
+from pipegrid.reactor.tcp_socks5_endpoints import endpoint_through
 from pipegrid.wire.announcements import KnownServer, printable
 
 # Both ends meet in a mailbox of a relay. They derive a key from the code (SPAKE2), so the relay sees

@@ -22,7 +22,7 @@ from pipegrid.argument_checks import shown
 from pipegrid.errors import UsageError
 from pipegrid.http11.proxy_settings import Proxy, check_resolvable, proxy_for, read_proxy
 from pipegrid.reactor.connection_policy import ProxyWay
-from pipegrid.reactor.socks5 import SocksEndpoint
+from pipegrid.reactor.tcp_socks5_endpoints import SocksEndpoint
 
 # A tunnel through a proxy: CONNECT (RFC 9110, 9.3.6), then the bytes of any protocol to the target.
 #

@@ -2,8 +2,8 @@
 How connections may be made: directly, through a SOCKS5 proxy, through Tor, or not at all.
 
 Everything that connects to a server takes a ``ConnectionPolicy``, and asks it for the way to each host. A
-policy decides and does nothing: ``socks5.endpoint_through`` connects. A host without a way is refused, never
-connected to directly instead.
+policy decides and does nothing: ``tcp_socks5_endpoints.endpoint_through`` connects. A host without a way is
+refused, never connected to directly instead.
 
 This module imports neither Twisted nor sockets, for callers that must start fast.
 """

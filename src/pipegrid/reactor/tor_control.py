@@ -17,7 +17,7 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from pipegrid.errors import UsageError
 from pipegrid.reactor.connection_policy import ProxyAddress, parse_proxy_address
-from pipegrid.reactor.socks5 import ProxyError, proxy_endpoint
+from pipegrid.reactor.tcp_socks5_endpoints import ProxyError, proxy_endpoint
 
 CONTROL_S = 30.0
 """How long Tor may take to answer on its control port."""

@@ -28,7 +28,7 @@ from pipegrid.reactor.connection_policy import (
     ConnectionPolicy,
     is_overlay_name,
 )
-from pipegrid.reactor.socks5 import endpoint_through
+from pipegrid.reactor.tcp_socks5_endpoints import endpoint_through
 from pipegrid.reactor.trace import Tracing
 from pipegrid.speedtest.benchmark_clients import GatewaySession, GridSession, Session
 from pipegrid.speedtest.child_processes import (

@@ -22,7 +22,7 @@ from pipegrid.errors import PipegridError, UsageError
 from pipegrid.http11.agent import PipelinedAgent
 from pipegrid.http11.endpoints import ProxyEndpoints, StandardEndpoints
 from pipegrid.reactor.connection_policy import ConnectionPolicy
-from pipegrid.reactor.socks5 import endpoint_through
+from pipegrid.reactor.tcp_socks5_endpoints import endpoint_through
 
 TIMEOUT_S = 10.0
 """Of one attempt."""

@@ -32,7 +32,7 @@ from pipegrid.reactor.connection_policy import ConnectionPolicy, RefusedConnecti
 from pipegrid.reactor.dead_peer_detection import StallWatch
 from pipegrid.reactor.deferreds import Waiters
 from pipegrid.reactor.immediate_sends import unsent_bytes
-from pipegrid.reactor.socks5 import endpoint_through
+from pipegrid.reactor.tcp_socks5_endpoints import endpoint_through
 from pipegrid.reactor.tls_settings import bound_handshakes, only_forward_secret, self_signed_pem
 from pipegrid.wire.banana_receiver import ANSWER_COST, BoundedReceiver, Bounds, LimitExceeded
 from pipegrid.wire.banana_tokenizer import CLOSE, INT, LONGINT, OPEN, STRING, VOCAB

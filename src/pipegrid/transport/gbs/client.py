@@ -27,7 +27,7 @@ from pipegrid.reactor.connection_policy import (
     RefusedWay,
 )
 from pipegrid.reactor.deferreds import gather
-from pipegrid.reactor.socks5 import endpoint_through
+from pipegrid.reactor.tcp_socks5_endpoints import endpoint_through
 from pipegrid.reactor.tls_settings import http_context
 from pipegrid.transport.gbs.bundles import MAX_SHARE_BYTES
 from pipegrid.transport.gbs.foolscap_offload import FoolscapOffload, OffloadServer

@@ -1,7 +1,8 @@
 """
-TCP through a SOCKS5 proxy (RFC 1928, 1929), and the endpoint for any host under a ``ConnectionPolicy``.
+TCP to any host under a ``ConnectionPolicy``: directly, by name or by address, or through a SOCKS5 proxy
+(RFC 1928, 1929).
 
-The proxy gets names as they are and looks them up itself: no name is looked up here.
+A SOCKS5 proxy gets names as they are and looks them up itself: no name is looked up here.
 """
 
 from __future__ import annotations
@@ -11,9 +12,17 @@ import ipaddress
 import os
 from typing import Any
 
+from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint
-from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.internet.error import NoProtocol
+from twisted.internet.interfaces import (
+    IConnector,
+    IProtocol,
+    IProtocolFactory,
+    IReactorTCP,
+    IStreamClientEndpoint,
+)
+from twisted.internet.protocol import ClientFactory, Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -25,7 +34,96 @@ from pipegrid.reactor.connection_policy import (
     RefusedConnection,
     RefusedWay,
 )
-from pipegrid.reactor.tcp_endpoints import TIMEOUT_S, AddressEndpoint, endpoint_for
+
+# A name needs Twisted's ``HostnameEndpoint``, which looks it up and tries the addresses. Its module
+# imports plugins, archives and processes, a tenth of what a short command imports; an address does not
+# need it.
+
+TIMEOUT_S = 30
+"""As for Twisted's endpoints; a caller with a shorter time limit cancels."""
+
+
+def endpoint_for(reactor: Any, host: str, port: int) -> IStreamClientEndpoint:
+    """Return an endpoint for a host's name or address."""
+    if isIPAddress(host) or isIPv6Address(host):
+        return AddressEndpoint(reactor, host, port)
+    from twisted.internet.endpoints import HostnameEndpoint
+
+    endpoint: IStreamClientEndpoint = HostnameEndpoint(reactor, host, port)
+    return endpoint
+
+
+@implementer(IStreamClientEndpoint)
+class AddressEndpoint:
+    """
+    TCP to an IPv4 or IPv6 address.
+
+    Args:
+        reactor: establishes the connection.
+    """
+
+    def __init__(self, reactor: IReactorTCP, host: str, port: int) -> None:
+        self._reactor = reactor
+        self._host = host
+        self._port = port
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
+        """Connect; fires with the protocol once it has its transport. Can be cancelled."""
+        attempt = _Attempt(protocolFactory)
+        attempt.connector = self._reactor.connectTCP(self._host, self._port, attempt, TIMEOUT_S)
+        return attempt.made
+
+
+class _Attempt(ClientFactory):
+    """One connection attempt; isolates the protocol's factory from connection events."""
+
+    noisy = False
+
+    def __init__(self, factory: IProtocolFactory) -> None:
+        self.connector: IConnector | None = None
+        self.made: Deferred[IProtocol] = Deferred(self._cancelled)
+        self._factory = factory
+
+    def buildProtocol(self, addr: Any) -> Protocol | None:
+        protocol: Any = self._factory.buildProtocol(addr)
+        if protocol is None:
+            self.made.errback(NoProtocol())
+            return None
+        return _Introduction(protocol, self.made)
+
+    def clientConnectionFailed(self, connector: IConnector, reason: Failure) -> None:
+        if not self.made.called:
+            self.made.errback(reason)
+
+    def _cancelled(self, _made: object) -> None:
+        assert self.connector is not None
+        self.connector.stopConnecting()
+
+
+class _Introduction(Protocol):
+    """
+    Gives a new transport its protocol, and fires ``made`` afterwards.
+
+    Objects between the two, such as a wrapper that counts bytes, may continue to call this protocol,
+    which forwards the calls.
+    """
+
+    def __init__(self, protocol: Any, made: Deferred[IProtocol]) -> None:
+        self._protocol = protocol
+        self._made = made
+
+    def makeConnection(self, transport: Any) -> None:
+        transport.protocol = self._protocol
+        self._protocol.makeConnection(transport)
+        if not self._made.called:
+            self._made.callback(self._protocol)
+
+    def dataReceived(self, data: bytes) -> None:
+        self._protocol.dataReceived(data)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._protocol.connectionLost(reason)
+
 
 _VERSION, _NO_AUTHENTICATION, _USER_PASSWORD, _CONNECT = 5, 0, 2, 1
 _IPV4, _NAME, _IPV6 = 1, 3, 4
