@@ -87,7 +87,7 @@ NOT = (
 
 OTHERS = (
     "cryptography.hazmat.primitives.asymmetric.rsa",
-    "pipegrid.reactor.immediate_sends",
+    "pipegrid.reactor.tcp_transport",
     "sqlite3",
     "twisted.internet.default",
     "zfec",

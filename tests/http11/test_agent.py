@@ -22,9 +22,9 @@ from zope.interface.verify import verifyObject
 from pipegrid.errors import UsageError
 from pipegrid.http11.agent import PipelinedAgent
 from pipegrid.http11.connection_limits import Limits
-from pipegrid.http11.exchange import RawRequest
-from pipegrid.http11.request_errors import (
+from pipegrid.http11.exchange import (
     AgentClosed,
+    RawRequest,
     RequestBodyError,
     RequestMaybeProcessed,
     RequestNotSent,

@@ -12,8 +12,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
 from pipegrid.http11.connection_limits import Limits
-from pipegrid.http11.exchange import RawResponse
-from pipegrid.http11.request_errors import (
+from pipegrid.http11.exchange import (
+    RawResponse,
     RequestMaybeProcessed,
     RequestNotSent,
     RequestTimedOut,

@@ -21,8 +21,8 @@ from pipegrid.http11.dialer import (
     Alternatives,
     Dialer,
 )
+from pipegrid.http11.exchange import WrongServerKey
 from pipegrid.http11.host_pool import HostPool
-from pipegrid.http11.request_errors import WrongServerKey
 from pipegrid.http11.upload_connection import UploadConnection
 from pipegrid.reactor.client_tls import PreconnectedEndpoint, TlsFailed
 from pipegrid.reactor.tls_settings import http_context

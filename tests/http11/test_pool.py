@@ -17,16 +17,16 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.dialer import quiet
-from pipegrid.http11.exchange import RawResponse
-from pipegrid.http11.host_pool import HostPool
-from pipegrid.http11.request_errors import (
+from pipegrid.http11.exchange import (
     AgentClosed,
+    RawResponse,
     RequestMaybeProcessed,
     RequestNotSent,
     RequestTimedOut,
     ResponseError,
     TooManyRequests,
 )
+from pipegrid.http11.host_pool import HostPool
 from tests.http11.network import Network
 from tests.http11.test_connection import Consumer
 from tests.http11.wire import get, ok, post

@@ -10,9 +10,15 @@ from twisted.internet.error import ConnectionLost
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.http11.connection_limits import Limits
-from pipegrid.http11.connection_states import LIFE, READER, LifeEvent, Phase, ReaderState, Reading
-from pipegrid.http11.exchange import RawExchange, RawRequest
-from pipegrid.http11.request_errors import RequestNotSent, ResponseError
+from pipegrid.http11.connection_states_timeouts import (
+    LIFE,
+    READER,
+    LifeEvent,
+    Phase,
+    ReaderState,
+    Reading,
+)
+from pipegrid.http11.exchange import RawExchange, RawRequest, RequestNotSent, ResponseError
 from pipegrid.http11.request_sender import PIECE_BYTES
 from pipegrid.state_table import NotInTable
 from tests.http11.wire import ConnectionFixture, get, ok

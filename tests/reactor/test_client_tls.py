@@ -20,7 +20,7 @@ from zope.interface import implementer
 from pipegrid.reactor import client_tls
 from pipegrid.reactor.batching_tls import BatchingTLSFactory
 from pipegrid.reactor.client_tls import ClientTLS, ClientTLSEndpoint, TlsFailed
-from pipegrid.reactor.immediate_sends import Outlet, socket_of
+from pipegrid.reactor.tcp_transport import Outlet, socket_of
 from pipegrid.reactor.tls_settings import (
     BATCH_BYTES,
     GATHERED_BYTES,

@@ -17,8 +17,8 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import TestCase
 
 from pipegrid.http11.connection import PipelinedConnection
-from pipegrid.reactor.dead_peer_detection import GONE_S, LOOK_S, STALLED_S, be_prompt, is_stalled
 from pipegrid.reactor.tcp_socks5_endpoints import AddressEndpoint
+from pipegrid.reactor.tcp_transport import GONE_S, LOOK_S, STALLED_S, be_prompt, is_stalled
 
 LOOPBACK = "127.0.0.1"
 

@@ -22,7 +22,7 @@ from twisted.protocols import tls as twisted_tls
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from pipegrid.reactor import batching_tls, immediate_sends
+from pipegrid.reactor import batching_tls, tcp_transport
 from pipegrid.reactor.process_settings import make_monotonic
 from pipegrid.wire import foolscap_broker
 from tests.reactor.test_server_tls import WHO
@@ -37,13 +37,13 @@ CHECKED = {
         *batching_tls.TWISTED,
         *batching_tls.STATE,
     },
-    "reactor/immediate_sends.py": set(immediate_sends.SOCKET_NAMES),
+    "reactor/tcp_transport.py": set(tcp_transport.SOCKET_NAMES),
 }
 """What is used without another look, by module, and what has looked before."""
 LOOKED_AT = {
     "grid/wormhole_exchange.py": {"_interfaces", "_boss", "_RC"},
     "reactor/batching_tls.py": {"_ffi", "_lib"},
-    "reactor/immediate_sends.py": {"_tempDataLen"},
+    "reactor/tcp_transport.py": {"_tempDataLen"},
     "reactor/process_settings.py": {"_newTimedCalls", "_pendingTimedCalls"},
     "wire/foolscap_broker.py": {"_getMethodInfo"},
 }
@@ -222,19 +222,19 @@ class SocketTests(SynchronousTestCase):
 
     def test_each_name(self) -> None:
         """Without any of them what is written goes the transport's own way."""
-        whole: dict[str, Any] = {name: [] for name in immediate_sends.SOCKET_NAMES}
-        self.assertIsNotNone(immediate_sends.socket_of(type("Socket", (), dict(whole))()))
-        for name in immediate_sends.SOCKET_NAMES:
+        whole: dict[str, Any] = {name: [] for name in tcp_transport.SOCKET_NAMES}
+        self.assertIsNotNone(tcp_transport.socket_of(type("Socket", (), dict(whole))()))
+        for name in tcp_transport.SOCKET_NAMES:
             less = {each: value for each, value in whole.items() if each != name}
-            self.assertIsNone(immediate_sends.socket_of(type("Socket", (), less)()), name)
-            outlet = immediate_sends.Outlet(immediate_sends.socket_of(type("Socket", (), less)()))
+            self.assertIsNone(tcp_transport.socket_of(type("Socket", (), less)()), name)
+            outlet = tcp_transport.Outlet(tcp_transport.socket_of(type("Socket", (), less)()))
             transport = StringTransport()
             outlet.send(memoryview(b"encrypted"), transport)
             self.assertEqual(transport.value(), b"encrypted")
 
     def test_how_much_waits(self) -> None:
         """Where nobody tells, nothing does."""
-        self.assertEqual(immediate_sends.unsent_bytes(object()), 0)
+        self.assertEqual(tcp_transport.unsent_bytes(object()), 0)
 
 
 class OthersTests(SynchronousTestCase):

@@ -19,7 +19,7 @@ from zope.interface import implementer
 
 from pipegrid.reactor import batching_tls
 from pipegrid.reactor.batching_tls import BatchingTLSFactory, write_whole
-from pipegrid.reactor.immediate_sends import HELD_BACK_BYTES, SEND_BYTES, set_bulk_buffers
+from pipegrid.reactor.tcp_transport import HELD_BACK_BYTES, SEND_BYTES, set_bulk_buffers
 from pipegrid.reactor.tls_settings import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
 from pipegrid.server import identity
 

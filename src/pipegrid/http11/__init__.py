@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from pipegrid.http11.connection_limits import Limits
     from pipegrid.http11.connection_loss import Loss, Owner, Unanswered
     from pipegrid.http11.endpoints import ProxyEndpoints, StandardEndpoints, TunnelRefused
-    from pipegrid.http11.exchange import Exchange, RawExchange, RawRequest, RawResponse
-    from pipegrid.http11.host_pool import HostPool
-    from pipegrid.http11.pinned_endpoints import PinnedEndpoints
-    from pipegrid.http11.pinned_key import pin_endpoint, public_key_pin
-    from pipegrid.http11.proxy_settings import Proxy, proxy_for, read_proxy
-    from pipegrid.http11.request_errors import (
+    from pipegrid.http11.exchange import (
         AgentClosed,
+        Exchange,
+        RawExchange,
+        RawRequest,
+        RawResponse,
         RequestBodyError,
         RequestMaybeProcessed,
         RequestNotSent,
@@ -31,13 +30,16 @@ if TYPE_CHECKING:
         UntrustedCertificate,
         WrongServerKey,
     )
+    from pipegrid.http11.host_pool import HostPool
+    from pipegrid.http11.pinned_endpoints import PinnedEndpoints
+    from pipegrid.http11.pinned_key import pin_endpoint, public_key_pin
+    from pipegrid.http11.proxy_settings import Proxy, proxy_for, read_proxy
 
 _HOMES = {
     "agent": {"PipelinedAgent"},
     "connection": {"PipelinedConnection"},
     "connection_loss": {"Loss", "Owner", "Unanswered"},
     "endpoints": {"ProxyEndpoints", "StandardEndpoints", "TunnelRefused"},
-    "exchange": {"Exchange", "RawExchange", "RawRequest", "RawResponse"},
     "host_pool": {"HostPool"},
     "connection_limits": {"Limits"},
     "pinned_endpoints": {"PinnedEndpoints"},
@@ -81,7 +83,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = next((home for home, names in _HOMES.items() if name in names), "request_errors")
+    home = next((home for home, names in _HOMES.items() if name in names), "exchange")
     from importlib import import_module
 
     return getattr(import_module(f"{__name__}.{home}"), name)

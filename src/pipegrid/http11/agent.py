@@ -36,11 +36,10 @@ from pipegrid.argument_checks import check_has, check_kind, check_seconds, check
 from pipegrid.errors import PipegridError, UsageError
 from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.endpoints import ProxyEndpoints, StandardEndpoints
-from pipegrid.http11.exchange import Exchange
+from pipegrid.http11.exchange import AgentClosed, Exchange
 from pipegrid.http11.host_pool import HostPool
 from pipegrid.http11.proxy_settings import Proxy
 from pipegrid.http11.request_body import framing_of
-from pipegrid.http11.request_errors import AgentClosed
 from pipegrid.http11.response_parser import ResponseHead
 from pipegrid.reactor.deferreds import check_own_thread
 

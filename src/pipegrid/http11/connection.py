@@ -17,7 +17,7 @@ from zope.interface import implementer
 from pipegrid.errors import PipegridError
 from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.connection_loss import Loss, NoOwner, Owner, closed, given_back
-from pipegrid.http11.connection_states import (
+from pipegrid.http11.connection_states_timeouts import (
     LIFE,
     TAKES_NO_MORE,
     TAKES_REQUESTS,
@@ -25,10 +25,13 @@ from pipegrid.http11.connection_states import (
     Phase,
     ReaderState,
     ReadPause,
+    WaitTimer,
 )
-from pipegrid.http11.connection_timeouts import WaitTimer
-from pipegrid.http11.exchange import Exchange, RawCall, RawRequest, RawResponse
-from pipegrid.http11.request_errors import (
+from pipegrid.http11.exchange import (
+    Exchange,
+    RawCall,
+    RawRequest,
+    RawResponse,
     ResponseError,
     takes_no_more,
     too_many_waiting,
@@ -37,9 +40,8 @@ from pipegrid.http11.request_errors import (
 from pipegrid.http11.request_queue import RequestQueue
 from pipegrid.http11.request_sender import RequestWriter
 from pipegrid.http11.response_parser import END, Event, ResponseHead, ResponseParser
-from pipegrid.reactor.dead_peer_detection import be_prompt
 from pipegrid.reactor.deferreds import Waiters
-from pipegrid.reactor.immediate_sends import set_bulk_buffers
+from pipegrid.reactor.tcp_transport import be_prompt, set_bulk_buffers
 
 # Received events go to the request that they answer: the first unanswered one on the connection.
 #
@@ -169,8 +171,8 @@ class Shutdown:
 #
 # ``RequestQueue`` decides what may be written, ``RequestWriter`` writes it, ``ResponseParser`` parses what
 # arrives, ``ResponseDispatch`` passes it to the requests, and ``ReadPause`` stops reading while a reader is
-# paused. This class connects them with the transport. The first table in ``connection_states`` has the phases
-# of a connection and what happens to its requests in each; only ``_move`` changes the phase.
+# paused. This class connects them with the transport. The first table in ``connection_states_timeouts`` has
+# the phases of a connection and what happens to its requests in each; only ``_move`` changes the phase.
 #
 # **Timeout.** ``timeout_s`` bounds the server's silence while a response is outstanding. Any received byte,
 # and any drain of the transport, restarts it. A caller that wants a deadline cancels.
@@ -261,7 +263,7 @@ class PipelinedConnection(Protocol):
         """
         Send one request after all earlier ones; fires with its response.
 
-        Cancelling withdraws the request: see ``connection_states``.
+        Cancelling withdraws the request: see ``connection_states_timeouts``.
 
         Raises (through the Deferred):
             RequestNotSent: the connection is closing or lost, or was lost before this request was sent.

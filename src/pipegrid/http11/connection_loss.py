@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import attrs
 
 from pipegrid.errors import PipegridError
-from pipegrid.http11.exchange import Exchange
-from pipegrid.http11.request_errors import (
+from pipegrid.http11.exchange import (
+    Exchange,
     RequestMaybeProcessed,
     RequestNotSent,
     RequestTimedOut,

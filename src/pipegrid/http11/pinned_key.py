@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from twisted.internet.interfaces import IStreamClientEndpoint
 
 from pipegrid.errors import UsageError
-from pipegrid.http11.request_errors import WrongServerKey
+from pipegrid.http11.exchange import WrongServerKey
 from pipegrid.reactor.client_tls import CheckCertificate, ClientTLSEndpoint
 from pipegrid.reactor.tls_settings import http_context
 

@@ -11,8 +11,7 @@ from twisted.web.iweb import UNKNOWN_LENGTH, IBodyProducer
 from zope.interface import implementer
 
 from pipegrid.errors import PipegridError
-from pipegrid.http11.exchange import Exchange
-from pipegrid.http11.request_errors import RequestBodyError
+from pipegrid.http11.exchange import Exchange, RequestBodyError
 
 
 class BodyWriter(Protocol):

@@ -12,7 +12,7 @@ from pipegrid.errors import PipegridError
 from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.request_queue import RequestQueue
 from pipegrid.http11.response_parser import ResponseParser
-from pipegrid.reactor.immediate_sends import Buffer, send_now, socket_of
+from pipegrid.reactor.tcp_transport import Buffer, send_now, socket_of
 
 if TYPE_CHECKING:
     from pipegrid.http11.request_body import BodySender

@@ -14,8 +14,11 @@ from pipegrid.http11.connection import PipelinedConnection
 from pipegrid.http11.connection_limits import Limits
 from pipegrid.http11.connection_loss import Loss, Unanswered
 from pipegrid.http11.dialer import Dialer, Endpoints, why_not
-from pipegrid.http11.exchange import Exchange, RawExchange, RawRequest, RawResponse
-from pipegrid.http11.request_errors import (
+from pipegrid.http11.exchange import (
+    Exchange,
+    RawExchange,
+    RawRequest,
+    RawResponse,
     RequestNotSent,
     WrongServerKey,
     no_connection,

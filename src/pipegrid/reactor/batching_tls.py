@@ -18,7 +18,7 @@ from twisted.protocols.policies import ProtocolWrapper
 from twisted.protocols.tls import BufferingTLSTransport, TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 
-from pipegrid.reactor.immediate_sends import Buffer, Outlet, socket_of
+from pipegrid.reactor.tcp_transport import Buffer, Outlet, socket_of
 from pipegrid.reactor.tls_settings import BATCH_BYTES, DELIVERY_BYTES, GATHERED_BYTES, RECORD_BYTES
 
 log = Logger()

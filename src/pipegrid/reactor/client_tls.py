@@ -26,8 +26,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import directlyProvides, implementer, providedBy
 
-from pipegrid.reactor.immediate_sends import Buffer, Outlet, socket_of
 from pipegrid.reactor.preconnect import HostPort, Preconnected, Preconnector, handshake
+from pipegrid.reactor.tcp_transport import Buffer, Outlet, socket_of
 from pipegrid.reactor.tls_settings import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
 
 # Importing pyOpenSSL and ``cryptography``'s X.509 takes a tenth of the CPU time of a ``put`` of a small

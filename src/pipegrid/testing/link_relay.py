@@ -22,7 +22,7 @@ from twisted.internet.tcp import Connection as TCPTransport
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from pipegrid.reactor.immediate_sends import Buffer, is_free, send_now, set_bulk_buffers, socket_of
+from pipegrid.reactor.tcp_transport import Buffer, is_free, send_now, set_bulk_buffers, socket_of
 from pipegrid.testing.link_model import Bottleneck, Flow, LinkPath, Packet, to_ns, to_seconds
 
 # A relay represents a network, so it should use little CPU time. Linux moves pages from a socket to a pipe,
@@ -63,7 +63,7 @@ class Copied:
         Send and remove the first bytes.
 
         Args:
-            socket: from ``reactor.immediate_sends.socket_of``; None: send nothing.
+            socket: from ``reactor.tcp_transport.socket_of``; None: send nothing.
 
         Returns:
             The bytes that the socket did not accept.
@@ -172,7 +172,7 @@ class PageReader:
     Reads a Twisted socket: bulk data as pages, all else as Twisted does.
 
     Args:
-        socket: from ``reactor.immediate_sends.socket_of``.
+        socket: from ``reactor.tcp_transport.socket_of``.
         read_bytes: at a time.
         received: called with what was read as pages.
     """

@@ -24,7 +24,7 @@ from zope.interface import directlyProvides, implementer, providedBy
 
 from pipegrid.flow.rate_timetable import LOOK_S, RateLimit, as_timetable, minute_of_week
 from pipegrid.reactor.deferreds import Timer
-from pipegrid.reactor.immediate_sends import Backpressure
+from pipegrid.reactor.tcp_transport import Backpressure
 
 # How many bytes may pass: a rate on average, with bursts.
 #

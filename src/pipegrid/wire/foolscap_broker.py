@@ -29,10 +29,9 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.reactor.connection_policy import ConnectionPolicy, RefusedConnection
-from pipegrid.reactor.dead_peer_detection import StallWatch
 from pipegrid.reactor.deferreds import Waiters
-from pipegrid.reactor.immediate_sends import unsent_bytes
 from pipegrid.reactor.tcp_socks5_endpoints import endpoint_through
+from pipegrid.reactor.tcp_transport import StallWatch, unsent_bytes
 from pipegrid.reactor.tls_settings import bound_handshakes, only_forward_secret, self_signed_pem
 from pipegrid.wire.banana_receiver import ANSWER_COST, BoundedReceiver, Bounds, LimitExceeded
 from pipegrid.wire.banana_tokenizer import CLOSE, INT, LONGINT, OPEN, STRING, VOCAB

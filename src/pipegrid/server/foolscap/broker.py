@@ -15,7 +15,7 @@ from foolscap.tokens import STRING
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
-from pipegrid.reactor.immediate_sends import Backpressure, unsent_bytes
+from pipegrid.reactor.tcp_transport import Backpressure, unsent_bytes
 from pipegrid.server.connection_turns import CpuUsage
 from pipegrid.wire.banana_receiver import MAX_TOKENS, TOKEN_COST, Bounds, LimitExceeded
 from pipegrid.wire.foolscap_broker import BoundedBroker, BoundedNegotiation

@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import NoSuchShare, PipegridError
-from pipegrid.reactor.immediate_sends import gather
+from pipegrid.reactor.tcp_transport import gather
 from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.request_check import AdmittedRequest, Operation, Rule
 from pipegrid.server.gbs.responses import STREAM_PIECE_BYTES, Answer

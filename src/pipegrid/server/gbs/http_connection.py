@@ -21,7 +21,7 @@ from zope.interface import implementer
 
 from pipegrid.reactor import process_settings
 from pipegrid.reactor.deferreds import Timer, Waiters
-from pipegrid.reactor.immediate_sends import set_bulk_buffers
+from pipegrid.reactor.tcp_transport import set_bulk_buffers
 from pipegrid.server.connection_turns import CpuUsage, FairTurns
 from pipegrid.server.gbs.request_check import Request
 from pipegrid.server.gbs.request_order import (

@@ -21,7 +21,7 @@ from pipegrid.disk.atomic_write import open_spool
 from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.disk.private_files import make_private
 from pipegrid.errors import NoSpace, Overloaded, PipegridError, UsageError
-from pipegrid.reactor.immediate_sends import gather
+from pipegrid.reactor.tcp_transport import gather
 from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.body_receivers import InSteps, Service
 from pipegrid.server.gbs.request_check import AdmittedRequest, Operation

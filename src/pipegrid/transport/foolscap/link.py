@@ -36,9 +36,8 @@ from pipegrid.errors import (
 from pipegrid.http11.pinned_key import problem_of
 from pipegrid.reactor.batching_tls import upgrade_started_tls
 from pipegrid.reactor.connection_policy import ConnectionPolicy
-from pipegrid.reactor.dead_peer_detection import be_prompt
 from pipegrid.reactor.deferreds import Timer, Waiters
-from pipegrid.reactor.immediate_sends import set_bulk_buffers
+from pipegrid.reactor.tcp_transport import be_prompt, set_bulk_buffers
 from pipegrid.transport.interface import disconnected, excerpt, nonsense, wrong_swissnum
 from pipegrid.transport.throttle import Throttle, Throttled
 from pipegrid.wire.banana_receiver import Bounds, LimitExceeded

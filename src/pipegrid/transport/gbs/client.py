@@ -15,10 +15,9 @@ from twisted.python.failure import Failure
 from pipegrid.errors import NoSuchShare, ServerError, ServerUnreachable
 from pipegrid.flow.concurrency_limits import SmallFileCapacity
 from pipegrid.http11.dialer import Alternatives, Endpoints
-from pipegrid.http11.exchange import RawRequest, RawResponse
+from pipegrid.http11.exchange import RawRequest, RawResponse, ResponseError
 from pipegrid.http11.host_pool import HostPool
 from pipegrid.http11.pinned_key import pin_endpoint
-from pipegrid.http11.request_errors import ResponseError
 from pipegrid.reactor.client_tls import PreconnectedEndpoint
 from pipegrid.reactor.connection_policy import (
     ConnectionPolicy,

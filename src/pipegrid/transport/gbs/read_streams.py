@@ -11,9 +11,8 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.errors import ServerError, ServerUnreachable
-from pipegrid.http11.exchange import RawResponse
+from pipegrid.http11.exchange import RawResponse, ResponseError
 from pipegrid.http11.host_pool import HostPool
-from pipegrid.http11.request_errors import ResponseError
 from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.transport.gbs.response_outcomes import GbsAnswers
 
