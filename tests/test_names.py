@@ -29,7 +29,7 @@ assets assignment async backup backups bar base base32 batches batching benchmar
 build buildbot bulk byte cache calls candidates capacity cat change changes charts check checks
 children cipher claim clamped client clock cmd collector command compare comparison completion
 config configured connection console content context control copied copy creation credentials
-database databases dates dead deb822 debian decode decoder decoding decompression deferreds
+database databases dates dead debian decode decoder decoding decompression deferreds
 descriptor detection dialer diff discovery download du embedded encode encoder encoding end
 endpoints epoll erasure error errors exchange failover failure fair fast faults figures filter
 filtered find finder first foolscap form format formats from full fuse garbage get grammar hashes

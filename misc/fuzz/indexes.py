@@ -11,8 +11,13 @@ from itertools import pairwise
 
 from misc.fuzz.choices import Choices
 from pipegrid.mirror.archive_file import DIGEST_BYTES, MAX_SIZE_BYTES, ArchiveFile, BadEntry
-from pipegrid.mirror.deb822 import paragraphs
-from pipegrid.mirror.debian_metadata import packages, read_patch_index, read_release, sources
+from pipegrid.mirror.debian_metadata import (
+    packages,
+    paragraphs,
+    read_patch_index,
+    read_release,
+    sources,
+)
 
 _FIELDS = frozenset(("Package", "Filename", "Size", "SHA256", "Files", "Directory"))
 _HASH = "0123456789abcdef" * 4

@@ -21,8 +21,7 @@ from twisted.web.static import File
 from pipegrid.cli.command_grammar import start
 from pipegrid.cli.console import Console
 from pipegrid.mirror.archive_file import MirrorError
-from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.readonly_destination import ReadOnlyDestination
+from pipegrid.mirror.destination import Destination, ReadOnlyDestination
 from tests.mirror.unchanged import look_of, make_read_only
 
 

@@ -15,7 +15,6 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.errors import UnhappyError
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.grid import introducer_discovery
-from pipegrid.grid.announcement_cache import cache_name, read_cache
 from pipegrid.grid.introducer_client import MAX_WARNINGS
 from pipegrid.grid.introducer_discovery import (
     FORGET_AFTER_S,
@@ -23,6 +22,8 @@ from pipegrid.grid.introducer_discovery import (
     PATIENCE_S,
     Discovery,
     DiscoverySettings,
+    cache_name,
+    read_cache,
 )
 from pipegrid.grid.server_readiness import WAIT_FOR_S, Readiness
 from pipegrid.grid.server_registry import MAX_WARNINGS as MAX_GRID_WARNINGS

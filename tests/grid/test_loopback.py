@@ -15,9 +15,9 @@ from twisted.trial.unittest import TestCase
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import UnhappyError
 from pipegrid.grid import Grid
-from pipegrid.grid.announcement_cache import cache_name, write_cache
 from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import INTRODUCERS_NAME
+from pipegrid.grid.introducer_discovery import cache_name, write_cache
 from pipegrid.grid.servers_yaml import IntroducerAddress, Introducers
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
 from pipegrid.server.serve import ServeSettings, StorageNode

@@ -16,10 +16,10 @@ from pipegrid.core import base32
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import UsageError
 from pipegrid.grid import Grid, client_paths
-from pipegrid.grid.announcement_cache import cache_name
 from pipegrid.grid.client_config import load
 from pipegrid.grid.client_creation import create_like_tahoe, create_local
 from pipegrid.grid.client_paths import is_configured
+from pipegrid.grid.introducer_discovery import cache_name
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.tree.backup.backup_state_directory import BackupPlace
 from tests.grid.introducer_support import FURL, announced, key, nurl

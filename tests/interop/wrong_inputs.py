@@ -23,8 +23,8 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 from zope.interface import implementer
 
-from pipegrid.grid.announcement_cache import cache_name, read_cache
 from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
+from pipegrid.grid.introducer_discovery import cache_name, read_cache
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
 from pipegrid.server import identity
 from pipegrid.wire import cbor

@@ -14,8 +14,14 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror import debian_metadata
 from pipegrid.mirror.archive_file import BadEntry
-from pipegrid.mirror.deb822 import MAX_PARAGRAPH_BYTES, paragraphs
-from pipegrid.mirror.debian_metadata import packages, read_patch_index, read_release, sources
+from pipegrid.mirror.debian_metadata import (
+    MAX_PARAGRAPH_BYTES,
+    packages,
+    paragraphs,
+    read_patch_index,
+    read_release,
+    sources,
+)
 
 H1, H2, H3 = ("1" * 64, "2" * 64, "3" * 64)
 PACKAGE = f"Package: a\nFilename: pool/a.deb\nSize: 12\nSHA256: {H1}\nMD5sum: {'4' * 32}\n"

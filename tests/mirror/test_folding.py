@@ -8,8 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror.archive_file import ArchiveFile, PathCollisions, holder
 from pipegrid.mirror.debian_archive import DebianOutcome
-from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.readonly_destination import ReadOnlyDestination
+from pipegrid.mirror.destination import Destination, ReadOnlyDestination
 from tests.mirror.archive import Archive
 from tests.mirror.folded import fold_cases
 from tests.mirror.rpmarchive import RpmArchive

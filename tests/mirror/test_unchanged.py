@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.disk.file_system_calls import disk_error
 from pipegrid.mirror.archive_file import MirrorError
-from pipegrid.mirror.readonly_destination import ReadOnlyDestination
+from pipegrid.mirror.destination import ReadOnlyDestination
 
 
 class ScratchTests(SynchronousTestCase):

@@ -209,7 +209,7 @@ class WallTimeTests(SynchronousTestCase):
             "wire/grid_manager_certificates.py",  # whether a certificate has expired
             "grid/introducer_discovery.py",  # since when an introducer has not named a server
             "grid/embedded_grid.py",
-            "mirror/readonly_destination.py",  # how old is what a dry run has left
+            "mirror/destination.py",  # how old is what a dry run has left
             "server/serve.py",  # leases, the ages of uploads, advisories
             "storage/garbage_collector.py",  # leases
             "transfer/put/file_key.py",  # how old a note is

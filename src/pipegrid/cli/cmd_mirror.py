@@ -43,7 +43,7 @@ from pipegrid.mirror import (
     mirror_lists,
     pdiff,
     redirects,
-    signature_writer,
+    signatures,
 )
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def _signing_key(reindex: bool, sign_with: str | None) -> str | None:
     if sign_with and not reindex:
         raise usage_error("--sign-with only signs new indexes; give --reindex as well")
     if sign_with:
-        signature_writer.check_key(sign_with)
+        signatures.check_key(sign_with)
     return sign_with or None
 
 

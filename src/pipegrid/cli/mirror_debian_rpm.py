@@ -27,7 +27,6 @@ from pipegrid.mirror import (
     mirror_without_reactor,
     package_filter,
     rpm_repository,
-    signature_writer,
     signatures,
 )
 
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from pipegrid.mirror.mirror_lists import Metalink
     from pipegrid.mirror.mirror_without_reactor import BlockingMirror
     from pipegrid.mirror.package_filter import PackageFilter
-    from pipegrid.mirror.signature_writer import GpgKey
+    from pipegrid.mirror.signatures import GpgKey
 
 UpdateArchive = Callable[["ArchiveMirror", "Console"], Awaitable[tuple[Any, dict[str, Any]]]]
 """Brings an archive up to date; returns the outcome, and further JSON fields."""
@@ -153,7 +152,7 @@ def opened_key(
     """Give the key that signs the indexes that this run rebuilds; None if it rebuilds none."""
     if fetching.sign_with is None:
         return nullcontext()
-    return signature_writer.GpgKey(fetching.sign_with, mirror.is_stopped)
+    return signatures.GpgKey(fetching.sign_with, mirror.is_stopped)
 
 
 def filter_of(given: Mapping[str, Any] | None) -> PackageFilter:

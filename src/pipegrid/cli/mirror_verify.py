@@ -8,14 +8,7 @@ import os
 from pipegrid.cli.command_job import OfflineJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.mirror_options import MirrorProgress, report_verified
-from pipegrid.mirror import (
-    archive_file,
-    destination,
-    local_check,
-    manifest,
-    readonly_destination,
-    verify,
-)
+from pipegrid.mirror import archive_file, destination, local_check, manifest, verify
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
@@ -61,5 +54,5 @@ def _open(dest: str) -> destination.Destination:
     except archive_file.MirrorError as error:
         why = error.__cause__
         if isinstance(why, OSError) and why.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            return readonly_destination.ReadOnlyDestination(dest)
+            return destination.ReadOnlyDestination(dest)
         raise

@@ -13,8 +13,7 @@ from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.encoding_parameters import DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, Geometry
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.layout import ShareLayout
-from pipegrid.core.read_plan import ReadPlan, SegmentQueue, block_range
-from pipegrid.core.received_file import FileShares
+from pipegrid.core.received_file import FileShares, ReadPlan, SegmentQueue, block_range
 from pipegrid.core.received_share import BadPart, ShareParts, ShareTree
 from pipegrid.core.segment_decoding import Block, SegmentJob, SegmentResult
 from pipegrid.core.spans import Range, Span, Spans

@@ -70,7 +70,7 @@ from pipegrid.mirror.signatures import Keys
 
 if TYPE_CHECKING:
     from pipegrid.mirror.debian_index_update import ArchiveMirror
-    from pipegrid.mirror.signature_writer import GpgKey
+    from pipegrid.mirror.signatures import GpgKey
 
 
 # A mirror of a Debian archive: release files, indexes, packages. A client that reads it meanwhile never

@@ -37,7 +37,7 @@ from pipegrid.mirror.destination import STAGED, Destination
 from pipegrid.mirror.package_filter import ALL
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.signature_writer import GpgKey
+    from pipegrid.mirror.signatures import GpgKey
 
 UPSTREAM = f"{HIDDEN}/upstream"
 """Where the archive's own indexes are kept."""

@@ -18,11 +18,7 @@ from pipegrid.mirror.archive_file import (
     check_path,
     quoted,
 )
-from pipegrid.mirror.debian_metadata import (
-    MAX_RELEASE_BYTES,
-    Release,
-    read_release,
-)
+from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, Release, read_release
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.signatures import (
     MAX_SIGNATURE_BYTES,

@@ -30,7 +30,7 @@ from pipegrid.http11 import HostPool, Limits, RawRequest, RawResponse, StandardE
 from pipegrid.http11.endpoints import tunnelled
 from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.credentials import TlsFiles
-from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.destination import Destination, ReadOnlyDestination
 from pipegrid.mirror.epoll_socket_cache import can_use_epoll
 from pipegrid.mirror.file_scheduler import Report
 from pipegrid.mirror.host_scheduler import SmallRoutes
@@ -44,7 +44,6 @@ from pipegrid.mirror.mirror_urls import (
     RedirectRefused,
     small_request,
 )
-from pipegrid.mirror.readonly_destination import ReadOnlyDestination
 from pipegrid.mirror.response_head import BUSY, REDIRECTS, SmallResponses, may_be
 from pipegrid.mirror.twisted_driver import CONNECTIONS, SyncOptions, TwistedDriver
 from pipegrid.mirror.twisted_file_store import retry_after_s

@@ -30,7 +30,7 @@ from pipegrid.mirror.rpm_metadata import (
 )
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.signature_writer import GpgKey
+    from pipegrid.mirror.signatures import GpgKey
 
 _BY_PACKAGE = re.compile(r"primary|filelists(?:-ext)?|other|susedata(?:\.[a-z_A-Z]{1,8})?")
 _LEFT_OUT = re.compile(r".*_(?:db|zck)|prestodelta|deltainfo")

@@ -13,7 +13,7 @@ from pipegrid.core.encoding_parameters import Geometry
 from pipegrid.core.hash_tree import GROUP_LEAVES
 from pipegrid.core.hashes import CRYPTTEXT_SEGMENT, Buffer
 from pipegrid.core.layout import ShareLayout
-from pipegrid.core.read_plan import ReadPlan, block_range
+from pipegrid.core.received_file import ReadPlan, block_range
 from pipegrid.core.segment_decoding import SegmentJob
 from pipegrid.core.spans import Spans
 from pipegrid.core.stream_cipher import StreamCipher
