@@ -13,8 +13,8 @@ from misc import fuzz
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.decoder import Decoder
-from pipegrid.core.mutable import decoder, directory_content
-from pipegrid.core.mutable.directory_content import LazyEntry, pack_entries
+from pipegrid.core.mutable import decoder, directory_content_edits
+from pipegrid.core.mutable.directory_content_edits import LazyEntry, pack_entries
 from pipegrid.core.mutable.keys import VerifyingKey
 from pipegrid.core.segment_decoding import Block
 from pipegrid.core.share_verifier import ShareVerifier
@@ -71,7 +71,7 @@ class CorpusTests(SynchronousTestCase):
             ("mutable", Block, "is_good", lambda self: True),
             ("mutable", VerifyingKey, "is_signature", lambda *_: True),
             ("mutable", decoder, "prove_leaf", lambda chain, *_: chain[-32:]),
-            ("directories", directory_content, "pack_entries", drop_the_odd),
+            ("directories", directory_content_edits, "pack_entries", drop_the_odd),
             ("responses", ResponseParser, "_feed_by_lines", lambda self, data: self.error),
             ("requests", ReadBuffer, "read_on", lambda *_: None),
         ]

@@ -59,7 +59,6 @@ SIBLINGS = {
     "client": "one contract over two transports",
     "decoder": "immutable and mutable format",
     "encoder": "immutable and mutable format",
-    "layout": "immutable and mutable format",
     "surveys": "two ends of one message",
     "uploads": "one contract over two transports",
 }

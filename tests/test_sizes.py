@@ -51,7 +51,6 @@ SMALL = {
     "transfer/put/put_context.py": "made with the grid, before any transfer",
     "transfer/put/source_opening.py": "brings twisted.web only for sources that need it",
     "transfer/settings.py": "read by the options of commands, before any transfer",
-    "wire/gbs_lease_releases.py": "one message, which only a prune needs",
 }
 """Modules below that, with the reason of each; at most 30."""
 

@@ -2,7 +2,7 @@
 Foolscap on a raw socket, for attack programs: its negotiation, its tokens, and no manners.
 
 Source: Foolscap 24.9's documentation ("specifications/banana", "pb"); the tokens' names are in
-wire.banana_tokenizer.
+wire.banana_receiver.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from misc.attack.target import Target
 from pipegrid.core import base32
 from pipegrid.reactor.tls_settings import self_signed_pem
 from pipegrid.wire import server_address
-from pipegrid.wire.banana_tokenizer import CLOSE, INT, NEG, OPEN, PING, STRING
+from pipegrid.wire.banana_receiver import CLOSE, INT, NEG, OPEN, PING, STRING
 
 REPLY_S = 5.0
 VOCABULARY = b"initial-vocab-table-index: 0 da39\r\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from misc.attack.foolscap import Peer, ask_name, in_parallel, pour, string, token
 from misc.attack.target import Target, from_command_line
-from pipegrid.wire.banana_tokenizer import STRING
+from pipegrid.wire.banana_receiver import STRING
 
 CONNECTIONS = 4
 NAME_BYTES = 900 << 20

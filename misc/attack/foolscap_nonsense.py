@@ -20,7 +20,7 @@ from misc.attack.foolscap import (
 from misc.attack.target import Target, from_command_line
 from pipegrid.core import base32
 from pipegrid.wire import server_address
-from pipegrid.wire.banana_tokenizer import CLOSE, ERROR, LONGINT, OPEN, STRING, VOCAB
+from pipegrid.wire.banana_receiver import CLOSE, ERROR, LONGINT, OPEN, STRING, VOCAB
 
 CONNECTIONS = 24
 _GIFT = opened(b"their-reference", value(1), value(b"pb://aaaa@tcp:127.0.0.1:1/x"))

@@ -7,7 +7,7 @@ import threading
 
 from misc.attack.foolscap import Peer, call, in_parallel, opened, token, value
 from misc.attack.target import Target, from_command_line
-from pipegrid.wire.banana_tokenizer import OPEN
+from pipegrid.wire.banana_receiver import OPEN
 
 CONNECTIONS = 6
 VECTORS = 100_000

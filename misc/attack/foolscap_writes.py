@@ -12,7 +12,7 @@ import time
 
 from misc.attack.foolscap import Peer, call, in_parallel, opened, pour, string, token, value
 from misc.attack.target import Target, from_command_line
-from pipegrid.wire.banana_tokenizer import STRING
+from pipegrid.wire.banana_receiver import STRING
 
 CONNECTIONS = 9
 WRITE_BYTES = 120 << 20

@@ -20,8 +20,20 @@ from zope.interface import implementer
 
 from misc.attack.foolscap import call, opened, string, token, value
 from misc.fuzz.choices import Choices
-from pipegrid.wire.banana_receiver import FIRST_COST, MAX_TOKENS, TOKEN_COST, Bounds
-from pipegrid.wire.banana_tokenizer import ABORT, CLOSE, FLOAT, LONGINT, OPEN, PING, STRING, VOCAB
+from pipegrid.wire.banana_receiver import (
+    ABORT,
+    CLOSE,
+    FIRST_COST,
+    FLOAT,
+    LONGINT,
+    MAX_TOKENS,
+    OPEN,
+    PING,
+    STRING,
+    TOKEN_COST,
+    VOCAB,
+    Bounds,
+)
 from pipegrid.wire.foolscap_broker import BoundedBroker
 from pipegrid.wire.foolscap_interfaces import ALLOCATED, RIStorageServer
 

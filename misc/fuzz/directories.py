@@ -8,13 +8,17 @@ from __future__ import annotations
 from misc.fuzz.choices import Choices
 from pipegrid.core.caps import parse_cap
 from pipegrid.core.hashes import netstring
-from pipegrid.core.mutable.directory_content import (
+from pipegrid.core.mutable.directory_content_edits import (
+    Edit,
+    Link,
+    Rename,
+    Unlink,
+    apply_edits,
     content_if_applied,
     merge_directories,
     pack_entries,
     unpack_entries,
 )
-from pipegrid.core.mutable.directory_edits import Edit, Link, Rename, Unlink, apply_edits
 from pipegrid.core.text import composed
 from pipegrid.errors import CapError, DirectoryError, UsageError
 

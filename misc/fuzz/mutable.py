@@ -20,8 +20,8 @@ from misc.fuzz.choices import Choices
 from pipegrid.core.mutable.decoder import VersionReader
 from pipegrid.core.mutable.encoder import EncodedVersion, encode
 from pipegrid.core.mutable.keys import SigningKey, load_signing_key
+from pipegrid.core.mutable.mutable_share import MutableShare, VerifiedVersions
 from pipegrid.core.mutable.range_update import RangeUpdate
-from pipegrid.core.mutable.received_mutable_share import MutableShare, VerifiedVersions
 from pipegrid.core.mutable.versions import Format, Holding, MutableGeometry, Version, choose
 from pipegrid.core.spans import Range
 from pipegrid.errors import CorruptionError

@@ -6,7 +6,7 @@ from misc.fuzz.choices import Choices
 from pipegrid.core import hash_tree, layout, packed_directory, ueb
 from pipegrid.core.caps import parse_cap
 from pipegrid.core.encoding_parameters import Geometry
-from pipegrid.core.mutable.directory_content import unpack_entries
+from pipegrid.core.mutable.directory_content_edits import unpack_entries
 from pipegrid.core.packed_directory import PackedChild
 from pipegrid.core.received_share import BadPart, parse_ueb_length, prove_leaf, read_layout
 from pipegrid.errors import DirectoryError, UsageError

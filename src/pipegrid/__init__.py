@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pipegrid.core.caps import Cap, ChkCap, LitCap, parse_cap
     from pipegrid.core.encoding_parameters import Params
-    from pipegrid.core.mutable.directory_edits import Link, Rename, Unlink
+    from pipegrid.core.mutable.directory_content_edits import Link, Rename, Unlink
     from pipegrid.errors import (
         AccessProhibited,
         CannotReach,
@@ -87,17 +87,17 @@ _HOMES = {
     "Directory": "pipegrid.tree.directory",
     "GetResult": "pipegrid.transfer.results",
     "Grid": "pipegrid.tree.tree_grid",
-    "Link": "pipegrid.core.mutable.directory_edits",
+    "Link": "pipegrid.core.mutable.directory_content_edits",
     "LitCap": "pipegrid.core.caps",
     "Mirror": "pipegrid.mirror.mirror_api",
     "Params": "pipegrid.core.encoding_parameters",
     "Pipeline": "pipegrid.flow.pipeline",
     "PipelinedAgent": "pipegrid.http11",
     "PutResult": "pipegrid.transfer.results",
-    "Rename": "pipegrid.core.mutable.directory_edits",
+    "Rename": "pipegrid.core.mutable.directory_content_edits",
     "RenewResult": "pipegrid.transfer.results",
     "RepairResult": "pipegrid.transfer.results",
-    "Unlink": "pipegrid.core.mutable.directory_edits",
+    "Unlink": "pipegrid.core.mutable.directory_content_edits",
     "WriteResult": "pipegrid.transfer.mutable.publish",
     "create_local": "pipegrid.grid.client_creation",
     "parse_cap": "pipegrid.core.caps",

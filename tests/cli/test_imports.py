@@ -64,7 +64,7 @@ OURS = (
     "pipegrid.transport.throttle",
     "pipegrid.tree.directory_reading",
     "pipegrid.wire.gbs_mutable",
-    "pipegrid.wire.gbs_surveys",
+    "pipegrid.wire.gbs_surveys_releases",
 )
 OF_GETS = ("pipegrid.core.decoder", "pipegrid.transfer.get.download")
 OF_PUTS = (

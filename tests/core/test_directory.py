@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap, UnknownCap, parse_cap
 from pipegrid.core.hashes import netstring
-from pipegrid.core.mutable.directory_content import unpack_entries
+from pipegrid.core.mutable.directory_content_edits import unpack_entries
 from pipegrid.core.packed_directory import (
     PackedChild,
     directory_cap,

@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core import encoder
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.encoding_parameters import Params
-from pipegrid.core.small_file_decoder import (
+from pipegrid.core.segment_decoding import (
     SMALL_FILE_BYTES,
     Unexpected,
     WholeShareForm,

@@ -7,7 +7,7 @@ import struct
 from typing import Any
 
 from pipegrid.core.caps import LitCap, UnknownCap
-from pipegrid.core.mutable.directory_edits import Edit, Link, SetMetadata
+from pipegrid.core.mutable.directory_content_edits import Edit, Link, SetMetadata
 from pipegrid.gateway.sftp.sftp_messages import (
     Fields,
     FileAttributes,

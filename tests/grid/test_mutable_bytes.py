@@ -7,7 +7,7 @@ from typing import Any
 from pipegrid.core.caps import DirectoryCap, LitCap
 from pipegrid.core.hash_tree import num_nodes
 from pipegrid.core.hashes import HASH_BYTES
-from pipegrid.core.mutable.directory_edits import Link
+from pipegrid.core.mutable.directory_content_edits import Link
 from pipegrid.tree.directory import Directory, create_directory
 from tests.grid.test_mutables import GridTestCase
 from tests.transfer.world import content

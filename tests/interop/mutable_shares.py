@@ -20,12 +20,18 @@ from pipegrid.core import base32
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, parse_cap
 from pipegrid.core.lease_secrets import write_enabler
 from pipegrid.core.mutable.decoder import VersionReader
-from pipegrid.core.mutable.directory_content import unpack_entries
-from pipegrid.core.mutable.directory_edits import Edit, Link, Rename, Unlink, apply_edits
+from pipegrid.core.mutable.directory_content_edits import (
+    Edit,
+    Link,
+    Rename,
+    Unlink,
+    apply_edits,
+    unpack_entries,
+)
 from pipegrid.core.mutable.encoder import EncodedVersion, encode
 from pipegrid.core.mutable.keys import generate
+from pipegrid.core.mutable.mutable_share import MutableShare, VerifiedVersions
 from pipegrid.core.mutable.range_update import RangeUpdate
-from pipegrid.core.mutable.received_mutable_share import MutableShare, VerifiedVersions
 from pipegrid.core.mutable.versions import Format, MutableGeometry, Version, next_sequence_number
 from pipegrid.storage.mutable import slot_file
 from pipegrid.storage.mutable.slot_file import DATA_OFFSET, MutableHeader

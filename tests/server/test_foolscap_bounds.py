@@ -25,7 +25,7 @@ from pipegrid.server.foolscap.broker import (
     ServerBroker,
 )
 from pipegrid.server.foolscap.port import MAX_REMEMBERED, _Recent
-from pipegrid.wire.banana_tokenizer import PING, STRING
+from pipegrid.wire.banana_receiver import PING, STRING
 from tests.wire.test_broker import DECISION, BrokerTestCase, Echo, Transport
 
 MIB = 1 << 20

@@ -46,7 +46,7 @@ from pipegrid.testing.clock import HeapClock
 from pipegrid.testing.grid import EPOCH_S, PORT, SWISSNUM, SimulatedServer
 from pipegrid.testing.link_model import Bottleneck
 from pipegrid.testing.network import SimulatedNetwork, leaks, run
-from pipegrid.testing.simulated_socket import TcpOptions
+from pipegrid.testing.simulated_tcp import TcpOptions
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put.ask_first_policy import AskFirst
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings

@@ -15,8 +15,14 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap, MutableCap
-from pipegrid.core.mutable.directory_content import unpack_entries
-from pipegrid.core.mutable.directory_edits import Edit, Link, Rename, SetMetadata, Unlink
+from pipegrid.core.mutable.directory_content_edits import (
+    Edit,
+    Link,
+    Rename,
+    SetMetadata,
+    Unlink,
+    unpack_entries,
+)
 from pipegrid.errors import ChildExists, NoSuchChild
 from pipegrid.transfer.mutable.mutable_files import MutableFiles
 from pipegrid.transfer.mutable.publish import WriteResult
@@ -320,7 +326,7 @@ class Names(Work):
 
 def _applied(state: State, edits: Sequence[Edit], repeated: bool | int) -> State | None:
     """
-    Return what edits make of a state, or None if they must fail; as ``core.mutable.directory_content``
+    Return what edits make of a state, or None if they must fail; as ``core.mutable.directory_content_edits``
     says it.
     """
     there = dict(state)

@@ -25,7 +25,7 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.disk.atomic_write import part_path
 from pipegrid.testing.fault_plan import Slow
 from pipegrid.testing.grid import InlineWorkers
-from pipegrid.testing.simulated_socket import TcpOptions
+from pipegrid.testing.simulated_tcp import TcpOptions
 from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transport.gbs.requests import GbsSettings
 from tests.simulation.fault_schedules import SMALL

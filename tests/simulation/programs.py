@@ -10,7 +10,7 @@ from zope.interface import implementer
 
 from pipegrid.testing.clock import HeapClock
 from pipegrid.testing.network import SimulatedNetwork, run
-from pipegrid.testing.simulated_transport import SimulatedTransport
+from pipegrid.testing.simulated_tcp import SimulatedTransport
 
 
 class Recorder(Protocol):

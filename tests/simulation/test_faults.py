@@ -26,7 +26,7 @@ from pipegrid.testing.fault_plan import (
     shrink,
 )
 from pipegrid.testing.network import Hung, SentAcross, SimulatedNetwork, run
-from pipegrid.testing.simulated_socket import TcpOptions
+from pipegrid.testing.simulated_tcp import TcpOptions
 from tests.simulation.programs import Echo, Keeping, Recorder, pair
 
 LATENCY_S = 0.05

@@ -18,7 +18,7 @@ from zope.interface.verify import verifyObject
 from pipegrid.testing.clock import HeapClock
 from pipegrid.testing.link_model import Bottleneck
 from pipegrid.testing.network import SimulatedNetwork, bursts, leaks, run, timeline
-from pipegrid.testing.simulated_socket import TcpOptions
+from pipegrid.testing.simulated_tcp import TcpOptions
 from tests.simulation.programs import Echo, Keeping, Recorder, pair
 
 RTT_S = 0.1

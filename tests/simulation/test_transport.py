@@ -10,8 +10,7 @@ from zope.interface.verify import verifyObject
 
 from pipegrid.testing.clock import HeapClock
 from pipegrid.testing.network import SimulatedNetwork, leaks, run
-from pipegrid.testing.simulated_socket import ByteQueue, TcpOptions
-from pipegrid.testing.simulated_transport import BUFFER_BYTES, SimulatedTransport
+from pipegrid.testing.simulated_tcp import BUFFER_BYTES, ByteQueue, SimulatedTransport, TcpOptions
 from tests.simulation.programs import Echo, HalfClosing, Recorder, pair
 
 LATENCY_S = 0.05

@@ -21,9 +21,9 @@ from pipegrid.testing.fault_plan import FaultPlan
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.settings import DownloadSettings, UpkeepSettings
 from pipegrid.transport.gbs.requests import GbsSettings
-from pipegrid.wire import gbs_surveys
+from pipegrid.wire import gbs_surveys_releases
 from pipegrid.wire.gbs_paths_headers import Resource
-from pipegrid.wire.gbs_surveys import SurveyAnswer
+from pipegrid.wire.gbs_surveys_releases import SurveyAnswer
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import LIES, Client, GridWorld, StorageHost
 from tests.simulation.test_grid_budgets import RTT_S, BudgetTestCase
@@ -247,7 +247,7 @@ class FindingsTests(UpkeepTestCase):
     def test_answers_to_other_questions(self) -> None:
         """Bytes of another object, in answers that changed places, are no proof of anything."""
         self.store(20)
-        unpack = gbs_surveys.unpack_answers
+        unpack = gbs_surveys_releases.unpack_survey_answers
         seen: list[bytes] = []
 
         def turn(body: Any, questions: Any) -> Any:
@@ -262,7 +262,7 @@ class FindingsTests(UpkeepTestCase):
                 answers.append(answer._replace(samples=tuple(told)))
             return answers
 
-        self.patch(gbs_surveys, "unpack_answers", turn)
+        self.patch(gbs_surveys_releases, "unpack_survey_answers", turn)
         outcomes, _ = self.check()
         self.assertGreater(len(seen), 20)
         for one in outcomes:

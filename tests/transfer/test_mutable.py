@@ -9,7 +9,7 @@ from unittest import mock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.mutable import keys
-from pipegrid.core.mutable import received_mutable_share as verified
+from pipegrid.core.mutable import mutable_share as verified
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import CapError, NotEnoughSharesError, RollbackError, UnhappyError, UsageError

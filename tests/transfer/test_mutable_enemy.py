@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.mutable import versions as sizes
 from pipegrid.core.mutable.encoder import encode
-from pipegrid.core.mutable.layout import Header, new_sections
+from pipegrid.core.mutable.mutable_share import Header, new_sections
 from pipegrid.core.mutable.versions import (
     MAX_SEQUENCE_NUMBER,
     SALT_BYTES,

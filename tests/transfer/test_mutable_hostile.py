@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
 from pipegrid.core.caps import MutableCap
-from pipegrid.core.mutable.layout import parse_header
+from pipegrid.core.mutable.mutable_share import parse_header
 from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import (
     CorruptionError,

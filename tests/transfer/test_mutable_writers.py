@@ -10,8 +10,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import DirectoryCap, LitCap
-from pipegrid.core.mutable.directory_content import unpack_entries
-from pipegrid.core.mutable.directory_edits import Edit, Link, Rename, Unlink
+from pipegrid.core.mutable.directory_content_edits import Edit, Link, Rename, Unlink, unpack_entries
 from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import UncoordinatedWriteError
 from pipegrid.tree.directory import Directory

@@ -8,7 +8,7 @@ from pathlib import Path
 from twisted.internet.defer import CancelledError, Deferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core.small_file_decoder import SMALL_FILE_BYTES
+from pipegrid.core.segment_decoding import SMALL_FILE_BYTES
 from pipegrid.disk.atomic_write import part_path
 from pipegrid.errors import NotEnoughSharesError
 from pipegrid.transfer.get import small_file_download

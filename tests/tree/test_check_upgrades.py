@@ -8,8 +8,7 @@ from typing import Any
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap, MutableCap
-from pipegrid.core.mutable.directory_content import encrypt_write_cap
-from pipegrid.core.mutable.directory_edits import Edit, Link
+from pipegrid.core.mutable.directory_content_edits import Edit, Link, encrypt_write_cap
 from pipegrid.errors import CapError
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.upkeep import UpkeepOutcome, UpkeepRequest

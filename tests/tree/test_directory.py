@@ -11,8 +11,14 @@ import attrs
 from twisted.internet.defer import DeferredList
 
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, MutableCap, parse_cap
-from pipegrid.core.mutable import directory_content
-from pipegrid.core.mutable.directory_edits import MAX_CHILDREN, MAX_NAME_BYTES, Link, Rename, Unlink
+from pipegrid.core.mutable import directory_content_edits
+from pipegrid.core.mutable.directory_content_edits import (
+    MAX_CHILDREN,
+    MAX_NAME_BYTES,
+    Link,
+    Rename,
+    Unlink,
+)
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, UnhappyError, UsageError
 from pipegrid.tree.directory import Directory, create_directory, look_up, make_directories, move
 from pipegrid.tree.directory_reading import ListingLimits
@@ -60,13 +66,13 @@ class DirectoryTests(GridTestCase):
         Each fails for itself, and what a function of somebody's makes of the bytes goes between them.
         """
         taken: list[int] = []
-        real = directory_content.unpack_entries
+        real = directory_content_edits.unpack_entries
 
         def counted(data: bytes) -> Any:
             taken.append(len(data))
             return real(data)
 
-        self.patch(directory_content, "unpack_entries", counted)
+        self.patch(directory_content_edits, "unpack_entries", counted)
         directory = self.directory
         waiting: list[Any] = [directory.link(f"n{n:03}", A) for n in range(100)]
         waiting += [
@@ -207,13 +213,13 @@ class DirectoryTests(GridTestCase):
         many = [Link(f"{n:04}", A, metadata={"k": "x" * 200}) for n in range(4000)]
         self.world.run(self.directory.change(many))
         parsed: list[int] = []
-        unpack = directory_content.unpack_entries
+        unpack = directory_content_edits.unpack_entries
 
         def counted(data: bytes) -> Any:
             parsed.append(len(data))
             return unpack(data)
 
-        self.patch(directory_content, "unpack_entries", counted)
+        self.patch(directory_content_edits, "unpack_entries", counted)
         began_s = self.world.clock.seconds()
         for n in range(5):
             self.world.run(self.directory.link(f"new {n}", B))

@@ -8,7 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import parse_cap
 from pipegrid.core.encoder import ShareWrite
-from pipegrid.core.mutable.directory_content import LazyEntry
+from pipegrid.core.mutable.directory_content_edits import LazyEntry
 from pipegrid.tree.backup.backup_state_directory import CatalogueState
 from pipegrid.tree.backup.catalogue_store import ChangedCatalogue
 from pipegrid.tree.directory_reading import Entry, Listing

@@ -24,7 +24,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import DirectoryCap, LitCap
-from pipegrid.core.mutable.directory_edits import Edit, Link, Rename, SetMetadata, Unlink
+from pipegrid.core.mutable.directory_content_edits import Edit, Link, Rename, SetMetadata, Unlink
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.errors import ChildExists, NoSuchChild, UsageError
 from pipegrid.transfer.mutable.mutable_files import MutableFiles

@@ -18,8 +18,17 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.wire import foolscap_broker as bounded
-from pipegrid.wire.banana_receiver import ALLOCATED_TOKENS, MAX_FURL_BYTES, Bounds, LimitExceeded
-from pipegrid.wire.banana_tokenizer import CLOSE, INT, OPEN, STRING, VOCAB
+from pipegrid.wire.banana_receiver import (
+    ALLOCATED_TOKENS,
+    CLOSE,
+    INT,
+    MAX_FURL_BYTES,
+    OPEN,
+    STRING,
+    VOCAB,
+    Bounds,
+    LimitExceeded,
+)
 from pipegrid.wire.foolscap_broker import BoundedBroker, call_remote
 from pipegrid.wire.foolscap_interfaces import ALLOCATED, answer_cost
 from tests.wire.test_broker import DECISION, BrokerTestCase, Transport

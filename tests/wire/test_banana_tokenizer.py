@@ -5,7 +5,7 @@ from __future__ import annotations
 from misc.attack.foolscap import call, string, token, value
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.wire.banana_tokenizer import CLOSE, INT, OPEN, PING, STRING, BananaTooLong, Tokens
+from pipegrid.wire.banana_receiver import CLOSE, INT, OPEN, PING, STRING, BananaTooLong, Tokens
 
 STREAM = call(1, 1, b"write", value(1 << 30), value(b"data" * 50)) + token(PING, 300) + string(b"")
 

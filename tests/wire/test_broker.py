@@ -15,8 +15,16 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.wire import banana_receiver
 from pipegrid.wire import foolscap_broker as bounded
-from pipegrid.wire.banana_receiver import Bounds, LimitExceeded
-from pipegrid.wire.banana_tokenizer import ERROR, LONGINT, OPEN, PING, STRING, VOCAB
+from pipegrid.wire.banana_receiver import (
+    ERROR,
+    LONGINT,
+    OPEN,
+    PING,
+    STRING,
+    VOCAB,
+    Bounds,
+    LimitExceeded,
+)
 from pipegrid.wire.foolscap_broker import GRACE_S, BoundedBroker, BoundedNegotiation
 from pipegrid.wire.foolscap_interfaces import MAX_SHARES, RIStorageServer, answer_cost
 

@@ -20,8 +20,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.wire.banana_receiver import Bounds, LimitExceeded
-from pipegrid.wire.banana_tokenizer import CLOSE, INT, OPEN, STRING, VOCAB
+from pipegrid.wire.banana_receiver import CLOSE, INT, OPEN, STRING, VOCAB, Bounds, LimitExceeded
 from pipegrid.wire.foolscap_broker import (
     IDLE_CHECK_S,
     MAX_CALL_BYTES,

@@ -7,11 +7,11 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.wire import cbor
-from pipegrid.wire.gbs_lease_releases import (
+from pipegrid.wire.gbs_surveys_releases import (
     MAX_RELEASE_BYTES,
-    pack_answers,
+    pack_release_answers,
     pack_releases,
-    unpack_answers,
+    unpack_release_answers,
     unpack_releases,
 )
 from pipegrid.wire.storage_messages import (
@@ -36,7 +36,9 @@ class LeaseReleaseMessageTests(SynchronousTestCase):
             self.assertLessEqual(len(packed), MAX_RELEASE_BYTES)
             self.assertEqual(unpack_releases(packed), request)
             answers = ReleaseAnswers(5, (Released(1, 2, 1 << 50), 500)[: count % 3] * (count > 0))
-            self.assertEqual(unpack_answers(pack_answers(answers), len(answers.results)), answers)
+            self.assertEqual(
+                unpack_release_answers(pack_release_answers(answers), len(answers.results)), answers
+            )
 
     def test_what_is_refused(self) -> None:
         """Too many, and fields of another kind or length."""
@@ -61,7 +63,7 @@ class LeaseReleaseMessageTests(SynchronousTestCase):
             [b"", [200]],
             [1, [200, 200]],
         ):
-            self.assertRaises(ValueError, unpack_answers, cbor.dumps(value), 1)
+            self.assertRaises(ValueError, unpack_release_answers, cbor.dumps(value), 1)
 
     def test_secrets_are_not_shown(self) -> None:
         """In logs and tracebacks."""

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.wire import cbor, gbs_surveys
-from pipegrid.wire.gbs_surveys import (
+from pipegrid.wire import cbor, gbs_surveys_releases
+from pipegrid.wire.gbs_surveys_releases import (
     LEASE_NOT_ASKED,
     MAX_QUESTIONS,
     MAX_SAMPLE_BYTES,
@@ -42,13 +42,16 @@ class QuestionsTests(SynchronousTestCase):
     @given(st.lists(questions, max_size=8))
     def test_there_and_back(self, asked: list[Question]) -> None:
         """Whatever is asked arrives."""
-        self.assertEqual(gbs_surveys.unpack_survey(gbs_surveys.pack_survey(asked)), asked)
+        self.assertEqual(
+            gbs_surveys_releases.unpack_survey(gbs_surveys_releases.pack_survey(asked)),
+            asked,
+        )
 
     def test_the_longest(self) -> None:
         """The longest survey fits."""
-        body = gbs_surveys.pack_survey([FULL] * MAX_QUESTIONS)
+        body = gbs_surveys_releases.pack_survey([FULL] * MAX_QUESTIONS)
         self.assertLess(len(body), MAX_SURVEY_BYTES)
-        self.assertEqual(len(gbs_surveys.unpack_survey(body)), MAX_QUESTIONS)
+        self.assertEqual(len(gbs_surveys_releases.unpack_survey(body)), MAX_QUESTIONS)
 
     def test_refused(self) -> None:
         """Everything else is refused with the place."""
@@ -69,9 +72,9 @@ class QuestionsTests(SynchronousTestCase):
             ([[INDEX, [], [[True, 0, 1]]]], "number"),
         ):
             with self.assertRaisesRegex(ValueError, what):
-                gbs_surveys.unpack_survey(cbor.dumps(value))
+                gbs_surveys_releases.unpack_survey(cbor.dumps(value))
         with self.assertRaises(ValueError):
-            gbs_surveys.unpack_survey(bytes(MAX_SURVEY_BYTES + 1))
+            gbs_surveys_releases.unpack_survey(bytes(MAX_SURVEY_BYTES + 1))
 
 
 class AnswersTests(SynchronousTestCase):
@@ -85,8 +88,8 @@ class AnswersTests(SynchronousTestCase):
             503,
             SurveyAnswer(frozenset(), LEASE_NOT_ASKED, (b"abc",)),
         ]
-        body = gbs_surveys.pack_answers(answered)
-        self.assertEqual(gbs_surveys.unpack_answers(body, asked), answered)
+        body = gbs_surveys_releases.pack_survey_answers(answered)
+        self.assertEqual(gbs_surveys_releases.unpack_survey_answers(body, asked), answered)
 
     def test_refused(self) -> None:
         """A server that answers other than it was asked says nothing."""
@@ -106,7 +109,7 @@ class AnswersTests(SynchronousTestCase):
         ):
             body = cbor.dumps([answer])
             with self.assertRaisesRegex(ValueError, what):
-                gbs_surveys.unpack_answers(body, [question])
+                gbs_surveys_releases.unpack_survey_answers(body, [question])
         good: Any = [[], 0, []]
         with self.assertRaisesRegex(ValueError, "2 answers to 1"):
-            gbs_surveys.unpack_answers(cbor.dumps([good, good]), [plain])
+            gbs_surveys_releases.unpack_survey_answers(cbor.dumps([good, good]), [plain])

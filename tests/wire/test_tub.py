@@ -9,7 +9,7 @@ from misc.attack.foolscap import call, token, value
 from twisted.internet.task import Clock
 
 from pipegrid.wire import foolscap_broker
-from pipegrid.wire.banana_tokenizer import PING
+from pipegrid.wire.banana_receiver import PING
 from pipegrid.wire.foolscap_broker import MAX_UNREAD, MAX_UNSENT_BYTES, PONGS_APART_S, CallersBroker
 from tests.wire.test_broker import DECISION, BrokerTestCase
 

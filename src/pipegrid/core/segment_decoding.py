@@ -1,17 +1,22 @@
 """
-Decoding of one segment as a pure job for any thread: verify k blocks, decode, verify, decrypt.
+Decoding of one segment as a pure job for any thread: verify k blocks, decode, verify, decrypt; and of a file
+of one segment from whole shares, the counterpart of ``encoder.encode_whole``.
 
-Source: the format reference, section 7.1, steps 4 to 6.
+Source: the format reference, sections 6 and 7.1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
-from pipegrid.core import erasure
-from pipegrid.core.encoding_parameters import Geometry
-from pipegrid.core.hashes import BLOCK, CRYPTTEXT_SEGMENT, Buffer
+from pipegrid.core import erasure, layout, ueb
+from pipegrid.core.caps import ChkCap
+from pipegrid.core.encoding_parameters import Geometry, Params
+from pipegrid.core.hashes import BLOCK, CRYPTTEXT_SEGMENT, HASH_BYTES, UEB, Buffer
+from pipegrid.core.layout import ShareLayout
+from pipegrid.core.received_share import BadPart, prove_leaf
 from pipegrid.core.stream_cipher import StreamCipher
 
 
@@ -133,3 +138,125 @@ def cut(pieces: list[Buffer] | list[memoryview], start: int, end: int) -> list[B
             result.append(memoryview(piece)[first:last])
         position += len(piece)
     return result
+
+
+SMALL_FILE_BYTES = 128 << 10
+"""Files up to this size are one segment, whichever of today's and earlier writers stored them."""
+
+
+class Unexpected(Exception):
+    """
+    A share is damaged, or is laid out in another way than writers do by default.
+
+    ``Decoder`` tells which, and reads the file in both cases.
+    """
+
+
+class WholeShareForm(NamedTuple):
+    """
+    What the cap of a small file says of each of its shares.
+
+    Attributes:
+        header: the first bytes of every share.
+        share_bytes: the length of every share.
+        ueb_parts: the last section of every share, the UEB with its length, without its three hashes: what is
+            before the hash of the ciphertext, the root of the crypttext hash tree, and that of the share hash
+            tree; and what is after the last one.
+    """
+
+    geometry: Geometry
+    where: ShareLayout
+    header: bytes
+    share_bytes: int
+    ueb_parts: tuple[bytes, bytes, bytes, bytes]
+
+
+def whole_share_form(cap: ChkCap) -> WholeShareForm | None:
+    """Return the form of a file's shares; None if the file is too large to be decoded at once."""
+    return _form(cap.required_shares, cap.total_shares, cap.size)
+
+
+@lru_cache(maxsize=1024)
+def _form(required_shares: int, total_shares: int, size: int) -> WholeShareForm | None:
+    if not 0 < size <= SMALL_FILE_BYTES:
+        return None
+    geometry = Params(required_shares, total_shares).geometry(size)
+    where = layout.for_geometry(geometry)
+    marks = [
+        bytes([number + 1]) * HASH_BYTES for number in range(3)
+    ]  # no number contains such bytes
+    rest, parts = where.pack_ueb(ueb.pack(geometry, *marks)), []
+    for mark in marks:
+        part, rest = rest.split(mark, 1)
+        parts.append(part)
+    return WholeShareForm(
+        geometry,
+        where,
+        where.pack_header(),
+        layout.share_length(geometry, where),
+        (parts[0], parts[1], parts[2], rest),
+    )
+
+
+def decode_whole(cap: ChkCap, form: WholeShareForm, shares: Mapping[int, bytes]) -> bytes:
+    """
+    Return the plaintext of a file, every byte of it proven by the cap.
+
+    All that readers check is checked, and also that nothing in the shares differs from what writers store.
+
+    Args:
+        form: what ``whole_share_form`` returned for the cap.
+        shares: exactly k whole shares, by share number.
+
+    Raises:
+        Unexpected: some share is not as expected.
+    """
+    geometry, where = form.geometry, form.where
+    length = geometry.segment_length(0)
+    end = next(iter(shares.values()))[where.uri_extension :]
+    crypttext_root_hash, share_root_hash = _read_ueb(cap, form, end)
+    blocks: dict[int, bytes] = {}
+    proven: dict[int, bytes] = {}
+    for number, share in shares.items():
+        block = share[where.data : where.unused]
+        block_hash = BLOCK.hash(block)
+        # The tree over one segment is its only leaf, and so the share's leaf is the hash of its block.
+        if (
+            len(share) != form.share_bytes
+            or not share.startswith(form.header)
+            or not share.endswith(end)
+            or share[where.crypttext_hash_tree : where.share_hashes]
+            != crypttext_root_hash + block_hash
+        ):
+            raise Unexpected
+        chain = share[where.share_hashes : where.uri_extension]
+        try:
+            leaf = prove_leaf(chain, number, geometry.total_shares, share_root_hash, 0, proven)
+        except BadPart:
+            raise Unexpected from None
+        if leaf != block_hash:
+            raise Unexpected
+        blocks[number] = block
+    pieces = erasure.decode(blocks, geometry.required_shares, geometry.total_shares, length)
+    ciphertext = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    if CRYPTTEXT_SEGMENT.hash(ciphertext) != crypttext_root_hash:
+        raise Unexpected
+    plaintext = bytearray(length)
+    StreamCipher(cap.key).apply(ciphertext, plaintext)
+    return bytes(plaintext)
+
+
+def _read_ueb(cap: ChkCap, form: WholeShareForm, end: bytes) -> tuple[bytes, bytes]:
+    """Return the roots of the crypttext hash tree and of the share hash tree from the end of a share."""
+    first, second, third, last = form.ueb_parts
+    root = len(first) + HASH_BYTES + len(second)
+    share_root = root + HASH_BYTES + len(third)
+    if (
+        UEB.hash(end[form.where.ueb_length_bytes :]) != cap.ueb_hash
+        or not end.startswith(first)
+        or end[root - len(second) : root] != second
+        or end[root + HASH_BYTES : share_root] != third
+        or end[share_root + HASH_BYTES :] != last
+    ):
+        raise Unexpected
+    return end[root : root + HASH_BYTES], end[share_root : share_root + HASH_BYTES]

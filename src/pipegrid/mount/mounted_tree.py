@@ -17,7 +17,7 @@ from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, MutableCap
-from pipegrid.core.mutable.directory_content import is_time
+from pipegrid.core.mutable.directory_content_edits import is_time
 from pipegrid.errors import PipegridError, SinkError
 from pipegrid.tree.backup.catalogue import BackupRun
 from pipegrid.tree.backup.run_paths import choose_run

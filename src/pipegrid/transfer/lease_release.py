@@ -1,7 +1,7 @@
 """
 Release this client's leases on many objects at once, so that servers free their space before the leases end.
 
-Servers of PipeGrid take such requests (``wire.gbs_lease_releases``); on others leases end by themselves.
+Servers of PipeGrid take such requests (``wire.gbs_surveys_releases``); on others leases end by themselves.
 """
 
 from __future__ import annotations

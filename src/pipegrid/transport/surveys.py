@@ -10,7 +10,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.errors import NoSuchShare, ServerError
 from pipegrid.transport.interface import StorageServer
-from pipegrid.wire.gbs_surveys import MAX_QUESTIONS, Question, Sample
+from pipegrid.wire.gbs_surveys_releases import MAX_QUESTIONS, Question, Sample
 from pipegrid.wire.storage_messages import LeaseSecrets
 
 __all__ = ["MAX_QUESTIONS", "Question", "Sample", "Surveyed", "survey"]
@@ -88,10 +88,10 @@ def survey(
     server: StorageServer, questions: Sequence[Question], told: OnSurveyed
 ) -> Deferred[None]:
     """
-    Ask a server many questions, in one request if it supports surveys (``wire.gbs_surveys``), otherwise
-    in ordinary requests that are sent at the same time: in both cases it is one round trip. The questions
-    are not ordered with uploads to the same server, unlike the contract's other operations: they are
-    meant for files that do not change.
+    Ask a server many questions, in one request if it supports surveys (``wire.gbs_surveys_releases``),
+    otherwise in ordinary requests that are sent at the same time: in both cases it is one round trip. The
+    questions are not ordered with uploads to the same server, unlike the contract's other operations: they
+    are meant for files that do not change.
 
     Args:
         questions: at most ``MAX_QUESTIONS``.

@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap
-from pipegrid.core.mutable.directory_edits import Edit, Link
+from pipegrid.core.mutable.directory_content_edits import Edit, Link
 from pipegrid.core.packed_directory import PackedChild, directory_cap, pack_immutable
 from pipegrid.core.text import composed, printable
 from pipegrid.errors import ChildExists, DirectoryError, PipegridError, SourceError, UsageError

@@ -22,21 +22,19 @@ from pipegrid.core.caps import (
     unknown_kind,
 )
 from pipegrid.core.encoding_parameters import Params
-from pipegrid.core.mutable.directory_content import (
-    OpenDirectory,
-    content_if_applied,
-    merge_directories,
-    pack_entries,
-)
-from pipegrid.core.mutable.directory_edits import (
+from pipegrid.core.mutable.directory_content_edits import (
     Edit,
     Link,
+    OpenDirectory,
     Rename,
     SetMetadata,
     Unlink,
     apply_edits,
+    content_if_applied,
     edited,
+    merge_directories,
     name_bytes,
+    pack_entries,
     pack_new,
 )
 from pipegrid.core.text import composed, printable
@@ -78,7 +76,7 @@ class NamesEdit(StepwiseEdit):
         return OpenDirectory.of(content)
 
     def step(self, opened: OpenDirectory) -> OpenDirectory:
-        """See ``StepwiseEdit``; raises as ``core.mutable.directory_edits.apply_edits`` does."""
+        """See ``StepwiseEdit``; raises as ``core.mutable.directory_content_edits.apply_edits`` does."""
         return edited(opened, self._edits, self._writekey, self._now(), self._repeated)
 
     def close(self, opened: OpenDirectory) -> bytes:
@@ -146,7 +144,7 @@ class ChosenEdit(StepwiseEdit):
         return content
 
     def step(self, opened: bytes) -> bytes:
-        """See ``StepwiseEdit``; raises as ``core.mutable.directory_edits.apply_edits`` does."""
+        """See ``StepwiseEdit``; raises as ``core.mutable.directory_content_edits.apply_edits`` does."""
         edits = self._choose(opened)
         made = apply_edits(opened, edits, self._writekey, self._now(), self._repeated)
         self.result = made
@@ -344,7 +342,7 @@ class Directory:
         replace: bool = False,
     ) -> WriteResult:
         """
-        Put a child into the directory; see ``core.mutable.directory_edits.Link``.
+        Put a child into the directory; see ``core.mutable.directory_content_edits.Link``.
 
         Raises (through the Deferred):
             ChildExists: a child has this name and ``replace`` does not allow replacing it.
@@ -465,7 +463,7 @@ class Directory:
     @as_deferred
     async def change(self, edits: Sequence[Edit]) -> WriteResult:
         """
-        Apply edits (``core.mutable.directory_content``) in order, in one publish: all take effect, or none.
+        Apply edits (``Link``, ``Unlink``, ``Rename``, ``SetMetadata``) in order, in one publish, or none.
 
         Raises (through the Deferred):
             CapError: the cap cannot write, or the directory can never change.

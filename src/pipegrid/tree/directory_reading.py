@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.argument_checks import check_kind
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, UnknownCap
-from pipegrid.core.mutable.directory_content import open_write_cap
+from pipegrid.core.mutable.directory_content_edits import open_write_cap
 from pipegrid.core.packed_directory import entry_bytes, entry_texts, immutable_cap, readonly_cap
 from pipegrid.core.text import printable
 from pipegrid.errors import CapError, DirectoryError, PipegridError

@@ -33,8 +33,18 @@ from pipegrid.reactor.deferreds import Waiters
 from pipegrid.reactor.tcp_socks5_endpoints import endpoint_through
 from pipegrid.reactor.tcp_transport import StallWatch, unsent_bytes
 from pipegrid.reactor.tls_settings import bound_handshakes, only_forward_secret, self_signed_pem
-from pipegrid.wire.banana_receiver import ANSWER_COST, BoundedReceiver, Bounds, LimitExceeded
-from pipegrid.wire.banana_tokenizer import CLOSE, INT, LONGINT, OPEN, STRING, VOCAB
+from pipegrid.wire.banana_receiver import (
+    ANSWER_COST,
+    CLOSE,
+    INT,
+    LONGINT,
+    OPEN,
+    STRING,
+    VOCAB,
+    BoundedReceiver,
+    Bounds,
+    LimitExceeded,
+)
 from pipegrid.wire.server_address import place_of
 
 # Foolscap releases each remote object at once, by a call that is answered. The writer of a small share is
@@ -171,7 +181,7 @@ class BoundedNegotiation(StrictNegotiation):
         transport.abortConnection()
 
 
-# Limits of a connection. Each token is handled as in Foolscap, but is read by ``wire.banana_tokenizer``. For
+# Limits of a connection. Each token is handled as in Foolscap, but is read by ``wire.banana_receiver``. For
 # clients and servers alike:
 #
 # * A message has an allowance for its size in memory (``TOKEN_COST`` per token, and its bodies), charged

@@ -11,7 +11,7 @@ from typing import Any
 from pipegrid.core.mutable.decoder import VersionReader
 from pipegrid.core.mutable.encoder import EncodedVersion, encode
 from pipegrid.core.mutable.keys import SigningKey, load_signing_key
-from pipegrid.core.mutable.received_mutable_share import MutableShare, VerifiedVersions
+from pipegrid.core.mutable.mutable_share import MutableShare, VerifiedVersions
 from pipegrid.core.mutable.versions import Format, MutableGeometry
 from tests import vectors
 

@@ -13,26 +13,24 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, UnknownCap, parse_cap
 from pipegrid.core.hashes import netstring
-from pipegrid.core.mutable import directory_content, directory_edits
-from pipegrid.core.mutable.directory_content import (
+from pipegrid.core.mutable import directory_content_edits
+from pipegrid.core.mutable.directory_content_edits import (
     MAX_METADATA_BYTES,
     MAX_METADATA_DEPTH,
-    MEMORY_MULTIPLE,
-    decrypt_write_cap,
-    encrypt_write_cap,
-    merge_directories,
-    pack_entries,
-    parse_metadata,
-    unpack_entries,
-)
-from pipegrid.core.mutable.directory_edits import (
     MAX_NAME_BYTES,
+    MEMORY_MULTIPLE,
     Edit,
     Link,
     Rename,
     Unlink,
     apply_edits,
+    decrypt_write_cap,
+    encrypt_write_cap,
+    merge_directories,
     new_entry,
+    pack_entries,
+    parse_metadata,
+    unpack_entries,
 )
 from pipegrid.core.packed_directory import entry_fields
 from pipegrid.errors import ChildExists, DirectoryError, NoSuchChild, UsageError
@@ -403,17 +401,17 @@ class BoundsTests(SynchronousTestCase):
 
     def test_limits(self) -> None:
         """Too many bytes or entries are refused by name, reading and writing."""
-        self.patch(directory_content, "MAX_ENTRIES", 3)
+        self.patch(directory_content_edits, "MAX_ENTRIES", 3)
         three = b"".join(stored(name) for name in (b"a", b"b", b"c"))
         self.assertEqual(len(unpack_entries(three)), 3)
         self.assertRaises(DirectoryError, unpack_entries, three + stored(b"d"))
-        self.patch(directory_edits, "MAX_CHILDREN", 3)
+        self.patch(directory_content_edits, "MAX_CHILDREN", 3)
         self.assertRaises(UsageError, apply_edits, three, [Link("d", LIT)], W, 1)
-        self.patch(directory_edits, "MAX_CHILDREN", 1)
+        self.patch(directory_content_edits, "MAX_CHILDREN", 1)
         self.assertRaises(UsageError, apply_edits, three, [Link("d", LIT)], W, 1)
         self.assertEqual(len(unpack_entries(apply_edits(three, [Unlink("a")], W, 1))), 2)
-        self.patch(directory_content, "MAX_DIRECTORY_BYTES", len(three))
-        self.patch(directory_edits, "MAX_DIRECTORY_BYTES", len(three))
+        self.patch(directory_content_edits, "MAX_DIRECTORY_BYTES", len(three))
+        self.patch(directory_content_edits, "MAX_DIRECTORY_BYTES", len(three))
         self.assertEqual(len(unpack_entries(three)), 3)
         self.assertRaises(DirectoryError, unpack_entries, three + b"x")
         self.assertRaises(UsageError, apply_edits, three, [Rename("a", "longer")], W, 1)

@@ -12,8 +12,13 @@ from pipegrid.core import hash_tree
 from pipegrid.core.mutable.decoder import VersionReader
 from pipegrid.core.mutable.encoder import EncodedVersion, assemble, code_segment
 from pipegrid.core.mutable.keys import data_key
-from pipegrid.core.mutable.layout import MAX_HEADER_BYTES, parse_header
-from pipegrid.core.mutable.received_mutable_share import MutableShare, Part, VerifiedVersions
+from pipegrid.core.mutable.mutable_share import (
+    MAX_HEADER_BYTES,
+    MutableShare,
+    Part,
+    VerifiedVersions,
+    parse_header,
+)
 from pipegrid.core.mutable.versions import SIGNED_BYTES, Format, MutableGeometry
 from pipegrid.errors import CorruptionError
 from tests.core.mutable.support import book, key, make, reader_of, shares_of

@@ -166,8 +166,8 @@ class KeyTests(SynchronousTestCase):
     def test_commands_that_need_no_key_do_not_wait_for_rsa(self) -> None:
         """Importing what reads shares imports no asymmetric cryptography."""
         code = (
-            "import sys, pipegrid.core.mutable.received_mutable_share, pipegrid.core.mutable.range_update, "
-            "pipegrid.core.mutable.directory_content; "
+            "import sys, pipegrid.core.mutable.mutable_share, pipegrid.core.mutable.range_update, "
+            "pipegrid.core.mutable.directory_content_edits; "
             "print([m for m in sys.modules if 'asymmetric' in m or 'serialization' in m])"
         )
         source = str(Path(pipegrid.__file__).parent.parent)

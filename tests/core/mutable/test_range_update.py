@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.mutable.encoder import EncodedVersion
+from pipegrid.core.mutable.mutable_share import MutableShare
 from pipegrid.core.mutable.range_update import MAX_GROWING_SEGMENTS, RangeUpdate
-from pipegrid.core.mutable.received_mutable_share import MutableShare
 from pipegrid.core.mutable.versions import MAX_MUTABLE_BYTES, Format, Version
 from pipegrid.errors import CorruptionError, UsageError
 from tests.core.mutable.support import book, key, make, reader_of, shares_of, write_into

@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import LitCap
-from pipegrid.core.mutable.directory_content import (
+from pipegrid.core.mutable.directory_content_edits import (
+    Edit,
+    Link,
+    Rename,
+    Unlink,
+    apply_edits,
     content_if_applied,
     merge_directories,
     pack_entries,
     unpack_entries,
 )
-from pipegrid.core.mutable.directory_edits import Edit, Link, Rename, Unlink, apply_edits
 from pipegrid.errors import DirectoryError, NoSuchChild
 
 A, B, C, D = (LitCap(text) for text in (b"a", b"b", b"c", b"d"))

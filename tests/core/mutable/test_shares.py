@@ -15,7 +15,7 @@ from pipegrid.core.caps import parse_cap
 from pipegrid.core.mutable.decoder import VersionReader
 from pipegrid.core.mutable.encoder import encode
 from pipegrid.core.mutable.keys import load_signing_key
-from pipegrid.core.mutable.received_mutable_share import MutableShare, Part, VerifiedVersions
+from pipegrid.core.mutable.mutable_share import MutableShare, Part, VerifiedVersions
 from pipegrid.core.mutable.versions import Format, MutableGeometry
 from pipegrid.errors import CorruptionError, UsageError
 from tests import vectors

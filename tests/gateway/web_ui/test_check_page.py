@@ -8,7 +8,7 @@ from itertools import pairwise
 from twisted.internet.task import Clock
 
 from pipegrid.core.caps import DirectoryCap, LitCap
-from pipegrid.core.mutable.directory_edits import Link
+from pipegrid.core.mutable.directory_content_edits import Link
 from pipegrid.gateway.transfer_records import MAX_SAMPLES, TransferRecord
 from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui import transfers_page

@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, ensureDeferred
 
 from pipegrid.core.caps import LitCap
-from pipegrid.core.mutable.directory_edits import Link
+from pipegrid.core.mutable.directory_content_edits import Link
 from tests.browser import Page, running_browser
 from tests.gateway.web_ui.browser_world import DESK, PHONE, BrowserTestCase, reactor
 

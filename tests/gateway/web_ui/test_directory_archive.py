@@ -19,7 +19,7 @@ from zope.interface import implementer
 
 from pipegrid.core import base32
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap, UnknownCap
-from pipegrid.core.mutable.directory_edits import Link
+from pipegrid.core.mutable.directory_content_edits import Link
 from pipegrid.errors import AccessProhibited, DirectoryError, NotEnoughSharesError
 from pipegrid.gateway.body_spool import BodyRefused, BodySpool, SpoolSpace
 from pipegrid.gateway.http_response import ResponseStream

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import attrs
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, UnknownCap, parse_cap
-from pipegrid.core.mutable.directory_edits import Link
+from pipegrid.core.mutable.directory_content_edits import Link
 from pipegrid.core.packed_directory import directory_cap, pack_immutable
 from pipegrid.gateway import form_body
 from pipegrid.gateway.web_api import form_upload

@@ -11,9 +11,15 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.server.connection_turns import ACTIVE_S
 from pipegrid.server.gbs.http_connection import GbsConnection
-from pipegrid.wire import gbs_bundles, gbs_cbor_bodies, gbs_mutable, gbs_paths_headers, gbs_surveys
+from pipegrid.wire import (
+    gbs_bundles,
+    gbs_cbor_bodies,
+    gbs_mutable,
+    gbs_paths_headers,
+    gbs_surveys_releases,
+)
 from pipegrid.wire.gbs_bundles import BundledUpload
-from pipegrid.wire.gbs_surveys import Question, SurveyAnswer
+from pipegrid.wire.gbs_surveys_releases import Question, SurveyAnswer
 from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, UploadSecrets
 from tests.server.gbs import support as http
 from tests.server.gbs.test_mutable import change
@@ -262,12 +268,12 @@ class TurnTests(http.ServerTestCase):
         connection, transport = self.connect()
         other = bytes(16)
         questions = [Question(SI if number % 2 else other, SECRETS.lease) for number in range(64)]
-        body = gbs_surveys.pack_survey(questions)
+        body = gbs_surveys_releases.pack_survey(questions)
         request = http.head("POST", gbs_paths_headers.SURVEY_PATH, body=body) + body
         self.made.clear()
         self.assertLessEqual(self.longest_turn(lambda: connection.dataReceived(request)), 4)
         (reply,) = http.parse_replies(transport.written)
-        found = gbs_surveys.unpack_answers(reply.body, questions)
+        found = gbs_surveys_releases.unpack_survey_answers(reply.body, questions)
         nothing = SurveyAnswer(frozenset(), 404, ())
         self.assertEqual(found, [nothing, SurveyAnswer(frozenset({0}), 204, ())] * 32)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from unittest import mock
 
 from pipegrid.errors import NoSpace
-from pipegrid.wire import gbs_cbor_bodies, gbs_paths_headers, gbs_surveys
-from pipegrid.wire.gbs_surveys import MAX_SURVEY_BYTES, Question, Sample, SurveyAnswer
+from pipegrid.wire import gbs_cbor_bodies, gbs_paths_headers, gbs_surveys_releases
+from pipegrid.wire.gbs_surveys_releases import MAX_SURVEY_BYTES, Question, Sample, SurveyAnswer
 from tests.server.gbs.support import (
     Reply,
     ServerTestCase,
@@ -33,8 +33,8 @@ class SurveyTests(ServerTestCase):
 
     def survey(self, *questions: Question) -> list[SurveyAnswer | int]:
         """Return what is answered to them."""
-        body = gbs_surveys.pack_survey(questions)
-        return gbs_surveys.unpack_answers(self.post(body).body, questions)
+        body = gbs_surveys_releases.pack_survey(questions)
+        return gbs_surveys_releases.unpack_survey_answers(self.post(body).body, questions)
 
     def post(self, body: bytes, *lines: bytes) -> Reply:
         """Return the answer to any body."""
@@ -107,7 +107,7 @@ class SurveyTests(ServerTestCase):
         waiting: deque[object] = deque()
         busy[SI] = waiting  # type: ignore[assignment]
         connection, transport = self.connect()
-        body = gbs_surveys.pack_survey([Question(SI, LEASE), Question(NOBODY)])
+        body = gbs_surveys_releases.pack_survey([Question(SI, LEASE), Question(NOBODY)])
         connection.dataReceived(head("POST", gbs_paths_headers.SURVEY_PATH, body=body) + body)
         self.settle()
         self.assertEqual(transport.written, b"")
@@ -123,7 +123,9 @@ class SurveyTests(ServerTestCase):
         self.store_two()
         busy = self.service.slots._busy
         busy[SI] = deque()
-        body = gbs_surveys.pack_survey([Question(SI, LEASE, (Sample(0, 0, 200),) * 4)] * 64)
+        body = gbs_surveys_releases.pack_survey(
+            [Question(SI, LEASE, (Sample(0, 0, 200),) * 4)] * 64
+        )
         connection, transport = self.connect()
         connection.dataReceived(head("POST", gbs_paths_headers.SURVEY_PATH, body=body) + body)
         self.settle()

@@ -11,7 +11,7 @@ from pipegrid.core.hash_tree import VerifiedTree, group_end, nodes_to_read
 from pipegrid.core.hashes import HASH_BYTES, Buffer
 from pipegrid.core.isal import uninitialised
 from pipegrid.core.mutable.keys import data_key
-from pipegrid.core.mutable.received_mutable_share import MutableShare, Part, damaged
+from pipegrid.core.mutable.mutable_share import MutableShare, Part, damaged
 from pipegrid.core.mutable.versions import MutableGeometry, Version
 from pipegrid.core.received_share import BadPart, ShareTree, prove_leaf
 from pipegrid.core.segment_decoding import Block, SegmentResult, cut, joined

@@ -14,7 +14,7 @@ from pipegrid.core.encoder import ShareWrite
 from pipegrid.core.hashes import BLOCK, Buffer
 from pipegrid.core.isal import uninitialised
 from pipegrid.core.mutable.keys import SigningKey, data_key
-from pipegrid.core.mutable.layout import Header, new_sections
+from pipegrid.core.mutable.mutable_share import Header, new_sections
 from pipegrid.core.mutable.versions import SALT_BYTES, Format, MutableGeometry, Version
 from pipegrid.core.segment_decoding import cut
 from pipegrid.core.stream_cipher import StreamCipher

@@ -23,8 +23,7 @@ from pipegrid.core.mutable.encoder import (
     sign_version,
 )
 from pipegrid.core.mutable.keys import SigningKey
-from pipegrid.core.mutable.layout import Header, Sections
-from pipegrid.core.mutable.received_mutable_share import MutableShare, Part, damaged
+from pipegrid.core.mutable.mutable_share import Header, MutableShare, Part, Sections, damaged
 from pipegrid.core.mutable.versions import Format, Version
 from pipegrid.core.segment_decoding import SegmentResult, cut
 from pipegrid.core.spans import Range, Spans

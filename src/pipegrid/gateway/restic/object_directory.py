@@ -10,7 +10,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, DirectoryCap
-from pipegrid.core.mutable.directory_edits import Link, Unlink
+from pipegrid.core.mutable.directory_content_edits import Link, Unlink
 from pipegrid.errors import ChildExists, DirectoryError
 from pipegrid.reactor.deferreds import Waiters
 from pipegrid.tree.directory import Directory

@@ -20,7 +20,7 @@ import attrs
 from twisted.internet.defer import Deferred, DeferredLock
 
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, MutableCap
-from pipegrid.core.mutable.directory_edits import Link, SetMetadata
+from pipegrid.core.mutable.directory_content_edits import Link, SetMetadata
 from pipegrid.errors import ChildExists
 from pipegrid.gateway.sftp.sftp_attributes import metadata_changes
 from pipegrid.gateway.sftp.sftp_messages import FileAttributes, SftpError

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pipegrid.core.mutable.directory_content import is_time
+from pipegrid.core.mutable.directory_content_edits import is_time
 from pipegrid.gateway.sftp.sftp_messages import FileAttributes
 from pipegrid.tree.directory_reading import Kind
 from pipegrid.tree.file_metadata import KEY, restored

@@ -9,7 +9,7 @@ import attrs
 from twisted.internet.defer import CancelledError
 
 from pipegrid.core.caps import DirectoryCap, MutableCap
-from pipegrid.core.mutable.directory_edits import SetMetadata
+from pipegrid.core.mutable.directory_content_edits import SetMetadata
 from pipegrid.core.text import composed, printable
 from pipegrid.errors import CapError, ChildExists, NoSuchChild, PipegridError
 from pipegrid.gateway.sftp.file_writer import LinkPlace, WrittenFile, WrittenFiles, merged

@@ -18,7 +18,7 @@ from pipegrid.core.caps import (
     UnknownCap,
     parse_cap,
 )
-from pipegrid.core.mutable.directory_edits import Link
+from pipegrid.core.mutable.directory_content_edits import Link
 from pipegrid.core.packed_directory import PackedChild
 from pipegrid.errors import CapError
 from pipegrid.gateway.web_api.web_arguments import Replace

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipegrid.core.caps import DirectoryCap, UnknownCap
-from pipegrid.core.mutable.directory_edits import Link, Unlink
+from pipegrid.core.mutable.directory_content_edits import Link, Unlink
 from pipegrid.core.text import composed
 from pipegrid.errors import ChildExists, NotEnoughSharesError, PipegridError
 from pipegrid.gateway.http_response import JSON_OF_OBJECTS, HttpResponse, json_text

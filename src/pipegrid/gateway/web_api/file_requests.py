@@ -6,7 +6,7 @@ from io import BytesIO
 from typing import Any
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, UnknownCap, writes
-from pipegrid.core.mutable.directory_edits import Link
+from pipegrid.core.mutable.directory_content_edits import Link
 from pipegrid.errors import NotEnoughSharesError
 from pipegrid.gateway.body_spool import BodySpool
 from pipegrid.gateway.http_response import JSON_OF_OBJECTS, HttpResponse, json_text

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from pipegrid.core.caps import DirectoryCap
-from pipegrid.core.mutable.directory_edits import Link
+from pipegrid.core.mutable.directory_content_edits import Link
 from pipegrid.core.text import composed, counted, printable
 from pipegrid.errors import PipegridError
 from pipegrid.gateway.form_body import FormFile

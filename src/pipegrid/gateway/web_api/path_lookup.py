@@ -16,7 +16,7 @@ from pipegrid.core.caps import (
     parse_cap,
     writes,
 )
-from pipegrid.core.mutable.directory_content import OpenDirectory
+from pipegrid.core.mutable.directory_content_edits import OpenDirectory
 from pipegrid.core.text import composed, printable
 from pipegrid.errors import CapError, NotEnoughSharesError
 from pipegrid.gateway.web_api.web_errors import WebError

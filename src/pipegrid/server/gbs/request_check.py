@@ -20,10 +20,9 @@ from pipegrid.storage.uploads.eviction import NOBODY, Client
 from pipegrid.wire import (
     gbs_bundles,
     gbs_cbor_bodies,
-    gbs_lease_releases,
     gbs_mutable,
     gbs_paths_headers,
-    gbs_surveys,
+    gbs_surveys_releases,
 )
 from pipegrid.wire.gbs_paths_headers import GbsTarget, Resource
 from pipegrid.wire.storage_messages import LeaseSecrets
@@ -179,7 +178,9 @@ _RULES: dict[Resource, dict[bytes, Rule]] = {
     },
     Resource.SURVEY: {
         b"POST": Rule(
-            Operation.SURVEY, body_limit_bytes=gbs_surveys.MAX_SURVEY_BYTES, answers_cbor=True
+            Operation.SURVEY,
+            body_limit_bytes=gbs_surveys_releases.MAX_SURVEY_BYTES,
+            answers_cbor=True,
         )
     },
     Resource.READ_BUNDLE: {
@@ -192,7 +193,7 @@ _RULES: dict[Resource, dict[bytes, Rule]] = {
     Resource.RELEASE_LEASES: {
         b"POST": Rule(
             Operation.RELEASE_LEASES,
-            body_limit_bytes=gbs_lease_releases.MAX_RELEASE_BYTES,
+            body_limit_bytes=gbs_surveys_releases.MAX_RELEASE_BYTES,
             answers_cbor=True,
         )
     },

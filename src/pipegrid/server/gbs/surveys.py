@@ -1,6 +1,6 @@
 """
 Answers surveys: questions about many files in one request, each as its own requests would be
-(``wire.gbs_surveys``); and releases of many leases.
+(``wire.gbs_surveys_releases``); and releases of many leases.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pipegrid.server.gbs.body_receivers import InSteps, ReadService, read_part, 
 from pipegrid.server.gbs.request_check import Operation, Rule
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.server.gbs.slot_requests import SlotQueue
-from pipegrid.wire import gbs_lease_releases, gbs_surveys
-from pipegrid.wire.gbs_surveys import LEASE_NOT_ASKED, Question, SurveyAnswer
+from pipegrid.wire import gbs_surveys_releases
+from pipegrid.wire.gbs_surveys_releases import LEASE_NOT_ASKED, Question, SurveyAnswer
 from pipegrid.wire.storage_messages import (
     LeaseRelease,
     LeaseSecrets,
@@ -53,7 +53,7 @@ class Survey(InSteps):
 
     def _look_in_steps(self, body: Buffer) -> Iterator[None]:
         try:
-            questions = gbs_surveys.unpack_survey(body)
+            questions = gbs_surveys_releases.unpack_survey(body)
         except ValueError as error:
             self.refuse(responses.text(400, str(error)))
             return
@@ -81,7 +81,7 @@ class Survey(InSteps):
         return DeferredList(self._waiting).addCallback(lambda _: self._packed())
 
     def _packed(self) -> Answer:
-        return responses.cbor(gbs_surveys.pack_answers(self._results))
+        return responses.cbor(gbs_surveys_releases.pack_survey_answers(self._results))
 
 
 def _look(service: SurveyService, question: Question) -> SurveyAnswer | int:
@@ -118,7 +118,7 @@ def _note_lease(status: int, results: list[SurveyAnswer | int], number: int) -> 
         results[number] = SurveyAnswer(found.numbers, status, found.samples)
 
 
-# Releases of leases: many leases of one client in one request (``wire.gbs_lease_releases``).
+# Releases of leases: many leases of one client in one request (``wire.gbs_surveys_releases``).
 
 
 class LeaseReleasesCall(InSteps):
@@ -135,7 +135,7 @@ class LeaseReleasesCall(InSteps):
 
     def _release_in_steps(self, body: Buffer) -> Iterator[None]:
         try:
-            request = gbs_lease_releases.unpack_releases(body)
+            request = gbs_surveys_releases.unpack_releases(body)
         except ValueError as error:
             self.refuse(responses.text(400, str(error)))
             return
@@ -155,6 +155,8 @@ class LeaseReleasesCall(InSteps):
         def pack(outcomes: list[tuple[bool, Released | int]]) -> Answer:
             results = tuple(result for _, result in outcomes)
             now = self._service.store.now
-            return responses.cbor(gbs_lease_releases.pack_answers(ReleaseAnswers(now, results)))
+            return responses.cbor(
+                gbs_surveys_releases.pack_release_answers(ReleaseAnswers(now, results))
+            )
 
         return DeferredList(self._results).addCallback(pack)

@@ -10,7 +10,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import ChkCap
-from pipegrid.core.small_file_decoder import (
+from pipegrid.core.segment_decoding import (
     Unexpected,
     WholeShareForm,
     decode_whole,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.mutable.keys import SigningKey, open_signing_key
-from pipegrid.core.mutable.received_mutable_share import Part, VerifiedVersions
+from pipegrid.core.mutable.mutable_share import Part, VerifiedVersions
 from pipegrid.core.mutable.versions import Choice, Version, checkstring_order
 from pipegrid.errors import CorruptionError, NotEnoughSharesError, ServerError, UsageError
 from pipegrid.reactor.deferreds import gather

@@ -13,9 +13,14 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from pipegrid.core.mutable.keys import SigningKey
-from pipegrid.core.mutable.layout import MAX_HEADER_BYTES, Header, new_sections
+from pipegrid.core.mutable.mutable_share import (
+    MAX_HEADER_BYTES,
+    Header,
+    MutableShare,
+    VerifiedVersions,
+    new_sections,
+)
 from pipegrid.core.mutable.range_update import RangeUpdate
-from pipegrid.core.mutable.received_mutable_share import MutableShare, VerifiedVersions
 from pipegrid.core.mutable.versions import SALT_BYTES, Format, Version, next_sequence_number
 from pipegrid.errors import (
     CorruptionError,

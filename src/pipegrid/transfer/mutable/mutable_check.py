@@ -11,7 +11,7 @@ import attrs
 from pipegrid.core.caps import MutableCap
 from pipegrid.core.mutable.decoder import VersionReader
 from pipegrid.core.mutable.keys import load_verifying_key, open_signing_key
-from pipegrid.core.mutable.received_mutable_share import Part, VerifiedVersions, check_signed
+from pipegrid.core.mutable.mutable_share import Part, VerifiedVersions, check_signed
 from pipegrid.core.mutable.versions import Choice, Version
 from pipegrid.core.placement import possible_happiness, servers_of_happiness
 from pipegrid.errors import CorruptionError, NoSuchShare, ServerError, UncoordinatedWriteError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipegrid.core.mutable.received_mutable_share import without_advice
+from pipegrid.core.mutable.mutable_share import without_advice
 from pipegrid.core.mutable.versions import Version
 from pipegrid.core.text import counted
 from pipegrid.errors import CapError, NotEnoughSharesError, RollbackError

@@ -17,7 +17,7 @@ from pipegrid.core.hashes import Buffer
 from pipegrid.core.mutable import keys
 from pipegrid.core.mutable.encoder import encode
 from pipegrid.core.mutable.keys import SigningKey
-from pipegrid.core.mutable.received_mutable_share import VerifiedVersions
+from pipegrid.core.mutable.mutable_share import VerifiedVersions
 from pipegrid.core.mutable.versions import (
     FIRST_SEQUENCE_NUMBER,
     SALT_BYTES,

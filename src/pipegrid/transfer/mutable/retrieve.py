@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.mutable.decoder import VersionReader
-from pipegrid.core.mutable.received_mutable_share import MutableShare
+from pipegrid.core.mutable.mutable_share import MutableShare
 from pipegrid.core.mutable.versions import Version
 from pipegrid.core.spans import Spans
 from pipegrid.core.text import counted

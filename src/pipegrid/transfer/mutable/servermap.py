@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from pipegrid.core.mutable.received_mutable_share import MutableShare, VerifiedVersions
+from pipegrid.core.mutable.mutable_share import MutableShare, VerifiedVersions
 from pipegrid.core.mutable.versions import Choice, Holding, Version, choose
 from pipegrid.core.placement import place_shares, servers_of_happiness
 from pipegrid.errors import CorruptionError, ServerError

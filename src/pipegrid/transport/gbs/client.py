@@ -28,15 +28,14 @@ from pipegrid.reactor.connection_policy import (
 from pipegrid.reactor.deferreds import gather
 from pipegrid.reactor.tcp_socks5_endpoints import endpoint_through
 from pipegrid.reactor.tls_settings import http_context
-from pipegrid.transport.gbs.bundles import MAX_SHARE_BYTES
+from pipegrid.transport.gbs.bundles import MAX_SHARE_BYTES, MAX_SMALL_READ_BYTES, GbsReadBundles
 from pipegrid.transport.gbs.foolscap_offload import FoolscapOffload, OffloadServer
-from pipegrid.transport.gbs.order_across_connections import GbsOrder
-from pipegrid.transport.gbs.read_bundles import MAX_SMALL_READ_BYTES, GbsReadBundles
 from pipegrid.transport.gbs.read_streams import GbsStreams
 from pipegrid.transport.gbs.requests import GbsRequests, GbsSettings
 from pipegrid.transport.gbs.response_outcomes import GbsAnswers
 from pipegrid.transport.gbs.uploads import GbsContext, GbsUploads
 from pipegrid.transport.interface import disconnected, nothing_to_write
+from pipegrid.transport.operation_order import GbsOrder
 from pipegrid.wire.server_address import Nurl
 from pipegrid.wire.storage_messages import (
     Allocation,
@@ -221,7 +220,7 @@ class GbsSurveys:
 #
 # So the first requests of a get, for a list and for the expected share, are sent on one connection.
 #
-# ``order_across_connections`` keeps the contract's order between connections. ``requests`` and
+# ``operation_order`` keeps the contract's order between connections. ``requests`` and
 # ``response_outcomes`` know the protocol, ``uploads`` the changes of shares, ``http11`` HTTP. Connections are
 # established when first needed, and close when idle.
 

@@ -24,7 +24,7 @@ from pipegrid.wire.storage_messages import (
 )
 
 if TYPE_CHECKING:
-    from pipegrid.wire.gbs_surveys import Question
+    from pipegrid.wire.gbs_surveys_releases import Question
     from pipegrid.wire.storage_messages import LeaseReleases
 
 
@@ -157,9 +157,9 @@ class GbsRequests:
 
     def survey(self, questions: Sequence[Question]) -> RawRequest:
         """Ask which shares of many files exist, and for samples of them, in one request."""
-        from pipegrid.wire import gbs_surveys
+        from pipegrid.wire import gbs_surveys_releases
 
-        request = self._message(_SURVEY, b"", gbs_surveys.pack_survey(questions))
+        request = self._message(_SURVEY, b"", gbs_surveys_releases.pack_survey(questions))
         expected_bytes = ANSWER_BYTES + len(questions) * ANSWER_QUESTION_BYTES
         for each in questions:
             for one in each.samples:
@@ -177,9 +177,9 @@ class GbsRequests:
 
     def release_leases(self, request: LeaseReleases) -> RawRequest:
         """Release many leases in one request."""
-        from pipegrid.wire import gbs_lease_releases
+        from pipegrid.wire import gbs_surveys_releases
 
-        message = self._message(_RELEASE_LEASES, b"", gbs_lease_releases.pack_releases(request))
+        message = self._message(_RELEASE_LEASES, b"", gbs_surveys_releases.pack_releases(request))
         message.expected_response_bytes = ANSWER_BYTES + ANSWER_QUESTION_BYTES * len(
             request.releases
         )

@@ -37,7 +37,7 @@ from pipegrid.wire.storage_messages import (
 
 if TYPE_CHECKING:
     from pipegrid.transport.surveys import Surveyed
-    from pipegrid.wire.gbs_surveys import Question
+    from pipegrid.wire.gbs_surveys_releases import Question
 
 # Surveys and slots are imported when first used: a put or a get uses none.
 
@@ -132,11 +132,13 @@ class GbsAnswers:
     ) -> list[Surveyed | ServerError]:
         """Return the results of the questions in a survey."""
         from pipegrid.transport.surveys import Surveyed
-        from pipegrid.wire import gbs_surveys
+        from pipegrid.wire import gbs_surveys_releases
 
         if answer.status != 200:
             raise self._refusal(answer.status, answer.body, "a survey")
-        answers = self._unpack(gbs_surveys.unpack_answers, answer, "a survey", questions)
+        answers = self._unpack(
+            gbs_surveys_releases.unpack_survey_answers, answer, "a survey", questions
+        )
         outcomes: list[Surveyed | ServerError] = []
         for each in answers:
             if isinstance(each, int):
@@ -144,7 +146,7 @@ class GbsAnswers:
                 continue
             status = each.lease
             no_lease = None
-            if status not in (gbs_surveys.LEASE_NOT_ASKED, 200, 204, 404):
+            if status not in (gbs_surveys_releases.LEASE_NOT_ASKED, 200, 204, 404):
                 no_lease = self._refused_lease(status)
             # With 404 the shares were removed after they were listed.
             numbers = frozenset() if status == 404 else each.numbers
@@ -154,11 +156,13 @@ class GbsAnswers:
 
     def released(self, answer: RawResponse, count: int) -> ReleaseAnswers:
         """Return the results of this many releases of leases."""
-        from pipegrid.wire import gbs_lease_releases
+        from pipegrid.wire import gbs_surveys_releases
 
         if answer.status != 200:
             raise self._refusal(answer.status, answer.body, "a release of leases")
-        return self._unpack(gbs_lease_releases.unpack_answers, answer, "a release of leases", count)
+        return self._unpack(
+            gbs_surveys_releases.unpack_release_answers, answer, "a release of leases", count
+        )
 
     def bundled_reads(
         self, answer: RawResponse, reads: Sequence[BundledRead]

@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.core import clamped_dates
 from pipegrid.core.caps import DirectoryCap
-from pipegrid.core.mutable.directory_edits import Edit, Link, Unlink
+from pipegrid.core.mutable.directory_content_edits import Edit, Link, Unlink
 from pipegrid.errors import DirectoryError, UsageError
 from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.deferreds import gather

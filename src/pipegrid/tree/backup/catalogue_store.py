@@ -13,7 +13,7 @@ from typing import NamedTuple
 import attrs
 
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, MutableCap
-from pipegrid.core.mutable.directory_edits import Edit, Unlink
+from pipegrid.core.mutable.directory_content_edits import Edit, Unlink
 from pipegrid.errors import CapError, DirectoryError
 from pipegrid.grid.file_grid import Grid
 from pipegrid.tree.backup.catalogue import (

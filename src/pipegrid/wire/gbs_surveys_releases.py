@@ -1,6 +1,6 @@
 """
-Surveys: questions about many files to one server in one message, an extension of GBS
-(``docs/reference-surveys.md``).
+Surveys, which are questions about many files, and releases of many leases of one client: each to one server
+in one message, extensions of GBS (``docs/reference-surveys.md``, ``docs/reference-lease-releases.md``).
 
 Messages are CBOR; both ends check them, and raise ``ValueError``.
 """
@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 from pipegrid.core.hashes import Buffer
 from pipegrid.wire import cbor
 from pipegrid.wire.gbs_cbor_bodies import MAX_ANSWER_BYTES, MAX_SHARE_NUMBERS
-from pipegrid.wire.storage_messages import LeaseSecrets
+from pipegrid.wire.storage_messages import (
+    MAX_RELEASES,
+    LeaseRelease,
+    LeaseReleases,
+    LeaseSecrets,
+    ReleaseAnswers,
+    Released,
+)
 
 MAX_QUESTIONS = 64
 """
@@ -29,7 +36,7 @@ MAX_SURVEY_BYTES = 32 * 1024
 LEASE_NOT_ASKED = 0
 
 _SURVEY_ITEMS = 1 + MAX_QUESTIONS * (6 + 4 * MAX_SAMPLES)
-_ANSWER_ITEMS = 1 + MAX_QUESTIONS * (4 + MAX_SHARE_NUMBERS + MAX_SAMPLES)
+_SURVEY_ANSWER_ITEMS = 1 + MAX_QUESTIONS * (4 + MAX_SHARE_NUMBERS + MAX_SAMPLES)
 _MAX_OFFSET = 1 << 62
 
 
@@ -80,10 +87,10 @@ class SurveyAnswer(NamedTuple):
 
 def pack_survey(questions: Sequence[Question]) -> bytes:
     """Return a survey of at most ``MAX_QUESTIONS``."""
-    return cbor.dumps([_packed(each) for each in questions])
+    return cbor.dumps([_packed_question(each) for each in questions])
 
 
-def _packed(question: Question) -> list[Any]:
+def _packed_question(question: Question) -> list[Any]:
     lease = question.lease
     secrets = [] if lease is None else [lease.renew, lease.cancel]
     samples = [[each.share_number, each.offset, each.length] for each in question.samples]
@@ -118,7 +125,7 @@ def _unpack_sample(value: Any) -> Sample:
     return Sample(number, offset, length)
 
 
-def pack_answers(answers: Sequence[SurveyAnswer | int]) -> bytes:
+def pack_survey_answers(answers: Sequence[SurveyAnswer | int]) -> bytes:
     """Return the answer to a survey; a number is the HTTP status with which one question was rejected."""
     return cbor.dumps([_packed_answer(each) for each in answers])
 
@@ -129,9 +136,9 @@ def _packed_answer(answer: SurveyAnswer | int) -> Any:
     return [sorted(answer.numbers), answer.lease, list(answer.samples)]
 
 
-def unpack_answers(body: Buffer, questions: Sequence[Question]) -> list[SurveyAnswer | int]:
+def unpack_survey_answers(body: Buffer, questions: Sequence[Question]) -> list[SurveyAnswer | int]:
     """Return the answers to the questions of a survey, in their order."""
-    value = cbor.loads(body, MAX_ANSWER_BYTES, _ANSWER_ITEMS)
+    value = cbor.loads(body, MAX_ANSWER_BYTES, _SURVEY_ANSWER_ITEMS)
     answers = cbor.expect_answers(value, len(questions), "questions")
     return [_unpack_answer(*pair) for pair in zip(answers, questions, strict=True)]
 
@@ -154,3 +161,64 @@ def _unpack_answer(value: Any, question: Question) -> SurveyAnswer | int:
         elif len(cbor.expect_bytes(data, "a sample")) > sample.length:
             raise ValueError("a sample is longer than was asked for")
     return SurveyAnswer(frozenset(numbers), lease, tuple(samples))
+
+
+MAX_RELEASE_BYTES = 8 * 1024
+
+_CANCEL_SECRET_BYTES = 32
+_RELEASE_ITEMS = 3 + 3 * MAX_RELEASES
+_RELEASE_ANSWER_ITEMS = 3 + 4 * MAX_RELEASES
+
+
+def pack_releases(request: LeaseReleases) -> bytes:
+    """Return a request of at most ``MAX_RELEASES``."""
+    pairs = [[each.storage_index, each.cancel_secret] for each in request.releases]
+    return cbor.dumps([request.since, pairs])
+
+
+def unpack_releases(body: Buffer) -> LeaseReleases:
+    """Return what a request asks for."""
+    value = cbor.loads(body, MAX_RELEASE_BYTES, _RELEASE_ITEMS)
+    since, pairs = cbor.expect_fields(value, 2, "the request")
+    pairs = cbor.expect_list(pairs, "the releases", MAX_RELEASES)
+    return LeaseReleases(
+        cbor.expect_uint(since, "the time"), tuple(_unpack_release(each) for each in pairs)
+    )
+
+
+def _unpack_release(value: Any) -> LeaseRelease:
+    index, secret = cbor.expect_fields(value, 2, "a release")
+    what = "a lease cancel secret"
+    return LeaseRelease(
+        cbor.expect_index(index), cbor.expect_sized(secret, what, _CANCEL_SECRET_BYTES)
+    )
+
+
+def pack_release_answers(answers: ReleaseAnswers) -> bytes:
+    """Return the answer to a request."""
+    return cbor.dumps([answers.now, [_packed_result(each) for each in answers.results]])
+
+
+def _packed_result(result: Released | int) -> Any:
+    return result if isinstance(result, int) else list(result)
+
+
+def unpack_release_answers(body: Buffer, count: int) -> ReleaseAnswers:
+    """Return the answer to a request of this many releases."""
+    value = cbor.loads(body, MAX_ANSWER_BYTES, _RELEASE_ANSWER_ITEMS)
+    now, results = cbor.expect_fields(value, 2, "the answer")
+    found = cbor.expect_answers(results, count, "releases")
+    return ReleaseAnswers(
+        cbor.expect_uint(now, "the server's time"), tuple(_unpack_result(each) for each in found)
+    )
+
+
+def _unpack_result(value: Any) -> Released | int:
+    if type(value) is int:
+        return cbor.expect_status(value)
+    leases, kept, freed = cbor.expect_fields(value, 3, "a result")
+    return Released(
+        cbor.expect_uint(leases, "the number of leases"),
+        cbor.expect_uint(kept, "the number of leases"),
+        cbor.expect_uint(freed, "the freed bytes"),
+    )
