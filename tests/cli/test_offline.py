@@ -14,9 +14,8 @@ from pipegrid.core.caps import ChkCap, parse_cap
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import SourceError
 from pipegrid.grid.client_creation import create_local
-from pipegrid.transfer import local_share_files
-from pipegrid.transfer.local_share_files import open_share
-from pipegrid.transfer.offline_encoding import encode_file
+from pipegrid.transfer import offline_encoding
+from pipegrid.transfer.offline_encoding import encode_file, open_share
 from tests.cli.support import Run
 from tests.vectors import load, plaintext
 
@@ -314,7 +313,7 @@ class DecodeTests(OfflineTestCase):
         deep = disks.joinpath(*["d"] * 40)
         deep.mkdir(parents=True)
         self.assert_restored(self.decode(self.cap, disks))
-        self.patch(local_share_files, "MAX_ENTRIES", 5)
+        self.patch(offline_encoding, "MAX_ENTRIES", 5)
         run = self.decode(self.cap, disks)
         self.assertEqual(self.successResultOf(run.finished), 2)
         self.assertIn("name the storage directories themselves", run.stderr)

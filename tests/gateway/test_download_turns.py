@@ -10,9 +10,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import ChkCap
 from pipegrid.errors import NotEnoughSharesError
+from pipegrid.gateway.http_response import WebError
 from pipegrid.gateway.web_api import download_turns
 from pipegrid.gateway.web_api.download_turns import TURN_S, PacedDownload
-from pipegrid.gateway.web_api.web_errors import WebError
 
 DATA = bytes(range(256)) * 40
 CAP = ChkCap(b"k" * 16, b"h" * 32, 3, 10, len(DATA))

@@ -17,11 +17,10 @@ from pipegrid.core.mutable import keys
 from pipegrid.errors import AccessProhibited, ChildExists
 from pipegrid.gateway.body_spool import BodySpool, SpoolSpace
 from pipegrid.gateway.gateway_settings import GatewaySettings
-from pipegrid.gateway.http_response import HttpResponse
+from pipegrid.gateway.http_response import HttpResponse, WebError
 from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.object_resource import _POSTS, answer_object
 from pipegrid.gateway.web_api.web_arguments import Arguments
-from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.grid.access_blacklist import AccessBlacklist
 from pipegrid.testing.grid import SimulatedGrid
 from tests.gateway.test_restic_repository import SpareKeys

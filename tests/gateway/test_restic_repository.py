@@ -14,7 +14,7 @@ from pipegrid.core.mutable import keys
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.errors import UnhappyError
 from pipegrid.gateway.restic.object_directory import ListMemory, ObjectDirectory
-from pipegrid.gateway.restic.repository import ObjectExists, Repository, SmallObjects
+from pipegrid.gateway.restic.repositories import ObjectExists, Repository, SmallObjects
 from pipegrid.testing.grid import SimulatedGrid
 from pipegrid.tree.directory import Directory
 from tests.transfer.world import content

@@ -12,12 +12,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import ChkCap
 from pipegrid.errors import DirectoryError, PipegridError
-from pipegrid.gateway.recorded_grid import RecordedGrid
 from pipegrid.gateway.server_states import ANSWER_S, FRESH_S, STALE_S, ServerStates
-from pipegrid.gateway.transfer_records import KEPT, TransferRecords
+from pipegrid.gateway.transfer_records import KEPT, RecordedGrid, TransferRecords
 from pipegrid.gateway.web_api.gateway_metrics import GatewayCollector, metrics_text
 from pipegrid.gateway.web_api.operation_handles import OperationHandles
-from pipegrid.gateway.web_api.status_json import (
+from pipegrid.gateway.web_api.status_requests import (
     events_json,
     find_transfer,
     openmetrics_text,

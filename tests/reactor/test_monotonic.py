@@ -202,10 +202,10 @@ class WallTimeTests(SynchronousTestCase):
             "cli/cmd_forget_prune.py",  # which runs are of the future, and when leases end
             "server/server_certificates.py",  # the same
             "disk/directory_claim.py",  # when a process began, for other programs
-            "gateway/recorded_grid.py",  # when a transfer began, for people
+            "gateway/transfer_records.py",  # when a transfer began, for people
             "gateway/sftp/file_writer.py",  # times of files
             "gateway/sftp/sftp_attributes.py",  # how a listing writes the date of a file
-            "gateway/gateway_monitoring.py",  # since when a server has been connected, for people
+            "gateway/root_resource.py",  # since when a server has been connected, for people
             "wire/grid_manager_certificates.py",  # whether a certificate has expired
             "grid/introducer_discovery.py",  # since when an introducer has not named a server
             "grid/embedded_grid.py",

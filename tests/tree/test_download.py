@@ -24,10 +24,10 @@ from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import CapError, NotEnoughSharesError, SinkError
 from pipegrid.transfer.put.put_many import MAX_FILES
 from pipegrid.transfer.settings import Limits
-from pipegrid.tree import local_files, small_file_writes
+from pipegrid.tree import local_files
 from pipegrid.tree.directory_descriptor import DirectoryFd
 from pipegrid.tree.file_metadata import RestoredMetadata
-from pipegrid.tree.small_file_writes import WholeFile, WriteOutcome
+from pipegrid.tree.local_files import WholeFile, WriteOutcome
 from pipegrid.tree.tree_download import GetTreeLimits, TreeGet, TreeGetResult, bounded
 from pipegrid.tree.tree_grid import Trees
 from tests.descriptors import left_open, open_files
@@ -481,13 +481,13 @@ class RestoreTests(TreeTestCase):
         cap = self.directory({"a": b"a" * 100, "b": b"b" * 100})
         root = json.dumps({"st_mode": stat.S_IFDIR | 0o555, "pipegrid": {"mode": 0o555}}).encode()
         modes = []
-        write_group = small_file_writes.write_group
+        write_group = local_files.write_group
 
         def noting(files: list[WholeFile]) -> list[WriteOutcome]:
             modes.append(stat.S_IMODE(self.target.stat().st_mode))
             return write_group(files)
 
-        self.patch(small_file_writes, "write_group", noting)
+        self.patch(local_files, "write_group", noting)
         self.get(cap, metadata_json=root)
         self.assertEqual(stat.S_IMODE(self.target.stat().st_mode), 0o555)
         (self.target / "b").unlink()
@@ -1023,7 +1023,7 @@ class HostileTreeTests(TreeTestCase):
         def broken(*_: Any) -> None:
             raise ZeroDivisionError
 
-        with patch.object(small_file_writes, "write_group", broken):
+        with patch.object(local_files, "write_group", broken):
             running = Deferred.fromCoroutine(get.run())
             self.world.clock.advance(5)
         self.failureResultOf(running, ZeroDivisionError)

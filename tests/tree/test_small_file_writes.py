@@ -16,16 +16,17 @@ from pipegrid.disk.atomic_write import sync_directory
 from pipegrid.disk.part_file import PartInUse, TargetExists
 from pipegrid.disk.private_files import current_umask
 from pipegrid.errors import SinkError, UsageError
-from pipegrid.tree import small_file_writes
+from pipegrid.tree import local_files
 from pipegrid.tree.directory_descriptor import DirectoryFd
 from pipegrid.tree.file_metadata import RestoredMetadata, restored
-from pipegrid.tree.local_files import TreePart, stops_all
-from pipegrid.tree.small_file_writes import (
+from pipegrid.tree.local_files import (
     GROUP_BYTES,
     GROUP_FILES,
     GROUPS_AT_ONCE,
+    TreePart,
     WholeFile,
     WriteGroups,
+    stops_all,
     write_group,
 )
 from tests.descriptors import left_open, open_files
@@ -179,7 +180,7 @@ class GroupTests(WriteTestCase):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             return sync_directory(fd)
 
-        self.patch(small_file_writes, "sync_directory", failing)
+        self.patch(local_files, "sync_directory", failing)
         a, b, c = write_group([self.file("a"), self.file("b"), self.file("c", home=1)])
         self.assertEqual(([type(a), type(b)], c), ([SinkError, SinkError], ""))
 

@@ -28,7 +28,7 @@ from pipegrid.core import encoding_parameters
 from pipegrid.core.text import counted
 from pipegrid.errors import CapError, UsageError
 from pipegrid.grid import client_config, client_paths
-from pipegrid.transfer import local_share_files, offline_encoding
+from pipegrid.transfer import offline_encoding
 
 if TYPE_CHECKING:
     from pipegrid.disk.part_file import PartFile
@@ -187,7 +187,7 @@ def decode(
         if file.problem is not None
     }
     if not isinstance(cap, core_caps.LitCap):
-        finder = local_share_files.ShareFinder(cap.storage_index)
+        finder = offline_encoding.ShareFinder(cap.storage_index)
         paths = tuple(finder.among(paths))
         if finder.others:
             console.say(

@@ -1,10 +1,21 @@
-"""A gateway as a service: it listens, writes the node files, and finishes requests before it stops."""
+"""
+A gateway as a service: it listens, writes the node files, and finishes requests before it stops.
+
+The node files are for other programs, as a Tahoe-LAFS node writes them in its directory:
+
+    node.url                 its address; replaced at every start
+    running.process          see ``disk.directory_claim``
+    private/api_auth_token   a new secret at every start
+"""
 
 from __future__ import annotations
 
+import os
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from errno import EADDRINUSE
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,19 +28,80 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from pipegrid.core.text import counted
+from pipegrid.disk.atomic_write import replace_file
+from pipegrid.disk.directory_claim import DirectoryClaim
 from pipegrid.errors import UsageError
-from pipegrid.gateway.gateway_monitoring import Monitoring
 from pipegrid.gateway.gateway_settings import GatewaySettings, SftpSettings
 from pipegrid.gateway.http_server import GatewaySite
-from pipegrid.gateway.node_files import NodeFiles
-from pipegrid.gateway.recorded_grid import RecordedGrid
 from pipegrid.gateway.request_origin import LOOPBACK
 from pipegrid.gateway.restic.restic_resource import restic_resource
-from pipegrid.gateway.root_resource import SiteParts, root_resource
+from pipegrid.gateway.root_resource import Monitoring, SiteParts, root_resource
+from pipegrid.gateway.transfer_records import RecordedGrid
 from pipegrid.tree.tree_grid import Grid
 
 if TYPE_CHECKING:
-    from pipegrid.gateway.sftp.sftp_service import SftpServer
+    from pipegrid.gateway.sftp.ssh_server import SftpServer
+
+URL_NAME = "node.url"
+TOKEN_NAME = "private/api_auth_token"
+TOKEN_BYTES = 32
+
+
+class NodeFiles:
+    """
+    The files of one gateway in one directory.
+
+    Attributes:
+        token: the content of ``private/api_auth_token``; empty before ``claim``.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.token = ""
+        self._directory = directory
+        self._claim: DirectoryClaim | None = None
+
+    def claim(self) -> None:
+        """
+        Take the directory for this process, and create a token.
+
+        Raises:
+            UsageError: another gateway, or a Tahoe-LAFS node, uses it; or it cannot be written to.
+        """
+        try:
+            self._claim = DirectoryClaim(self._directory)
+            self.token = urlsafe_b64encode(os.urandom(TOKEN_BYTES)).decode("ascii")
+            self._write(TOKEN_NAME, self.token, 0o600)
+        except OSError as error:
+            self.release()
+            raise UsageError(
+                f"cannot write in {self._directory}: {error.strerror}; a gateway writes its address there"
+            ) from error
+
+    def announce(self, url: str) -> None:
+        """
+        Write the address, once the port is open.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        try:
+            self._write(URL_NAME, url, 0o644)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {self._directory / URL_NAME}: {error.strerror}; other programs look there for "
+                "the gateway"
+            ) from error
+
+    def release(self) -> None:
+        """Release the directory; ``node.url`` stays, as with a Tahoe-LAFS node."""
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.release()
+
+    def _write(self, name: str, text: str, mode: int) -> None:
+        data = f"{text}\n".encode("ascii")
+        replace_file(self._directory / name, data, mode=mode, durable=False)
+
 
 log = Logger()
 
@@ -101,7 +173,7 @@ class RunningGateway:
 
     async def _start_sftp(self, settings: SftpSettings) -> None:
         try:
-            from pipegrid.gateway.sftp.sftp_service import open_sftp
+            from pipegrid.gateway.sftp.ssh_server import open_sftp
         except ImportError as error:
             raise UsageError(
                 f"SFTP needs Twisted Conch and its dependencies ({error.name} is missing); install "

@@ -24,10 +24,9 @@ from zope.interface import implementer
 from pipegrid.gateway.body_spool import BodyRefused, BodySpool, SpoolSpace
 from pipegrid.gateway.form_body import FormBody
 from pipegrid.gateway.gateway_settings import GatewayLimits, GatewaySettings
-from pipegrid.gateway.http_response import send
+from pipegrid.gateway.http_response import Problem, problem_of, send
 from pipegrid.gateway.request_origin import refusal
 from pipegrid.gateway.web_api.web_arguments import MULTIPART, form_kind
-from pipegrid.gateway.web_api.web_errors import Problem, problem_of
 from pipegrid.gateway.web_ui.directory_archive import ArchiveCount
 from pipegrid.gateway.web_ui.page_templates import problem_response
 from pipegrid.gateway.web_ui.transfers_page import UploadProgress

@@ -1,18 +1,26 @@
-"""The root of the site: which resource handles which first part of a path."""
+"""The root of the site: which resource handles which first part of a path; and what watches a gateway."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import attrs
 from twisted.web.resource import IResource, Resource
 from twisted.web.static import File
 
 from pipegrid.gateway.gateway_settings import GatewaySettings
-from pipegrid.gateway.http_response import HttpResponse
+from pipegrid.gateway.http_response import HttpResponse, WebError
+from pipegrid.gateway.server_states import ServerStates
+from pipegrid.gateway.transfer_records import RecordedGrid
 from pipegrid.gateway.web_api.api_request import ApiRequest, ApiResource, Handler
+from pipegrid.gateway.web_api.gateway_metrics import GatewayCollector
+from pipegrid.gateway.web_api.log_socket import PrivateResource
 from pipegrid.gateway.web_api.object_resource import named_resource, object_resource
-from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.gateway.web_api.operation_handles import OperationHandles
+from pipegrid.gateway.web_api.operation_requests import answer_operation, operation_posts
+from pipegrid.gateway.web_api.status_requests import STATUS_ANSWERS, GatewayState, answer_home
 from pipegrid.gateway.web_ui.assets import AssetsResource
 from pipegrid.gateway.web_ui.transfers_page import answer_uploads
 from pipegrid.tree.tree_grid import Grid
@@ -76,3 +84,61 @@ async def _welcome(call: ApiRequest) -> HttpResponse | None:
     if call.arguments.operation:
         raise WebError(400, "this page does not support this argument t")
     return HttpResponse("This is a PipeGrid gateway.\n")
+
+
+class Monitoring:
+    """
+    The parts of one gateway that monitor it, and its operations.
+
+    Args:
+        token: returns the secret of ``/private``.
+
+    Attributes:
+        servers: their states.
+        handles: operations by handle.
+        private: the resource of ``/private``.
+    """
+
+    def __init__(
+        self, grid: RecordedGrid, settings: GatewaySettings, token: Callable[[], str]
+    ) -> None:
+        self._grid = grid
+        self._settings = settings
+        self._started_s = grid.clock.seconds()
+        self.servers = ServerStates(grid, grid.clock, time.time)
+        self.handles = OperationHandles(grid, grid.clock)
+        self.private = PrivateResource(token)
+
+    def parts(
+        self, responses: Callable[[], Mapping[int, int]], connections: Callable[[], int]
+    ) -> SiteParts:
+        """
+        Return the parts of the site.
+
+        Args:
+            responses: returns the number of responses by status.
+            connections: returns how many connections are open.
+        """
+        grid = self._grid
+        collector = GatewayCollector(
+            grid.records, self.handles, self.servers.latest, responses, connections
+        )
+        state = GatewayState(grid.records, self.servers, collector, grid.clock, self._started_s)
+        resources = {
+            name: ApiResource(grid, self._settings, partial(answer, state))
+            for name, answer in STATUS_ANSWERS.items()
+        }
+        resources[b"operations"] = ApiResource(
+            grid, self._settings, partial(answer_operation, self.handles)
+        )
+        return SiteParts(
+            {**resources, b"private": self.private},
+            operation_posts(self.handles),
+            ApiResource(grid, self._settings, partial(answer_home, state)),
+        )
+
+    def close(self) -> None:
+        """Cancel running operations, and close the connections that read the log."""
+        self.handles.close()
+        self.servers.close()
+        self.private.close()

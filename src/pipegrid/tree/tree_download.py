@@ -30,10 +30,9 @@ from pipegrid.tree.directory_descriptor import DirectoryFd, failed
 from pipegrid.tree.directory_reading import ListingLimits
 from pipegrid.tree.extended_metadata import MetadataLosses
 from pipegrid.tree.file_metadata import Modes, RestoredMetadata, restored
-from pipegrid.tree.local_files import NameCollisions, local_name
+from pipegrid.tree.local_files import NameCollisions, WholeFile, WriteGroups, local_name
 from pipegrid.tree.metadata_restore import ExtendedRestore, LinkedFiles, is_one_file, link_file
 from pipegrid.tree.retry_queue import MOST, RetryQueue, wants_servers
-from pipegrid.tree.small_file_writes import WholeFile, WriteGroups
 from pipegrid.tree.walk import Found, TreePath, Unreadable, WalkLimits, walk
 
 if TYPE_CHECKING:

@@ -18,11 +18,10 @@ from pipegrid import Grid, create_local
 from pipegrid.core import base32
 from pipegrid.core.caps import Cap, DirectoryCap
 from pipegrid.core.mutable import keys
-from pipegrid.gateway.gateway_monitoring import Monitoring
 from pipegrid.gateway.gateway_settings import GatewayLimits, GatewaySettings
 from pipegrid.gateway.http_server import GatewayRequest, GatewaySite
-from pipegrid.gateway.recorded_grid import RecordedGrid
-from pipegrid.gateway.root_resource import root_resource
+from pipegrid.gateway.root_resource import Monitoring, root_resource
+from pipegrid.gateway.transfer_records import RecordedGrid
 from pipegrid.gateway.web_api.check_json import storage_index_text
 from tests.browser import Browser, Page, running_browser
 from tests.gateway.test_restic_repository import SpareKeys

@@ -8,11 +8,10 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.internet.testing import StringTransport
 
-from pipegrid.gateway.gateway_monitoring import Monitoring
 from pipegrid.gateway.gateway_settings import GatewayLimits, GatewaySettings
 from pipegrid.gateway.http_server import GatewaySite
-from pipegrid.gateway.recorded_grid import RecordedGrid
-from pipegrid.gateway.root_resource import root_resource
+from pipegrid.gateway.root_resource import Monitoring, root_resource
+from pipegrid.gateway.transfer_records import RecordedGrid
 from tests.gateway.gateway_world import GatewayTestCase
 from tests.gateway.web_ui.page_browser import HttpAnswer, PageBrowser, page_faults, parse_answer
 

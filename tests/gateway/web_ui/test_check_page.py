@@ -9,8 +9,8 @@ from twisted.internet.task import Clock
 
 from pipegrid.core.caps import DirectoryCap, LitCap
 from pipegrid.core.mutable.directory_content_edits import Link
+from pipegrid.gateway.http_response import WebError
 from pipegrid.gateway.transfer_records import MAX_SAMPLES, TransferRecord
-from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui import transfers_page
 from pipegrid.gateway.web_ui.transfers_page import UploadProgress, ticks, timeline
 from tests.gateway.gateway_world import CHK_DATA

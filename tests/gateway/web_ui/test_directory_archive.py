@@ -22,10 +22,9 @@ from pipegrid.core.caps import Cap, DirectoryCap, LitCap, UnknownCap
 from pipegrid.core.mutable.directory_content_edits import Link
 from pipegrid.errors import AccessProhibited, DirectoryError, NotEnoughSharesError
 from pipegrid.gateway.body_spool import BodyRefused, BodySpool, SpoolSpace
-from pipegrid.gateway.http_response import ResponseStream
+from pipegrid.gateway.http_response import ResponseStream, WebError
 from pipegrid.gateway.web_api.check_json import storage_index_text
 from pipegrid.gateway.web_api.download_turns import SMALL_BYTES
-from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui import directory_archive
 from pipegrid.gateway.web_ui.directory_archive import (
     LOGGED_INDEXES,

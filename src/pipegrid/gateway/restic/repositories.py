@@ -1,26 +1,380 @@
 """
-All repositories: directories below the directory of the client's alias ``restic``.
-
-``private/aliases`` has its write cap, and ``pipegrid ls restic:`` lists the repositories. Creating the first
-repository creates it.
+Repositories of restic: directories below the directory of the client's alias ``restic``, each with a
+directory for each kind of object, with immutable files.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from twisted.internet.defer import DeferredLock
+from twisted.internet.defer import Deferred, DeferredList, DeferredLock
+from twisted.python.failure import Failure
 
-from pipegrid.core.caps import Cap, DirectoryCap, parse_cap
-from pipegrid.errors import UsageError
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, parse_cap
+from pipegrid.errors import ChildExists, UnhappyError, UsageError
 from pipegrid.gateway.restic.object_directory import ListMemory, ObjectDirectory
-from pipegrid.gateway.restic.repository import Repository, SmallObjects
-from pipegrid.reactor.deferreds import gather
+from pipegrid.gateway.restic.repository_paths import (
+    CONFIG,
+    DATA,
+    INDEX,
+    KEYS,
+    KINDS,
+    LOCKS,
+    SNAPSHOTS,
+    bucket_of,
+    is_bucket,
+    is_object_id,
+)
+from pipegrid.reactor.deferreds import Waiters, gather
+from pipegrid.transfer.put.source import SourceLike
 from pipegrid.tree.aliases import add_alias, read_aliases
 from pipegrid.tree.directory import check_writable
 from pipegrid.tree.tree_grid import Grid
+
+LISTS_AT_ONCE = 16
+"""Directories of ``data`` that are read at once for a list."""
+
+KEYS_S = 2.0
+"""The oldest age of the list of keys."""
+
+MAX_KEYS = 20
+"""Keys that are read in advance, since restic tries up to this many."""
+
+MAX_HELD_LOCKS = 100
+MAX_LOCK_BYTES = 64 << 10
+"""Of a lock that is held in memory; restic's have about 200."""
+
+SMALL_KINDS = (CONFIG, KEYS)
+
+INLINE_KINDS = (CONFIG, KEYS, SNAPSHOTS)
+INLINE_BYTES = 1 << 10
+"""
+Objects of these kinds up to this size are in the cap by which they are linked: to store one takes one round
+trip instead of two, and to read one none. Locks are not: a directory that too few servers have taken may have
+a lock that counts as not stored.
+"""
+
+AHEAD_S = 1.0
+"""A list that was read before restic asked for it may be so old."""
+
+_LISTED_TOGETHER = {INDEX: SNAPSHOTS, SNAPSHOTS: INDEX}
+"""restic lists both, one after the other."""
+
+File = ChkCap | LitCap
+
+
+# Each command of restic begins by reading keys and config, so their contents are cached.
+
+SMALL_BYTES = 16 << 10
+"""The largest object whose content is cached; a config has 155 bytes, a key about 450."""
+
+MAX_SMALL = 256
+"""Contents that are cached."""
+
+SMALL_S = 60.0
+"""The longest time in the cache, so that losses on the grid are noticed."""
+
+
+class SmallObjects:
+    """Contents of small objects by their caps, cached for a minute; concurrent requests share one fetch."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._kept: OrderedDict[ChkCap, tuple[float, bytes]] = OrderedDict()
+        self._fetching: dict[ChkCap, Waiters[bytes]] = {}
+
+    def fetch(self, cap: ChkCap) -> Deferred[bytes]:
+        """
+        Fire with the content.
+
+        Fails as ``Grid.read`` does.
+        """
+        waiters = self._fetching.get(cap)
+        if waiters is not None:
+            return waiters.wait()
+        waiters = self._fetching[cap] = Waiters()
+        waiting = waiters.wait()
+        known = self._kept.get(cap)
+        if known is not None and self._grid.clock.seconds() < known[0]:
+            self._ended(known[1], cap)
+        else:
+            self._grid.read(cap).addCallback(self._keep, cap).addBoth(self._ended, cap)
+        return waiting
+
+    def _keep(self, data: bytes, cap: ChkCap) -> bytes:
+        self._kept[cap] = self._grid.clock.seconds() + SMALL_S, data
+        self._kept.move_to_end(cap)
+        while len(self._kept) > MAX_SMALL:
+            self._kept.popitem(last=False)
+        return data
+
+    def _ended(self, result: bytes | Failure, cap: ChkCap) -> None:
+        waiters = self._fetching.pop(cap)
+        if isinstance(result, bytes):
+            waiters.fire(result)
+        else:
+            assert isinstance(result.value, Exception)
+            waiters.fail(result.value)
+
+
+def is_small(cap: ChkCap | LitCap) -> bool:
+    """Return whether the content of an object is cached."""
+    return isinstance(cap, ChkCap) and cap.size <= SMALL_BYTES
+
+
+# A repository.
+
+
+class ObjectExists(Exception):
+    """Another ``config`` exists, which is never replaced."""
+
+
+class Repository:
+    """
+    One repository.
+
+    When ``store`` returns, the object is stored and linked. The directory for its link is read, or created,
+    while the object is stored.
+
+    If too few servers are reachable to store anything, **locks** are held in memory, since restic locks a
+    repository before it reads it. Nothing else is changed until they are stored.
+
+    Args:
+        directory: its own.
+        small: contents of small objects.
+    """
+
+    def __init__(self, grid: Grid, directory: ObjectDirectory, small: SmallObjects) -> None:
+        self._grid = grid
+        self._directory = directory
+        self._small = small
+        self._held: dict[str, LitCap] = {}
+        self._lock_events = 0
+        self._ahead: dict[str, tuple[int, float]] = {}
+
+    async def make_directories(self) -> None:
+        """Create the missing directories of a new repository."""
+        await self._directory.read()
+        await gather(
+            [
+                Deferred.fromCoroutine(self._directory.subdirectory(kind, make=True))
+                for kind in KINDS
+            ]
+        )
+
+    # Reading.
+
+    def look_ahead(self) -> None:
+        """
+        Begin to read what each command of restic reads first: keys, config, and the list of locks.
+
+        Failures are ignored, since the requests that need the objects report them.
+        """
+        self._read_ahead(LOCKS)
+        for kind in (CONFIG, KEYS):
+            Deferred.fromCoroutine(self._read_small(kind)).addErrback(lambda _: None)
+
+    async def _read_small(self, kind: str) -> None:
+        if kind == CONFIG:
+            children = {CONFIG: await self._directory.find(CONFIG)}
+        else:
+            directory = await self._directory.subdirectory(kind)
+            children = {} if directory is None else dict(await directory.read_since(KEYS_S))
+        caps = [cap for cap in children.values() if isinstance(cap, ChkCap) and is_small(cap)]
+        await DeferredList([self._small.fetch(cap) for cap in caps[:MAX_KEYS]], consumeErrors=True)
+
+    # Commands agree by locks which of them may go on: each stores a lock and then lists all of them. So a
+    # list that was read ahead is used only if no lock was stored or listed, by whichever command, since that
+    # read began: it is as of a time after the last lock of the command that asks for it.
+
+    def _read_ahead(self, kind: str) -> None:
+        self._ahead[kind] = self._lock_events, self._grid.clock.seconds()
+
+        async def read() -> None:
+            directory = await self._directory.subdirectory(kind)
+            if directory is not None:
+                await directory.read()
+
+        Deferred.fromCoroutine(read()).addErrback(lambda _: None)
+
+    async def _listed(self, kind: str, directory: ObjectDirectory) -> Mapping[str, Cap]:
+        """Return what is in the directory of a kind, as it is now, or as it was read ahead."""
+        if kind == KEYS:  # each command lists them at its beginning
+            return await directory.read_since(KEYS_S)
+        events, began_s = self._ahead.pop(kind, (-1, 0.0))
+        age_s = self._grid.clock.seconds() - began_s
+        if events == self._lock_events and age_s <= AHEAD_S:
+            return await directory.read_since(age_s)
+        return await directory.read()
+
+    async def content(self, kind: str, found: File) -> bytes | None:
+        """Return the content of an object from the cache; None: it must be fetched."""
+        if isinstance(found, LitCap):
+            return found.data
+        return await self._small.fetch(found) if kind in SMALL_KINDS and is_small(found) else None
+
+    async def find(self, kind: str, object_id: str) -> File | None:
+        """Return the cap of an object; None if there is none."""
+        if kind == LOCKS and object_id in self._held:
+            return self._held[object_id]
+        directory = await self._directory_of(kind, object_id)
+        found = None if directory is None else await directory.find(object_id or kind)
+        return found if isinstance(found, ChkCap | LitCap) else None
+
+    async def objects(self, kind: str) -> AsyncIterator[list[tuple[str, int]]]:
+        """Yield ids and sizes in bytes of all objects of a kind, one directory at a time."""
+        directory = await self._directory.subdirectory(kind)
+        if directory is None:
+            return
+        if kind in _LISTED_TOGETHER and kind not in self._ahead:
+            self._read_ahead(_LISTED_TOGETHER[kind])
+        children = await self._listed(kind, directory)
+        if kind == LOCKS:
+            self._lock_events += 1
+        if kind != DATA:
+            held = self._held if kind == LOCKS else {}
+            yield _objects({**children, **held})
+            return
+        waiting = deque(
+            (name, directory.opened(name, cap))
+            for name, cap in sorted(children.items())
+            if is_bucket(name)
+        )
+        running: deque[tuple[str, Deferred[Mapping[str, Cap]]]] = deque()
+        try:
+            while waiting or running:
+                while waiting and len(running) < LISTS_AT_ONCE:
+                    name, bucket = waiting.popleft()
+                    running.append((name, bucket.read()))
+                name, reading = running[0]
+                found = _objects(await reading)
+                running.popleft()
+                yield [each for each in found if bucket_of(each[0]) == name]
+        finally:
+            for _, reading in running:
+                reading.addErrback(lambda _: None)
+                reading.cancel()
+
+    # Changing.
+
+    async def store(self, kind: str, object_id: str, source: SourceLike) -> None:
+        """
+        Store an object; returns when it is linked.
+
+        Args:
+            source: as for ``Grid.put``; its bytes have been checked. It is read twice.
+
+        Raises:
+            ObjectExists: another ``config`` exists, with different content.
+            PipegridError: the grid failed.
+        """
+        if kind == LOCKS:
+            try:
+                await self._store_lock(object_id, source)
+            finally:
+                self._lock_events += 1
+            return
+        await self._store_held()
+        await self._store(kind, object_id, source)
+
+    async def _store(self, kind: str, object_id: str, source: SourceLike) -> None:
+        data = _small_content(source, INLINE_BYTES) if kind in INLINE_KINDS else None
+        if data is not None:
+            directory = await self._directory_of(kind, object_id, make=True)
+            assert directory is not None
+            await self._link(directory, kind, object_id, LitCap(data))
+            return
+        looking: Deferred[ObjectDirectory] = Deferred.fromCoroutine(
+            self._ready_directory(kind, object_id)
+        )
+        looking.addErrback(lambda failure: failure)
+        try:
+            # With convergence, what restic sends again after an interruption is on the servers already.
+            # restic encrypts the content, so equal content reveals nothing about the files.
+            stored = await self._grid.put(source)
+        except BaseException:
+            looking.addErrback(lambda _: None)
+            looking.cancel()
+            raise
+        await self._link(await looking, kind, object_id, stored.cap)
+
+    async def _link(
+        self, directory: ObjectDirectory, kind: str, object_id: str, cap: ChkCap | LitCap
+    ) -> None:
+        name = object_id or kind
+        try:
+            await directory.link(name, cap, replace=kind != CONFIG)
+        except ChildExists:
+            if await directory.find(name) != cap:
+                raise ObjectExists from None
+
+    async def _ready_directory(self, kind: str, object_id: str) -> ObjectDirectory:
+        directory = await self._directory_of(kind, object_id, make=True)
+        assert directory is not None
+        with suppress(Exception):  # if it fails, the change fails as well and reports it
+            await directory.look_ahead()
+        return directory
+
+    async def remove(self, kind: str, object_id: str) -> None:
+        """Unlink an object, if it exists; returns when that is stored."""
+        if kind == LOCKS:
+            if self._held.pop(object_id, None) is not None:
+                return
+        else:
+            await self._store_held()
+        directory = await self._directory_of(kind, object_id)
+        if directory is not None:
+            await directory.unlink(object_id or kind)
+
+    async def _directory_of(
+        self, kind: str, object_id: str, *, make: bool = False
+    ) -> ObjectDirectory | None:
+        if kind == CONFIG:
+            return self._directory
+        directory = await self._directory.subdirectory(kind, make=make)
+        if kind != DATA or directory is None:
+            return directory
+        return await directory.subdirectory(bucket_of(object_id), make=make)
+
+    # Locks.
+
+    async def _store_lock(self, object_id: str, source: SourceLike) -> None:
+        try:
+            await self._store(LOCKS, object_id, source)
+        except UnhappyError:
+            data = _small_content(source, MAX_LOCK_BYTES)
+            if data is None or len(self._held) >= MAX_HELD_LOCKS:
+                raise
+            self._held[object_id] = LitCap(data)
+
+    async def _store_held(self) -> None:
+        for object_id, lock in list(self._held.items()):
+            await self._store(LOCKS, object_id, lock.data)
+            self._held.pop(object_id, None)
+
+
+def _objects(children: Mapping[str, Cap]) -> list[tuple[str, int]]:
+    """Return ids and sizes of restic's objects; other names are ignored."""
+    return [
+        (name, cap.size)
+        for name, cap in children.items()
+        if is_object_id(name) and isinstance(cap, ChkCap | LitCap)
+    ]
+
+
+def _small_content(source: Any, most_bytes: int) -> bytes | None:
+    """Return the content of a source; None: it has more bytes than that."""
+    if isinstance(source, bytes):
+        return source if len(source) <= most_bytes else None
+    source.seek(0)
+    data: bytes = source.read(most_bytes + 1)
+    source.seek(0)
+    return data if len(data) <= most_bytes else None
+
 
 ALIAS = "restic"
 MAX_OPEN = 64

@@ -22,10 +22,9 @@ from twisted.web.resource import IResource, Resource
 from pipegrid.errors import UsageError
 from pipegrid.gateway.body_spool import IN_MEMORY_BYTES, BodyRefused, BodySpool
 from pipegrid.gateway.gateway_settings import GatewaySettings, ResticSettings
-from pipegrid.gateway.http_response import HttpResponse, ResponseStream, respond
+from pipegrid.gateway.http_response import HttpResponse, ResponseStream, WebError, respond
 from pipegrid.gateway.restic.password_file import PasswordFile, TooManyPasswords
-from pipegrid.gateway.restic.repositories import Repositories
-from pipegrid.gateway.restic.repository import ObjectExists, Repository
+from pipegrid.gateway.restic.repositories import ObjectExists, Repositories, Repository
 from pipegrid.gateway.restic.repository_paths import (
     CONFIG,
     LOCKS,
@@ -35,7 +34,6 @@ from pipegrid.gateway.restic.repository_paths import (
     parse_object_range,
     parse_path,
 )
-from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.tree.tree_grid import Grid
 
 MAX_OBJECT_BYTES = 1 << 30

@@ -13,7 +13,7 @@ from twisted.web.resource import Resource
 from pipegrid.core.caps import Cap
 from pipegrid.gateway.body_spool import BodySpool
 from pipegrid.gateway.gateway_settings import GatewaySettings
-from pipegrid.gateway.http_response import HttpResponse, redirect, respond
+from pipegrid.gateway.http_response import HttpResponse, WebError, redirect, respond
 from pipegrid.gateway.web_api.path_lookup import FoundObject
 from pipegrid.gateway.web_api.web_arguments import (
     Arguments,
@@ -21,7 +21,6 @@ from pipegrid.gateway.web_api.web_arguments import (
     most_body_bytes,
     read_arguments,
 )
-from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.page_templates import problem_response
 from pipegrid.tree.tree_grid import Grid
 

@@ -14,7 +14,7 @@ import attrs
 
 from pipegrid.core import base32
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap
-from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.gateway.http_response import WebError
 
 _RANGE = re.compile(r"\s*bytes\s*=\s*(?:([0-9]{1,19})\s*)?-\s*(?:([0-9]{1,19})\s*)?(?:,|\Z)", re.I)
 _TOKEN = re.compile(r'(?:W/)?"?([^",\s]{1,200})"?')

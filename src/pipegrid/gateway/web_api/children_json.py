@@ -21,8 +21,8 @@ from pipegrid.core.caps import (
 from pipegrid.core.mutable.directory_content_edits import Link
 from pipegrid.core.packed_directory import PackedChild
 from pipegrid.errors import CapError
+from pipegrid.gateway.http_response import WebError
 from pipegrid.gateway.web_api.web_arguments import Replace
-from pipegrid.gateway.web_api.web_errors import WebError
 
 READ_ONLY, IMMUTABLE = "ro.", "imm."
 Caps = tuple[Cap, "Cap | None"]

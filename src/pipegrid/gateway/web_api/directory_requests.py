@@ -8,7 +8,14 @@ from pipegrid.core.caps import DirectoryCap, UnknownCap
 from pipegrid.core.mutable.directory_content_edits import Link, Unlink
 from pipegrid.core.text import composed
 from pipegrid.errors import ChildExists, NotEnoughSharesError, PipegridError
-from pipegrid.gateway.http_response import JSON_OF_OBJECTS, HttpResponse, json_text
+from pipegrid.gateway.http_response import (
+    JSON_OF_OBJECTS,
+    HttpResponse,
+    WebError,
+    json_text,
+    no_such_child,
+    problem_of,
+)
 from pipegrid.gateway.web_api.api_request import ApiRequest, Handler, when_done
 from pipegrid.gateway.web_api.children_json import link_of_caps, links_of, parse_children
 from pipegrid.gateway.web_api.file_requests import (
@@ -29,7 +36,6 @@ from pipegrid.gateway.web_api.path_lookup import (
     find,
     unreadable,
 )
-from pipegrid.gateway.web_api.web_errors import WebError, no_such_child, problem_of
 from pipegrid.gateway.web_ui.backup_page import backup_page
 from pipegrid.gateway.web_ui.check_page import check_form
 from pipegrid.gateway.web_ui.directory_archive import send_archive

@@ -17,7 +17,7 @@ from zope.interface import implementer
 
 from pipegrid.core.caps import Cap
 from pipegrid.core.mutable.versions import Version
-from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.gateway.http_response import WebError
 from pipegrid.reactor.deferreds import Timer, Wakeup
 from pipegrid.tree.tree_grid import Grid
 

@@ -9,7 +9,7 @@ from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, Un
 from pipegrid.core.mutable.directory_content_edits import Link
 from pipegrid.errors import NotEnoughSharesError
 from pipegrid.gateway.body_spool import BodySpool
-from pipegrid.gateway.http_response import JSON_OF_OBJECTS, HttpResponse, json_text
+from pipegrid.gateway.http_response import JSON_OF_OBJECTS, HttpResponse, WebError, json_text
 from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.byte_ranges import (
     ByteRange,
@@ -35,7 +35,6 @@ from pipegrid.gateway.web_api.path_lookup import (
     unknown_cap,
     unreadable,
 )
-from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.check_page import check_form
 from pipegrid.gateway.web_ui.file_page import object_page
 from pipegrid.gateway.web_ui.share_page import share_page

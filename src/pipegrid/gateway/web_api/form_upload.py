@@ -15,10 +15,9 @@ from pipegrid.core.mutable.directory_content_edits import Link
 from pipegrid.core.text import composed, counted, printable
 from pipegrid.errors import PipegridError
 from pipegrid.gateway.form_body import FormFile
-from pipegrid.gateway.http_response import HttpResponse
+from pipegrid.gateway.http_response import HttpResponse, Problem, WebError, problem_of
 from pipegrid.gateway.web_api.api_request import ApiRequest, when_done
 from pipegrid.gateway.web_api.path_lookup import check_writes, children_of
-from pipegrid.gateway.web_api.web_errors import Problem, WebError, problem_of
 from pipegrid.reactor.deferreds import few_at_a_time
 from pipegrid.tree.directory import Directory, check_name, make_directories
 from pipegrid.tree.walk import TreePath

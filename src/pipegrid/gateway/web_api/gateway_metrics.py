@@ -15,12 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from pipegrid.gateway.server_states import ServerState
-from pipegrid.gateway.transfer_records import (
-    BOUNDS_S,
-    TransferKind,
-    TransferRecords,
-    TransferState,
-)
+from pipegrid.gateway.transfer_records import BOUNDS_S, TransferKind, TransferRecords, TransferState
 from pipegrid.gateway.web_api.operation_handles import OperationHandles
 
 # Labels have few values, whatever clients do: kinds and states of transfers, statuses of responses, and the

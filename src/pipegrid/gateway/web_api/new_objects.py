@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 from pipegrid.core.caps import Cap, UnknownCap
 from pipegrid.core.packed_directory import directory_cap, pack_immutable
 from pipegrid.gateway.body_spool import IN_MEMORY_BYTES, BodySpool
-from pipegrid.gateway.http_response import HttpResponse, redirect
+from pipegrid.gateway.http_response import HttpResponse, WebError, redirect
 from pipegrid.gateway.web_api.api_request import (
     ApiRequest,
     local_target,
@@ -18,7 +18,6 @@ from pipegrid.gateway.web_api.api_request import (
 )
 from pipegrid.gateway.web_api.children_json import links_of, packed_children, parse_children
 from pipegrid.gateway.web_api.path_lookup import cap_of
-from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.page_paths import opened_url
 from pipegrid.gateway.web_ui.page_templates import render_page
 from pipegrid.tree.directory import create_directory

@@ -10,7 +10,7 @@ import attrs
 
 from pipegrid.core.caps import DirectoryCap
 from pipegrid.gateway.gateway_settings import GatewaySettings
-from pipegrid.gateway.http_response import HttpResponse, redirect
+from pipegrid.gateway.http_response import HttpResponse, WebError, no_such_child, redirect
 from pipegrid.gateway.web_api.api_request import (
     ApiRequest,
     ApiResource,
@@ -42,7 +42,6 @@ from pipegrid.gateway.web_api.path_lookup import (
     find_place,
     find_unless_new,
 )
-from pipegrid.gateway.web_api.web_errors import WebError, no_such_child
 from pipegrid.reactor.deferreds import start_cancellable
 from pipegrid.tree.tree_grid import Grid
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from pipegrid.core.caps import DirectoryCap, UnknownCap
 from pipegrid.errors import PipegridError
-from pipegrid.gateway.http_response import HttpResponse, ResponseStream, redirect
+from pipegrid.gateway.http_response import HttpResponse, ResponseStream, WebError, redirect
 from pipegrid.gateway.web_api.api_request import (
     ApiRequest,
     Handler,
@@ -34,7 +34,6 @@ from pipegrid.gateway.web_api.operation_handles import (
     check_handle,
 )
 from pipegrid.gateway.web_api.path_lookup import FoundObject, unknown_cap
-from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.check_page import cancelled_page, object_check_page, operation_page
 from pipegrid.transfer.upkeep import UpkeepRequest
 

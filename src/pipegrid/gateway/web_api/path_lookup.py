@@ -19,7 +19,7 @@ from pipegrid.core.caps import (
 from pipegrid.core.mutable.directory_content_edits import OpenDirectory
 from pipegrid.core.text import composed, printable
 from pipegrid.errors import CapError, NotEnoughSharesError
-from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.gateway.http_response import WebError
 from pipegrid.tree.directory import Child, Directory
 from pipegrid.tree.tree_grid import Grid
 

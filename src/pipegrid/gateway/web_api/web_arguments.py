@@ -18,7 +18,7 @@ from pipegrid.core.text import printable
 from pipegrid.gateway.body_spool import BodySpool
 from pipegrid.gateway.form_body import FormBody, FormFile
 from pipegrid.gateway.gateway_settings import GatewayLimits
-from pipegrid.gateway.web_api.web_errors import WebError
+from pipegrid.gateway.http_response import WebError
 
 Replace = Literal["true", "false", "only-files"]
 

@@ -9,11 +9,10 @@ from urllib.parse import quote
 import attrs
 
 from pipegrid.core.caps import DirectoryCap
-from pipegrid.gateway.http_response import HttpResponse
+from pipegrid.gateway.http_response import HttpResponse, WebError
 from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.object_json import known_cap
 from pipegrid.gateway.web_api.path_lookup import FoundObject, children_of
-from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.page_templates import render_page
 from pipegrid.tree.backup.catalogue import ARCHIVES, LATEST, is_time
 from pipegrid.tree.directory import Child

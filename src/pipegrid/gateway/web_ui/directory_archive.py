@@ -25,13 +25,12 @@ from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, immutable_size
 from pipegrid.core.text import counted, printable
 from pipegrid.errors import AccessProhibited, DirectoryError, PipegridError, SourceError
 from pipegrid.gateway.body_spool import BodySpool
-from pipegrid.gateway.http_response import HttpResponse, ResponseStream
+from pipegrid.gateway.http_response import HttpResponse, ResponseStream, WebError, problem_of
 from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.byte_ranges import disposition
 from pipegrid.gateway.web_api.check_json import storage_index_text
 from pipegrid.gateway.web_api.download_turns import SMALL_BYTES, PacedDownload
 from pipegrid.gateway.web_api.path_lookup import FoundObject
-from pipegrid.gateway.web_api.web_errors import WebError, problem_of
 from pipegrid.gateway.web_ui.page_templates import plain_sentence
 from pipegrid.gateway.web_ui.zip_stream import (
     MAX_PATH_BYTES,

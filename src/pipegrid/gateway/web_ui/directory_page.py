@@ -19,7 +19,7 @@ from pipegrid.core.caps import (
 )
 from pipegrid.core.text import composed, counted
 from pipegrid.errors import PipegridError
-from pipegrid.gateway.http_response import HttpResponse
+from pipegrid.gateway.http_response import HttpResponse, no_such_child, problem_of
 from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.byte_ranges import content_type
 from pipegrid.gateway.web_api.object_json import known_cap
@@ -30,7 +30,6 @@ from pipegrid.gateway.web_api.path_lookup import (
     children_of,
     is_verifier,
 )
-from pipegrid.gateway.web_api.web_errors import no_such_child, problem_of
 from pipegrid.gateway.web_ui.backup_page import keeps_backups
 from pipegrid.gateway.web_ui.page_paths import (
     ObjectPath,

@@ -11,11 +11,10 @@ from pipegrid.core import base32
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, UnknownCap, writes
 from pipegrid.core.text import harmless
 from pipegrid.errors import PipegridError
-from pipegrid.gateway.http_response import HttpResponse
+from pipegrid.gateway.http_response import HttpResponse, problem_of
 from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.byte_ranges import content_type
 from pipegrid.gateway.web_api.path_lookup import FoundObject, is_verifier
-from pipegrid.gateway.web_api.web_errors import problem_of
 from pipegrid.gateway.web_ui.page_paths import (
     ObjectPath,
     content_url,

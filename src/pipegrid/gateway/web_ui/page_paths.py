@@ -9,9 +9,9 @@ import attrs
 
 from pipegrid.core.caps import Cap, parse_cap
 from pipegrid.core.text import CAP_STARTS, as_pasted
+from pipegrid.gateway.http_response import WebError
 from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.object_json import read_cap_text
-from pipegrid.gateway.web_api.web_errors import WebError
 
 _NO_PATH = frozenset({"", ".", ".."})
 """Names of children that browsers do not keep in a path."""

@@ -12,8 +12,7 @@ from urllib.parse import quote
 import jinja2
 
 from pipegrid.core.text import amount, counted, printable
-from pipegrid.gateway.http_response import HttpResponse, plain_problem
-from pipegrid.gateway.web_api.web_errors import Problem
+from pipegrid.gateway.http_response import HttpResponse, Problem, plain_problem
 from pipegrid.gateway.web_ui.assets import asset_path
 
 HTML = "text/html"

@@ -8,11 +8,10 @@ import segno
 from markupsafe import Markup
 
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, UnknownCap
-from pipegrid.gateway.http_response import HttpResponse
+from pipegrid.gateway.http_response import HttpResponse, WebError
 from pipegrid.gateway.request_origin import LOOPBACK, host_name
 from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.path_lookup import FoundObject, is_verifier
-from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.page_paths import content_url, object_path
 from pipegrid.gateway.web_ui.page_templates import render_page
 

@@ -10,11 +10,10 @@ from typing import Any
 import attrs
 
 from pipegrid.core.text import amount
-from pipegrid.gateway.http_response import HttpResponse, json_text
+from pipegrid.gateway.http_response import HttpResponse, WebError, json_text
 from pipegrid.gateway.transfer_records import TransferKind, TransferRecord, TransferRecords
 from pipegrid.gateway.web_api.api_request import ApiRequest, method_not_allowed
 from pipegrid.gateway.web_api.check_json import storage_index_text
-from pipegrid.gateway.web_api.web_errors import WebError
 from pipegrid.gateway.web_ui.page_templates import render_page, shown_millis
 from pipegrid.transfer.results import Progress
 

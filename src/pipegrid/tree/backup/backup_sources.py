@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from pipegrid.tree import joined_walk, local_walk
+from pipegrid.tree import local_walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,7 +103,7 @@ class BackupDirectories:
                 levels_above=levels_above,
             )
 
-        return joined_walk.JoinedWalk(self.walked, walk_of)
+        return local_walk.JoinedWalk(self.walked, walk_of)
 
 
 def _root_of(paths: Sequence[str]) -> str:
