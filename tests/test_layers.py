@@ -67,7 +67,6 @@ MOST = 140
 EXCEPTIONS = {
     "cli/cmd_serve.py": "a server brings in all it imports, and invitations need a library of their own",
     "cli/completion.py": "a server in Twisted's own process spares what reads backups: 420 ms",
-    "core/erasure.py": "ISA-L is optional, and decided on when a file is coded",
     "grid/tor_socks_settings.py": "a directory without a control port of Tor spares Twisted: 90 ms",
     "gateway/gateway_service.py": "a gateway without SFTP spares Twisted Conch: 85 ms",
     "grid/__init__.py": "whoever wants GridConfig alone spares the grid: 420 ms",

@@ -34,7 +34,7 @@ descriptor detection dialer diff discovery download du embedded encode encoder e
 endpoints epoll erasure error errors exchange failover failure fair fast faults figures filter
 filtered find finder first foolscap form format formats from full fuse garbage get grammar hashes
 headers health hedge history hooks host hosts html http identity ignore immediate incoming indexes
-init interface interfaces interruptible invitation invite isal job join joined json kept layout lazy
+init interface interfaces interruptible invitation invite job join joined json kept layout lazy
 link list listed listener lists local lock log lookup loop loss ls manager manpage many messages
 metadata metrics mirror mirrors model modules monitoring mount mounted mutable mutables network new
 node offline onion open opening operands options order origin outcomes output overview paced package

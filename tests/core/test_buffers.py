@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core import isal
+from pipegrid.core import erasure
 
 
 class FreshTests(SynchronousTestCase):
@@ -12,10 +12,10 @@ class FreshTests(SynchronousTestCase):
 
     def test_size(self) -> None:
         """As asked for; they can be written, and each is another."""
-        for make in (isal._make, None):  # the latter: not CPython
-            self.patch(isal, "_make", make)
+        for make in (erasure._make, None):  # the latter: not CPython
+            self.patch(erasure, "_make", make)
             for size_bytes in (0, 1, 1000, 1 << 20):
-                first, second = isal.uninitialised(size_bytes), isal.uninitialised(size_bytes)
+                first, second = erasure.uninitialised(size_bytes), erasure.uninitialised(size_bytes)
                 self.assertIs(type(first), bytearray)
                 self.assertEqual(len(first), size_bytes)
                 first[:] = b"a" * size_bytes

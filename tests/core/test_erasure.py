@@ -9,14 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core import isal
-from pipegrid.core.erasure import (
-    STRIPE_BYTES,
-    WIDE_STRIPE_BYTES,
-    decode,
-    encode_stripe,
-    stripes,
-)
+from pipegrid.core import erasure
+from pipegrid.core.erasure import STRIPE_BYTES, WIDE_STRIPE_BYTES, decode, encode_stripe, stripes
 from pipegrid.core.hashes import Buffer
 
 
@@ -49,9 +43,9 @@ class StripesTests(SynchronousTestCase):
     def test_stripes_are_as_long_as_suits_the_library(self) -> None:
         """What is coded quickly is worth fewer turns; a short block needs no library for that."""
         for library, limit in ((None, STRIPE_BYTES), (object(), WIDE_STRIPE_BYTES)):
-            self.patch(isal, "load", lambda library=library: library)
+            self.patch(erasure, "load_isal", lambda library=library: library)
             self.assertEqual(list(stripes(2 * limit)), [(0, limit), (limit, 2 * limit)])
-        self.patch(isal, "load", lambda: self.fail("loaded for a short block"))
+        self.patch(erasure, "load_isal", lambda: self.fail("loaded for a short block"))
         self.assertEqual(list(stripes(STRIPE_BYTES)), [(0, STRIPE_BYTES)])
 
     def test_no_stripe_is_tiny(self) -> None:

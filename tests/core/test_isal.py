@@ -9,7 +9,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core import erasure, isal
+from pipegrid.core import erasure
 from pipegrid.core.hashes import Buffer
 
 CODES = ((2, 3), (3, 6), (3, 10), (4, 4), (7, 10), (10, 10), (1, 5), (16, 40), (71, 255))
@@ -26,7 +26,9 @@ class IsalTests(SynchronousTestCase):
     """Beside zfec."""
 
     def setUp(self) -> None:
-        self.assertIsNotNone(isal.load(), "install ISA-L; on Debian: apt-get install libisal2")
+        self.assertIsNotNone(
+            erasure.load_isal(), "install ISA-L; on Debian: apt-get install libisal2"
+        )
         self.clear()
         self.addCleanup(self.clear)
 
@@ -40,24 +42,24 @@ class IsalTests(SynchronousTestCase):
         self.clear()
         quick = compute()
         self.clear()
-        self.patch(isal, "load", lambda: None)
+        self.patch(erasure, "load_isal", lambda: None)
         slow = compute()
         self.clear()
-        self.patch(isal, "load", type(self).load)
+        self.patch(erasure, "load_isal", type(self).load)
         return quick, slow
 
-    load = staticmethod(isal.load)
+    load = staticmethod(erasure.load_isal)
 
     def note_uses(self) -> list[int]:
         """Return a list of the lengths of blocks that ISA-L codes from now on."""
         used: list[int] = []
-        call = isal.Multiplier.__call__
+        call = erasure.Multiplier.__call__
 
-        def noting(multiplier: isal.Multiplier, blocks: Sequence[Buffer]) -> list[Buffer]:
+        def noting(multiplier: erasure.Multiplier, blocks: Sequence[Buffer]) -> list[Buffer]:
             used.append(len(blocks[0]))
             return call(multiplier, blocks)
 
-        self.patch(isal.Multiplier, "__call__", noting)
+        self.patch(erasure.Multiplier, "__call__", noting)
         return used
 
     def test_encoding(self) -> None:
@@ -131,7 +133,7 @@ class IsalTests(SynchronousTestCase):
 
     def test_a_library_that_computes_something_else(self) -> None:
         """It is not used, and one is told."""
-        quick = isal.load()
+        quick = erasure.load_isal()
 
         class Wrong:
             def ec_init_tables(self, k: int, rows: int, given: bytes, tables: Any) -> None:
@@ -139,13 +141,13 @@ class IsalTests(SynchronousTestCase):
 
             ec_encode_data = quick.ec_encode_data
 
-        self.patch(isal, "load", Wrong)
+        self.patch(erasure, "load_isal", Wrong)
         primary = blocks_of(3, LONG)
         right = [bytes(each) for each in erasure._encoder(3, 5).encode(tuple(primary), (3, 4))]
         found = self.assertWarns(
             RuntimeWarning,
             "ISA-L computes other blocks than zfec, so zfec is used; update ISA-L",
-            isal.__file__.replace("isal", "erasure"),
+            erasure.__file__,
             erasure.encode_stripe,
             primary,
             (3, 4),

@@ -13,9 +13,8 @@ from typing import NamedTuple
 from pipegrid.core import hash_tree, hashes, layout, ueb
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.encoding_parameters import Geometry
-from pipegrid.core.erasure import STRIPE_BYTES, encode_stripe, stripes
+from pipegrid.core.erasure import STRIPE_BYTES, encode_stripe, stripes, uninitialised
 from pipegrid.core.hashes import HASH_BYTES, KEY_BYTES, Buffer
-from pipegrid.core.isal import uninitialised
 from pipegrid.core.stream_cipher import StreamCipher
 from pipegrid.errors import CorruptionError, SourceError
 

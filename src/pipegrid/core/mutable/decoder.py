@@ -7,9 +7,9 @@ Source: the format reference for mutable files, section 5, step 4.
 from __future__ import annotations
 
 from pipegrid.core import hash_tree
+from pipegrid.core.erasure import uninitialised
 from pipegrid.core.hash_tree import VerifiedTree, group_end, nodes_to_read
 from pipegrid.core.hashes import HASH_BYTES, Buffer
-from pipegrid.core.isal import uninitialised
 from pipegrid.core.mutable.keys import data_key
 from pipegrid.core.mutable.mutable_share import MutableShare, Part, damaged
 from pipegrid.core.mutable.versions import MutableGeometry, Version

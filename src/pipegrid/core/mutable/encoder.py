@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from pipegrid.core import erasure, hash_tree
 from pipegrid.core.encoder import ShareWrite
+from pipegrid.core.erasure import uninitialised
 from pipegrid.core.hashes import BLOCK, Buffer
-from pipegrid.core.isal import uninitialised
 from pipegrid.core.mutable.keys import SigningKey, data_key
 from pipegrid.core.mutable.mutable_share import Header, new_sections
 from pipegrid.core.mutable.versions import SALT_BYTES, Format, MutableGeometry, Version
