@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.speedtest.link_profiles import (
+from pipegrid.speedtest.emulated_links import (
     PROFILES,
     describe,
     make_link,

@@ -16,7 +16,7 @@ from pipegrid.cli.error_report import ExitStatus, unreadable
 from pipegrid.cli.options import byte_size, common_options
 from pipegrid.cli.speedtest_run import SpeedTestJob
 from pipegrid.errors import UsageError
-from pipegrid.speedtest import build_comparison, html_report, link_profiles, link_proxy, run_results
+from pipegrid.speedtest import build_comparison, emulated_links, html_report, run_results
 from pipegrid.speedtest import responder as far_end
 
 if TYPE_CHECKING:
@@ -258,14 +258,14 @@ def proxy(
     """
 
     async def relay(reactor: Any, invocation: Invocation) -> int:
-        found = link_profiles.make_link(link, rtt, up, down)
+        found = emulated_links.make_link(link, rtt, up, down)
         if found is None:
             raise UsageError("name the link to emulate: --link dsl, or --rtt, --up and --down")
         console = invocation.console
-        await link_proxy.proxy_main(
+        await emulated_links.proxy_main(
             reactor,
-            link_profiles.shape_of(found),
-            [link_proxy.parse_pair(pair) for pair in pairs],
+            emulated_links.shape_of(found),
+            [emulated_links.parse_pair(pair) for pair in pairs],
             lambda text: console.result(str(text), {"proxy": str(text)}),
         )
         return ExitStatus.DONE

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from pipegrid.speedtest.link_profiles import describe
+from pipegrid.speedtest.emulated_links import describe
 from pipegrid.speedtest.run_results import (
     DIRECTIONS,
     DOWN,
