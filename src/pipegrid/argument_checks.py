@@ -12,20 +12,18 @@ from typing import Any
 from pipegrid.errors import UsageError
 
 
-def check_whole(value: Any, name: str, least: int | None = None, most: int | None = None) -> int:
+def check_whole(value: Any, name: str, least: int | None = None) -> int:
     """
-    Return ``value`` if it is a whole number within the bounds.
+    Return ``value`` if it is a whole number that is not too small.
 
     Raises:
         UsageError: it is not, or it is a boolean.
     """
     whole = isinstance(value, int) and not isinstance(value, bool)
-    if whole and (least is None or value >= least) and (most is None or value <= most):
+    if whole and (least is None or value >= least):
         number: int = value
         return number
     bounds = "" if least is None else f" of at least {least}"
-    if most is not None:
-        bounds = f" of at most {most}" if least is None else f" from {least} to {most}"
     raise UsageError(f"{name} is a whole number{bounds}, not {shown(value)}")
 
 

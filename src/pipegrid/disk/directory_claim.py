@@ -56,7 +56,6 @@ class DirectoryClaim:
     def __init__(
         self,
         directory: Path,
-        proc: Path = Path("/proc"),
         *,
         lock_name: str = LOCK_NAME,
         program: str = "gateway",
@@ -70,10 +69,10 @@ class DirectoryClaim:
             )
         self._lock: int | None = lock
         try:
-            pid = _running_pid(directory, proc)
+            pid = _running_pid(directory)
             if pid is not None and pid != os.getpid():
                 raise _in_use(directory, pid)
-            began_s = process_began(os.getpid(), proc)
+            began_s = process_began(os.getpid())
             shown_s = time.time() if began_s is None else began_s
             text = f"{os.getpid()} {shown_s:.2f}\n"
             replace_file(directory / NAME, text.encode("ascii"), mode=0o644, durable=False)
@@ -109,7 +108,7 @@ def process_began(pid: int, proc: Path = Path("/proc")) -> float | None:
     return None
 
 
-def _running_pid(directory: Path, proc: Path) -> int | None:
+def _running_pid(directory: Path, proc: Path = Path("/proc")) -> int | None:
     try:
         pid_text, made_text = read_file(directory / NAME, _MAX_BYTES).split()
         pid, made_s = int(pid_text), float(made_text)

@@ -180,10 +180,9 @@ class Discovery:
         *,
         found: Callable[[KnownServer], None],
         warn: Callable[[str], None],
-        now: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
-        self._now = now
+        self._now = time.time
         self._caches = settings.caches
         self._found = found
         self._warn = warn

@@ -75,16 +75,14 @@ class ChildProcess:
 
 
 @as_deferred
-async def start_child(
-    reactor: Any, module: str, job: Any, timeout_s: float = CHILD_START_S
-) -> ChildProcess:
+async def start_child(reactor: Any, module: str, job: Any) -> ChildProcess:
     """
     Start ``python -m module``; fires with its first line. Cancelling stops it.
 
     Args:
         job: its input, as JSON; no other user of the machine can read it.
 
-    Fails with ChildError: it ended, printed something else, or nothing within ``timeout_s``.
+    Fails with ChildError: it ended, printed something else, or nothing within ``CHILD_START_S``.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", module],
@@ -96,7 +94,7 @@ async def start_child(
     child = ChildProcess(reactor, process)
     assert process.stdout is not None
     # Killing it ends the read, so no thread is left.
-    limit = reactor.callLater(timeout_s, process.kill)
+    limit = reactor.callLater(CHILD_START_S, process.kill)
     try:
         line = await in_thread(reactor, process.stdout.readline)
         child.said = json.loads(line)
@@ -194,12 +192,10 @@ class FileEncoding:
     happy: int
 
     @classmethod
-    def for_servers(
-        cls, count: int, params: Params | None = None, happy: int | None = None
-    ) -> FileEncoding:
+    def for_servers(cls, count: int, params: Params | None = None) -> FileEncoding:
         """Return the usual encoding, as far as the number of servers allows."""
         params = params or Params()
-        return cls(params, min(7, count, params.total_shares) if happy is None else happy)
+        return cls(params, min(7, count, params.total_shares))
 
 
 class Servers:

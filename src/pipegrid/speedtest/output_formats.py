@@ -77,10 +77,10 @@ def render(run: Run) -> list[ReportLine]:
     ]
 
 
-def of_raw_tcp(run: Run, measurement: Measurement, tls: bool = False) -> float | None:
+def of_raw_tcp(run: Run, measurement: Measurement) -> float | None:
     """Return bytes of shares a second as a share of what raw streams carry; None if not measured."""
-    streams = max((each.streams for each in run.baselines if each.tls == tls), default=0)
-    raw = run.baseline(measurement.direction, streams, tls)
+    streams = max((each.streams for each in run.baselines if not each.tls), default=0)
+    raw = run.baseline(measurement.direction, streams, tls=False)
     if not raw or not measurement.wire_bytes:
         return None
     return measurement.wire_bytes_per_s / raw

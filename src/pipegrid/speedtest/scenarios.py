@@ -159,15 +159,15 @@ def large(size: int, most_rounds: int | None = None) -> Scenario:
     return Scenario(size_name(size), SCENARIO, (size,), most_rounds=most_rounds)
 
 
-def mixed(files: int = MIXED_FILES) -> Scenario:
+def mixed() -> Scenario:
     """
     Return files of sizes spread evenly over the orders of magnitude, at the same time; always the same
     sizes.
     """
     rng = random.Random(_MIXED_SEED)
     ratio = MIXED_LARGEST / MIXED_SMALLEST
-    sizes = tuple(round(MIXED_SMALLEST * ratio ** rng.random()) for _ in range(files))
-    return Scenario(f"{files} mixed sizes", SCENARIO, sizes, at_once=True, most_rounds=2)
+    sizes = tuple(round(MIXED_SMALLEST * ratio ** rng.random()) for _ in range(MIXED_FILES))
+    return Scenario(f"{MIXED_FILES} mixed sizes", SCENARIO, sizes, at_once=True, most_rounds=2)
 
 
 def window_sweep(

@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -104,7 +104,6 @@ class VerificationRounds:
     Args:
         directory: of the state.
         key: names one check: what it is given on the command line. It is only written as a hash.
-        begin: returns the point where a new check begins.
 
     Attributes:
         state: how far the round of this check is.
@@ -114,19 +113,14 @@ class VerificationRounds:
         SinkError: the directory cannot be written.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        key: object,
-        begin: Callable[[], int] = lambda: secrets.randbelow(CIRCLE),
-    ) -> None:
+    def __init__(self, directory: Path, key: object) -> None:
         self._path = directory / "verification.json"
         self._key = hashlib.sha256(_TAG + repr(key).encode("utf-8", "backslashreplace")).hexdigest()
         self.warning = ""
         with self._locked():
             positions = self._read()
             if self._key not in positions:
-                positions[self._key] = VerificationRound(begin())
+                positions[self._key] = VerificationRound(secrets.randbelow(CIRCLE))
                 self._write(positions)
             self.state = positions[self._key]
 

@@ -80,12 +80,10 @@ class PermittedEndpoints:
     that the environment names.
     """
 
-    def __init__(
-        self, reactor: Any, policy: ConnectionPolicy, inner: StandardEndpoints | None = None
-    ) -> None:
+    def __init__(self, reactor: Any, policy: ConnectionPolicy) -> None:
         self._reactor = reactor
         self._policy = policy
-        self._inner = inner or StandardEndpoints(reactor)
+        self._inner = StandardEndpoints(reactor)
         self._direct = ProxyEndpoints(reactor, inner=self._inner)
 
     def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:

@@ -37,7 +37,6 @@ def unfinished_put(
     grid: Grid,
     directory: str | os.PathLike[str],
     options: Mapping[str, Any],
-    now: Callable[[], float] = time.time,
 ) -> UploadJournal | NoUnfinishedPut:
     """
     Return what an earlier put of a directory has stored; the new put's objects are added for a later one.
@@ -61,8 +60,8 @@ def unfinished_put(
     notes = config.caches[0] / NOTES_NAME
     with suppress(OSError):  # at once, so that the walk skips it if it is inside the tree
         notes.mkdir(mode=0o700, exist_ok=True)
-    _forget_stale(notes, now())
-    return UploadJournal(notes, context, root, now)
+    _forget_stale(notes, time.time())
+    return UploadJournal(notes, context, root)
 
 
 class NoUnfinishedPut(KnownObjects):
@@ -93,16 +92,14 @@ class UploadJournal(KnownObjects):
         notes: the directory of journals.
         context: how files are encoded and keyed.
         root: absolute path of the directory that is stored.
-        now: seconds since 1970.
     """
 
-    def __init__(self, notes: Path, context: bytes, root: str, now: Callable[[], float]) -> None:
+    def __init__(self, notes: Path, context: bytes, root: str) -> None:
         digest = hashlib.sha256(context + b"\0" + os.fsencode(root)).hexdigest()[:32]
         self._path = notes / f"{digest}.sqlite"
         self._context = context
         self._root = root
-        self._now = now
-        self._began_s = now()
+        self._began_s = time.time()
         self._unwritten: list[Callable[[KnownObjects], None]] = []
         self._unwritten_bytes = 0
         self._database: BackupDatabase | None = None
@@ -160,7 +157,7 @@ class UploadJournal(KnownObjects):
             write(self._database)
             return
         self._unwritten.append(write)
-        early = 0 <= self._now() - self._began_s < WRITTEN_AFTER_S
+        early = 0 <= time.time() - self._began_s < WRITTEN_AFTER_S
         much = self._unwritten_bytes >= MAX_UNWRITTEN_BYTES
         if much or len(self._unwritten) >= MAX_UNWRITTEN or not early:
             self._write()
@@ -181,7 +178,7 @@ class UploadJournal(KnownObjects):
             if lock is None:
                 raise BlockingIOError
             self._lock = lock
-            self._database = BackupDatabase(self._path, self._context, self._root, now=self._now)
+            self._database = BackupDatabase(self._path, self._context, self._root)
         except (OSError, PipegridError) as error:
             # Another put uses the journal, or nothing can be written: this one has none.
             self._off = True
