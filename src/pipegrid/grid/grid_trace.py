@@ -12,9 +12,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from pipegrid.reactor.blocking_calls import BlockingCall
 from pipegrid.reactor.trace import Tracing
-from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.reactor.workers import BlockingCall, CpuWorkers
 from pipegrid.transport.interface import StorageServer, StoresApart
 from pipegrid.wire.storage_messages import ServerIdentity
 

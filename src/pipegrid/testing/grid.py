@@ -21,7 +21,7 @@ from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_config import GridConfig
 from pipegrid.grid.server_opening import Windows
-from pipegrid.reactor.blocking_calls import BlockingCall
+from pipegrid.reactor.workers import BlockingCall
 from pipegrid.server.gbs.http_connection import GbsSite
 from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.storage.share_reader import open_reader

@@ -463,7 +463,7 @@ class Directory:
     @as_deferred
     async def change(self, edits: Sequence[Edit]) -> WriteResult:
         """
-        Apply edits (``Link``, ``Unlink``, ``Rename``, ``SetMetadata``) in order, in one publish, or none.
+        Apply edits (``Link``, ``Unlink``, ``Rename``, ``SetMetadata``) in order, in one publish: all or none.
 
         Raises (through the Deferred):
             CapError: the cap cannot write, or the directory can never change.

@@ -20,8 +20,7 @@ from twisted.python.failure import Failure
 from pipegrid.core.hashes import Buffer
 from pipegrid.disk.safe_open import own_descriptor
 from pipegrid.errors import SinkError
-from pipegrid.reactor.blocking_calls import BlockingCall
-from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.reactor.workers import BlockingCall, CpuWorkers
 
 _PIECE_BYTES = 1 << 20
 _PROMISED_BYTES = 4096

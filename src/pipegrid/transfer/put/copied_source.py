@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from pipegrid.argument_checks import shown
 from pipegrid.errors import SourceError, UsageError
-from pipegrid.reactor.blocking_calls import BlockingCall
+from pipegrid.reactor.workers import BlockingCall
 from pipegrid.transfer.put.source import (
     BytesSource,
     FileSource,

@@ -14,7 +14,7 @@ from pipegrid.core.packed_directory import PackedChild, directory_cap, pack_immu
 from pipegrid.core.text import printable
 from pipegrid.errors import SourceError, UsageError
 from pipegrid.grid.file_grid import Grid
-from pipegrid.reactor.blocking_calls import BlockingCall
+from pipegrid.reactor.workers import BlockingCall
 from pipegrid.transfer.put.source import Source, SourceLike, as_repeatable
 from pipegrid.transfer.put.source_opening import open_for_put
 from pipegrid.tree.file_metadata import entry_metadata, entry_name
