@@ -140,6 +140,8 @@ def cut(pieces: list[Buffer] | list[memoryview], start: int, end: int) -> list[B
     return result
 
 
+# Files of one segment, from whole shares.
+
 SMALL_FILE_BYTES = 128 << 10
 """Files up to this size are one segment, whichever of today's and earlier writers stored them."""
 

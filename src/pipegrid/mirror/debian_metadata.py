@@ -28,6 +28,8 @@ from pipegrid.mirror.archive_file import (
 )
 from pipegrid.mirror.package_filter import MAX_VERSION_CHARS, Description
 
+# The format of Debian's control files: paragraphs of fields. Source: Debian policy, chapter 5.
+
 MAX_PARAGRAPH_BYTES = 8 << 20
 """The longest paragraph of an index: a package's files in Sources, or its provides, take some kilobytes."""
 

@@ -760,6 +760,14 @@ class Destination:
         self._directories.prune(os.path.dirname(path), HIDDEN)
 
 
+# A mirror's directory that is not changed: for a dry run, or a user who may only read.
+#
+# Nothing is made in it, not even the directory, and nothing is recorded. The lock of writers is shared, if it
+# exists and can be opened, so that no process writes meanwhile, and several may read.
+#
+# A dry run fetches into a directory for temporary files, which replaces ``HIDDEN``. It is locked while the
+# run lasts, so that the next run can remove that of an interrupted one.
+
 _SCRATCH = "pipegrid-mirror-"
 """The prefix of directories for temporary files."""
 

@@ -64,6 +64,11 @@ if TYPE_CHECKING:
     from pipegrid.mirror.mirror_lists import Metalink
     from pipegrid.mirror.signatures import GpgKey
 
+# The signatures in the headers of packages, checked by rpm's own program.
+#
+# Results are recorded by hash, together with the hash of the keys, so that a package is checked once. All of
+# it is synchronous, for the thread that has the destination.
+
 CHECKED = "checked"
 """The records, below ``HIDDEN``."""
 
@@ -247,7 +252,7 @@ class RpmRepository:
             ones all. As ``newest`` of a filter.
         wanted: which packages of the index are wanted.
         metalink: names the acceptable ``repomd.xml``; None: any.
-        checks_packages: each package must be signed by one of the keys; see ``PackageSignatures``.
+        checks_packages: each package must be signed by one of the keys; see ``check_packages``.
         signing: signs rebuilt indexes of the fetched files, which are published instead of the
             repository's; see ``repomd_writer``. None: the repository's are published.
     """

@@ -1,6 +1,11 @@
 """
 Repositories of restic: directories below the directory of the client's alias ``restic``, each with a
 directory for each kind of object, with immutable files.
+
+A repository has the layout that restic uses on a disk, with ``data`` split into 256 directories by the first
+byte of the id: restic can open what ``pipegrid get -r`` fetches. Linking a pack publishes only a 256th of all
+links; concurrent links become one publish. ``private/aliases`` has the alias's write cap; creating the first
+repository creates it.
 """
 
 from __future__ import annotations
