@@ -103,6 +103,13 @@ class LifeTests(WholeTestCase):
         self.assertRaises(NoSuchShare, share.publish)
         self.check_nothing_left()
 
+    def test_its_device_is_known(self) -> None:
+        """The thread that syncs asks the system for nothing: each call competes for the GIL there."""
+        share = self.take()
+        with mock.patch.object(os, "fstat", side_effect=AssertionError):
+            self.assertEqual(share.device, self.root.stat().st_dev)
+        share.discard()
+
     def test_it_stays_open(self) -> None:
         """Closed it would be gone; nobody is to go on with it, so there is nothing to note."""
         share = self.take()

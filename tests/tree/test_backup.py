@@ -313,13 +313,15 @@ class BackupTests(SynchronousTestCase):
         self.machine: Machine | None = None
         self.base_s = float(int(time.time()))  # runs of one day are of one second
         self.opened: list[str] = []
-        really_open = local_walk._open_file
+        really_open = local_walk._open_regular
 
-        def noting(fd: int, name: str, shown: str) -> Any:
-            self.opened.append(os.path.relpath(shown, self.root))
-            return really_open(fd, name, shown)
+        def noting(fd: int, name: str) -> Any:
+            directory = os.readlink(f"/proc/self/fd/{fd}")
+            path = os.path.join(directory, name)
+            self.opened.append(os.path.relpath(path, os.path.realpath(self.root)))
+            return really_open(fd, name)
 
-        self.patch(local_walk, "_open_file", noting)
+        self.patch(local_walk, "_open_regular", noting)
 
     def start_client(self) -> Client:
         """Another process of the same client."""

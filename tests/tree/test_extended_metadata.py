@@ -260,18 +260,20 @@ class BackupAndRestoreTests(TreeTestCase):
         now_s = time.time() + self.days * DAY_S
         self.days += 1
         self.opened.clear()
-        really_open = local_walk._open_file
+        really_open = local_walk._open_regular
 
-        def opening(fd: int, name: str, shown: str) -> Any:
-            self.opened.append(os.path.relpath(shown, self.source))
-            return really_open(fd, name, shown)
+        def opening(fd: int, name: str) -> Any:
+            directory = os.readlink(f"/proc/self/fd/{fd}")
+            path = os.path.join(directory, name)
+            self.opened.append(os.path.relpath(path, os.path.realpath(self.source)))
+            return really_open(fd, name)
 
         reports = TreeReports(
             not_stored=lambda path, kind, why: self.not_stored.append((path, kind))
         )
         backups = Backups(self.client.grid, now=lambda: now_s)
         running = backups.run(str(self.source), "home", BackupOptions(), reports)
-        with patch.object(local_walk, "_open_file", opening):
+        with patch.object(local_walk, "_open_regular", opening):
             result: BackupResult = self.world.run(Deferred.fromCoroutine(running))
         return result
 

@@ -9,10 +9,12 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -164,6 +166,25 @@ class LocalWalkTests(SynchronousTestCase):
         self.assertEqual(
             self.seen(know=know),
             ["+", "a", f"!b: {vanished}", f"!d: {vanished}", "+e", "e/x", "-", "-"],
+        )
+
+    def test_few_calls(self) -> None:
+        """A small file is examined, opened, read between two looks, and closed."""
+        self.write("a")
+        calls: list[str] = []
+
+        def noting(name: str, real: Callable[..., Any], *args: Any, **more: Any) -> Any:
+            calls.append(name)
+            return real(*args, **more)
+
+        with ExitStack() as stack:
+            for name in ("stat", "open", "fstat", "pread", "close"):
+                noted = partial(noting, name, getattr(os, name))
+                stack.enter_context(mock.patch.object(os, name, noted))
+            self.assertEqual(self.seen(), ["+", "a", "-"])
+        at = calls.index("pread")
+        self.assertEqual(
+            calls[at - 3 : at + 3], ["stat", "open", "fstat", "pread", "fstat", "close"]
         )
 
     def test_files_that_report_another_size(self) -> None:

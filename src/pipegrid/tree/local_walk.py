@@ -451,19 +451,15 @@ class LocalWalk(EntryWalk):
                     level.number, raw, path, found, began_ns, None, None, known, extended, link_id
                 )
                 return
-            file = _open_file(level.fd, name, self._shown(path))
+            fd = _open_regular(level.fd, name)
             try:
-                met = self._take(file, level, raw, path)
+                met = self._take(fd, level, raw, path)
             except BaseException:
-                file.close()
+                os.close(fd)
                 raise
-            if met is None:
-                file.close()
-                yield LeftOut(path, CHANGED)
-                return
-            if not isinstance(met.content, io.FileIO):
-                file.close()
-            yield met
+            if met is None or not isinstance(met.content, io.FileIO):
+                os.close(fd)
+            yield met or LeftOut(path, CHANGED)
 
     def _extended_of(
         self, known: Any, level: _Level, path: str, found: os.stat_result
@@ -486,14 +482,20 @@ class LocalWalk(EntryWalk):
             return None
         return self._identify(found, path)
 
-    def _take(self, file: io.FileIO, level: _Level, name: bytes, path: str) -> FileMet | None:
-        """Read a small file; None: it changed during each attempt."""
-        fd = file.fileno()
+    def _take(self, fd: int, level: _Level, name: bytes, path: str) -> FileMet | None:
+        """
+        Read a small file, or leave it open in what is returned; None: it changed during each attempt.
+
+        Each call of the system competes for the GIL with the reactor's thread: a small file takes few.
+        """
         for _ in range(_TRIES):
             began_ns = self._options.now_ns()
             found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise _not_regular()
             extended = None if self._identify is None else read_extended(fd, found)
             if found.st_size > SMALL_BYTES:
+                file = self._file(fd, path)
                 return self._met(level, name, path, found, began_ns, file, extended)
             content = os.pread(fd, found.st_size + 1, 0)
             if len(content) != found.st_size:
@@ -504,8 +506,12 @@ class LocalWalk(EntryWalk):
                 self._bytes += len(content)
                 return self._met(level, name, path, found, began_ns, content, extended)
             if not found.st_size:  # its reader reads it to its end
+                file = self._file(fd, path)
                 return self._met(level, name, path, found, began_ns, file, extended)
         return None
+
+    def _file(self, fd: int, path: str) -> io.FileIO:
+        return io.FileIO(self._shown(path), "rb", opener=lambda _path, _flags: fd)
 
     def _met(
         self,
@@ -575,17 +581,23 @@ _KINDS = {
 }
 
 
+def _open_regular(fd: int, name: str) -> int:
+    """Open what was a regular file, without blocking if a pipe has replaced it; the caller checks it."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    return os.open(name, flags, dir_fd=fd)
+
+
 def _open_file(fd: int, name: str, shown: str) -> io.FileIO:
     """Open a regular file, without blocking if a pipe has replaced it."""
-
-    def opener(_: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=fd)
-
-    file = io.FileIO(shown, "rb", opener=opener)
+    file = io.FileIO(shown, "rb", opener=lambda _path, _flags: _open_regular(fd, name))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.ENOENT, "it is not a file any more")
+        raise _not_regular()
     return file
+
+
+def _not_regular() -> OSError:
+    return OSError(errno.ENOENT, "it is not a file any more")
 
 
 def _has_tag(fd: int, tag: DirectoryTag) -> bool:

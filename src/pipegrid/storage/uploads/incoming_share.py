@@ -648,6 +648,7 @@ class WholeShare(IncomingShare):
         self._maker = maker
         self._received = Spans.up_to(share_bytes)
         self._lock = threading.RLock()
+        self._inode()  # not in the thread that syncs, where each call competes for the GIL
 
     def checkpoint(self) -> None:
         """Record nothing: a file without a name cannot be resumed."""
