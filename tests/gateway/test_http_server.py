@@ -6,8 +6,11 @@ import os
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import attrs
+from twisted.internet.abstract import FileDescriptor
+from twisted.internet.address import IPv4Address
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
@@ -21,6 +24,7 @@ from pipegrid.gateway.gateway_settings import GatewayLimits, GatewaySettings
 from pipegrid.gateway.http_response import HttpResponse, WebError, respond
 from pipegrid.gateway.http_server import LINGER_S, GatewayChannel, GatewaySite, shown_path
 from pipegrid.gateway.root_resource import root_resource
+from pipegrid.reactor.immediate_sends import unsent_bytes
 
 LIMITS = GatewayLimits(connections=4, idle_s=100, head_s=10, stalled_s=50, spare_bytes=0)
 SECRET = b"URI:DIR2:aaaa:bbbb"
@@ -54,6 +58,38 @@ class _Answers(Resource):
                 raise
 
         return respond(request, work(), self.clock)
+
+
+class _Socket(FileDescriptor):
+    """
+    A transport of Twisted's, whose reactor is the test.
+
+    Args:
+        most_bytes: that it takes at a time.
+    """
+
+    connected = 1
+
+    def __init__(self, most_bytes: int) -> None:
+        reactor: Any = mock.Mock()
+        super().__init__(reactor)
+        self._most_bytes = most_bytes
+        self.sent = b""
+
+    def writeSomeData(self, data: bytes) -> int:
+        part = bytes(data)[: self._most_bytes]
+        self.sent += part
+        return len(part)
+
+    def write_all(self) -> None:
+        """Do what the reactor does until all is sent."""
+        while unsent_bytes(self):
+            self.doWrite()
+
+    def getPeer(self) -> IPv4Address:
+        return IPv4Address("TCP", "127.0.0.1", 1)
+
+    getHost = getPeer
 
 
 class SiteTestCase(SynchronousTestCase):
@@ -378,6 +414,20 @@ class LogTests(SiteTestCase):
                 "PUT /uri/[CENSORED] interrupted after 0 B 0 ms",
             ],
         )
+
+    def test_the_log_comes_after_the_answer(self) -> None:
+        """The client has the whole answer, as far as its socket takes it, before the line is written."""
+        for most_bytes in (1 << 20, 10):
+            socket = _Socket(most_bytes)
+            sent: list[int] = []
+            self.site._tell = lambda text, to=socket, n=sent, **fields: n.append(len(to.sent))
+            channel = self.site.buildProtocol(None)
+            channel.makeConnection(socket)
+            channel.dataReceived(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            socket.write_all()
+            self.assertEqual(socket.sent[-8:], b"\r\n\r\ndone")
+            self.assertEqual(sent, [min(most_bytes, len(socket.sent))])
+            self.lose(channel)
 
     def test_lines(self) -> None:
         """Neither capabilities nor arguments stand in it, wherever they are."""

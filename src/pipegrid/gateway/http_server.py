@@ -31,6 +31,7 @@ from pipegrid.gateway.web_ui.directory_archive import ArchiveCount
 from pipegrid.gateway.web_ui.page_templates import problem_response
 from pipegrid.gateway.web_ui.transfers_page import UploadProgress
 from pipegrid.reactor.deferreds import Timer
+from pipegrid.reactor.immediate_sends import send_written
 
 MAX_HEAD_BYTES = 64 << 10
 """Of a request line with all headers: a name of 5000 characters may take 45 kB."""
@@ -479,6 +480,7 @@ class GatewaySite(Site):
     def log(self, request: Any) -> None:
         """Log a request that was answered."""
         if isinstance(request, GatewayRequest):
+            send_written(request.transport)  # the client need not wait for the log
             fields = request.log_line()
             status = int(fields["status"])
             self.served[status] = self.served.get(status, 0) + 1

@@ -100,6 +100,19 @@ def send_now(socket: Any, data: Buffer) -> int:
     return sent if isinstance(sent, int) and sent > 0 else 0
 
 
+def send_written(transport: Any) -> None:
+    """
+    Send what was written to a transport, as far as its socket accepts it, in this turn of the reactor.
+
+    Nothing is done for a transport without a socket of its own, or one that is paused or closing.
+    """
+    socket = socket_of(transport)
+    if socket is None or socket.producerPaused or getattr(socket, "disconnecting", True):
+        return
+    if socket.connected and unsent_bytes(socket):
+        socket.doWrite()  # after an error the reactor tries again, and notices the loss
+
+
 class Outlet:
     """
     Sends encrypted data: at once, as far as the socket accepts it.
