@@ -53,6 +53,23 @@ class PipeliningTests(Case):
             fixture.sent(), b"".join(b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n" % n for n in range(10))
         )
 
+    def test_flush(self) -> None:
+        """Where no answer is awaited, requests may leave before the end of the turn, in one write."""
+        fixture = ConnectionFixture()
+        connection, segments = fixture.connection, fixture.wire.segments
+        for n in range(2):
+            connection.request(get(f"/{n}"))
+        connection.flush()
+        self.assertEqual([each.count(b"GET") for each in segments], [2])
+        connection.request(get("/2"))
+        connection.flush()
+        self.assertEqual(len(segments), 1)  # it goes with others of this turn
+        connection.request(get("/3"))
+        fixture.turn()
+        self.assertEqual([each.count(b"GET") for each in segments], [2, 2])
+        connection.flush()
+        self.assertEqual(len(segments), 2)
+
     def test_answers_in_order(self) -> None:
         """Answers go to the requests in order, whatever pieces they come in."""
         fixture = ConnectionFixture()

@@ -9,17 +9,21 @@ import gc
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.grid.file_grid import Grid
+from pipegrid.http11.request_sender import RequestWriter
 from pipegrid.testing.link_model import Bottleneck
 from pipegrid.testing.network import leaks
 from pipegrid.transfer.get.download import Download
+from pipegrid.wire.storage_messages import ShareChange, SlotSecrets
 from tests.scratch import scratch_path
+from tests.transport.contract import OTHER_SI, SECRETS, SI
 from tests.transport.gbs_world import CLIENT, GbsWorld, make_grid
+from tests.transport.test_gbs_foolscapbeside import without_bundles
 
 T = TypeVar("T")
 
@@ -85,6 +89,28 @@ class RoundTripTests(SynchronousTestCase):
             self.world.run(self.grid.read(cap))
             self.world.clock.advance(1)
         self.assertEqual([each for each in gc.get_objects() if type(each) is Download], [])
+
+    def test_changes_leave_at_once(self) -> None:
+        """The share of the first server does not wait for those of the others."""
+        server = without_bundles(self.world.connect())
+        self.world.run(server.allocate(SI, {1}, 10, SECRETS))
+        written: list[int] = []
+        write = RequestWriter._write
+
+        def note(writer: RequestWriter, pieces: list[Any]) -> None:
+            written.append(sum(map(len, pieces)))
+            write(writer, pieces)
+
+        self.patch(RequestWriter, "_write", note)
+        stored = server.store_whole(SI, {0: bytes(1000)}, 1000, SECRETS)
+        self.assertEqual(len(written), 1)
+        self.assertGreater(written[0], 1000)
+        self.world.run(stored)
+        changes = {0: ShareChange(writes=((0, bytes(1000)),))}
+        changed = server.read_test_write(OTHER_SI, SlotSecrets(SECRETS.lease, bytes(32)), changes)
+        self.assertEqual(len(written), 2)
+        self.world.run(changed)
+        self.world.run(server.disconnect())
 
     def test_a_get_from_elsewhere_is_two(self) -> None:
         """Where they are not, the lists have come with the refusals."""

@@ -288,6 +288,15 @@ class PipelinedConnection(Protocol):
             if not self._corked:
                 self._writer.schedule()
 
+    def flush(self) -> None:
+        """
+        Write the submitted requests now, not at the end of this turn, if no response is outstanding.
+
+        So the server begins with them earlier; on a busy connection, more of them go in one write.
+        """
+        if not (self._corked or self.lane.written):
+            self._writer.flush()
+
     def cancel(self, exchange: Exchange, error: PipegridError | None = None) -> None:
         """Withdraw a request. With an error, the exchange fails with it; without, it is not notified."""
         if exchange.abandoned or exchange.connection is not self:

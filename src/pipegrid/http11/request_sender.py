@@ -33,7 +33,7 @@ class RequestWriter:
     The sending half of a connection, and the push producer of its transport.
 
     Requests submitted in one turn of the reactor are sent in one write: at the end of the turn, or of the
-    read that caused them.
+    read that caused them, or when ``flush`` is called.
 
     While the transport is full nothing is written: no request begins, a body in memory stops after a piece
     of 112 KiB, and a body producer is paused. So no bytes accumulate, large buffers are not joined, and
@@ -107,6 +107,13 @@ class RequestWriter:
         """Write at the end of this turn of the reactor."""
         if self._call is None and self.enabled:
             self._call = self._clock.callLater(0, self._scheduled)
+
+    def flush(self) -> None:
+        """Write now what would be written at the end of this turn."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+            self.pump()
 
     def _scheduled(self) -> None:
         self._call = None

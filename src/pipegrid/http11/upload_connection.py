@@ -182,6 +182,11 @@ class UploadConnection:
                     self._open()
         return upload.result
 
+    def flush(self) -> None:
+        """Send the last requests now, if no earlier one is outstanding; see ``PipelinedConnection.flush``."""
+        if self._connection is not None:
+            self._connection.flush()
+
     def close(self, reason: Callable[[], PipegridError] | None = None) -> Deferred[None]:
         """
         Fail the unanswered requests and close the connection; fires when it is closed.

@@ -219,7 +219,7 @@ class GbsUploads:
 
     def _store_apart(self, upload: BundledUpload, maybe_done: bool = False) -> Deferred[Stored]:
         write = partial(self._write, maybe_done=maybe_done)
-        return self._track(
+        stored = self._track(
             lambda: store_by_writes(
                 self._allocate,
                 write,
@@ -229,6 +229,8 @@ class GbsUploads:
                 upload.secrets,
             )
         )
+        self._connection.flush()  # the other servers' shares are prepared while this one begins
+        return stored
 
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
@@ -258,7 +260,9 @@ class GbsUploads:
 
     def change(self, request: RawRequest, unpack: Callable[[RawResponse, bool], T]) -> Deferred[T]:
         """Send a request like ``upload``; ``unpack`` also gets whether it was sent more than once."""
-        return self._send(request).addCallback(lambda answered: unpack(*answered))
+        changed = self._send(request).addCallback(lambda answered: unpack(*answered))
+        self._connection.flush()
+        return changed
 
     def _send(self, request: RawRequest) -> Deferred[Answered]:
         """Send a request on the uploads' connection, after all earlier ones."""
