@@ -143,6 +143,7 @@ class DelicateServerTests(ReadingTestCase):
     def test_small_reads_share_a_connection(self) -> None:
         """A hundred short reads take two connections at most, and few round trips."""
         self.world.run(self.server.list_shares(SI))
+        self.world.clock.advance(1)
         before = self.world.servers[0].factory.accepted
         began_s = self.world.clock.seconds()
         reads = [self.server.read(SI, 0, 100 * n, 100) for n in range(100)]

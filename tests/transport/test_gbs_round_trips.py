@@ -90,6 +90,29 @@ class RoundTripTests(SynchronousTestCase):
             self.world.clock.advance(1)
         self.assertEqual([each for each in gc.get_objects() if type(each) is Download], [])
 
+    def test_questions_need_no_further_connection(self) -> None:
+        """
+        After a put its connections serve for short questions, too, while others are made for the next ones;
+        not if they have changes to do.
+        """
+        grid = make_grid(self.world)
+        data = self.random.randbytes(200)
+        cap = self.world.run(grid.put(data)).cap
+        before = sum(host.factory.accepted for host in self.world.servers)
+        for _ in range(2):
+            found, trips = self.timed(partial(grid.read, cap))
+            self.assertEqual((trips, found), (1.0, data))
+        after = sum(host.factory.accepted for host in self.world.servers)
+        self.assertLess(0, after - before)
+        self.assertLess(after - before, 10)
+        self.world.run(grid.close())
+        server = self.world.connect()
+        self.world.run(server.allocate(SI, {0}, 10, SECRETS))
+        writing = server.write(SI, 0, 0, [bytes(10)], SECRETS.upload)
+        _, trips = self.timed(partial(server.list_shares, OTHER_SI))
+        self.assertEqual((trips, writing.called), (2.0, True))
+        self.world.run(server.disconnect())
+
     def test_changes_leave_at_once(self) -> None:
         """The share of the first server does not wait for those of the others."""
         server = without_bundles(self.world.connect())

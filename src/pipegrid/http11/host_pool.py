@@ -269,6 +269,11 @@ class HostPool:
         return not (self._waiting or self._connections or self._connecting)
 
     @property
+    def is_connected(self) -> bool:
+        """Return whether a request need not wait for a connection to be made."""
+        return bool(self._connections)
+
+    @property
     def last_activity_s(self) -> float:
         """The time of the last received or sent bytes on any of its connections, by the clock."""
         return max((each.last_activity_s for each in self._connections), default=-math.inf)
@@ -287,6 +292,11 @@ class HostPool:
         exchange = RawCall(request, self._server)
         self.submit(exchange)
         return exchange.result
+
+    def connect(self) -> None:
+        """Make a connection for later requests, unless there is one; if that fails, they try again."""
+        if not (self._connections or self._connecting or self._closed):
+            self._open_connection()
 
     def submit(self, exchange: Exchange) -> None:
         """Accept a request, or fail it at once."""

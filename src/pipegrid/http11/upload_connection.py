@@ -151,9 +151,15 @@ class UploadConnection:
         return -math.inf if self._connection is None else self._connection.last_activity_s
 
     @property
-    def is_idle(self) -> bool:
-        """Whether no request is unanswered, sent or not."""
-        return not self._unanswered
+    def unanswered(self) -> int:
+        """How many requests are unanswered, sent or not."""
+        return self._unanswered
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a request would be written at once: the connection is ready, and is not closing."""
+        connection = self._connection
+        return connection is not None and connection.ready and connection.open
 
     def request(self, request: RawRequest) -> Deferred[Answered]:
         """

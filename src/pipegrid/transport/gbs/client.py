@@ -33,7 +33,7 @@ from pipegrid.transport.gbs.foolscap_offload import FoolscapOffload, OffloadServ
 from pipegrid.transport.gbs.read_streams import GbsStreams
 from pipegrid.transport.gbs.requests import GbsRequests, GbsSettings
 from pipegrid.transport.gbs.response_outcomes import GbsAnswers
-from pipegrid.transport.gbs.uploads import GbsContext, GbsUploads
+from pipegrid.transport.gbs.uploads import BEHIND_BYTES, GbsContext, GbsUploads
 from pipegrid.transport.interface import disconnected, nothing_to_write
 from pipegrid.transport.operation_order import GbsOrder
 from pipegrid.wire.server_address import Nurl
@@ -216,6 +216,8 @@ class GbsSurveys:
 # advisories, the version        outstanding responses, or one long response after such
 # streams                        the same pool, each the last on its connection, which is paused with
 #                                its consumer; ``GbsStreams`` keeps other connections free
+# the pool's, while it connects  the uploads' connection, if that is up, has no change to do, and all
+#                                responses together are short
 # =============================  ===================================================================
 #
 # So the first requests of a get, for a list and for the expected share, are sent on one connection.
@@ -223,12 +225,6 @@ class GbsSurveys:
 # ``operation_order`` keeps the contract's order between connections. ``requests`` and
 # ``response_outcomes`` know the protocol, ``uploads`` the changes of shares, ``http11`` HTTP. Connections are
 # established when first needed, and close when idle.
-
-
-BEHIND_BYTES = 64 * 1024
-"""
-Up to this size a read may follow a change on the uploads' connection; a longer one waits for the change.
-"""
 
 
 class GbsServer:
@@ -552,10 +548,19 @@ class GbsServer:
 
     def _question(self, request: RawRequest) -> Deferred[RawResponse]:
         """
-        Send a request through the pool, which repeats unanswered requests, and again if the response was
-        interrupted.
+        Send a request, again if the response was interrupted; unanswered ones are repeated.
+
+        The pool sends it. While that connects, which takes two round trips, short questions go on the
+        uploads' connection, if that is up and has no change to do.
         """
-        return until_whole(partial(self._reads.request, request))
+
+        def send() -> Deferred[RawResponse]:
+            if self._reads.is_connected or not self._uploads.takes_question(request):
+                return self._reads.request(request)
+            self._reads.connect()  # for those that follow
+            return self._uploads.question(request)
+
+        return until_whole(send)
 
     # Slots.
 

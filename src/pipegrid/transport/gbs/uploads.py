@@ -42,6 +42,11 @@ Bytes of requests for small shares that may be pending at a server without bundl
 ``CROWD_BYTES``, and this many per second of the round trip. Such a server processes 100 or 200 of these
 requests per second, of about 10 KB each. See ``http11.request_queue``.
 """
+BEHIND_BYTES = 64 * 1024
+"""
+Up to this size a response to a question may use the uploads' connection: a read that follows a change of the
+same share, whereas a longer one waits for the change; and questions, all together, while nothing is changed.
+"""
 LIST_AGAIN_S = (0.1, 0.4, 1.5)
 """
 Pauses before each further query for a share that may be becoming durable: two seconds in total. A group
@@ -106,6 +111,8 @@ class GbsUploads:
         self._requests = requests
         self._answers = answers
         self._track = track
+        self._questions = 0
+        self._question_bytes = 0
         self._connection = UploadConnection(
             clock,
             context.endpoints,
@@ -257,6 +264,29 @@ class GbsUploads:
 
     def upload(self, request: RawRequest, unpack: Callable[[RawResponse], T]) -> Deferred[T]:
         return self._send(request).addCallback(lambda answered: unpack(answered[0]))
+
+    def takes_question(self, request: RawRequest) -> bool:
+        """Return whether a question would be sent at once: the connection is up, and free of changes."""
+        expected_bytes = self._question_bytes + (request.expected_response_bytes or 0)
+        return (
+            expected_bytes <= BEHIND_BYTES
+            and self._connection.is_up
+            and self._connection.unanswered == self._questions
+        )
+
+    def question(self, request: RawRequest) -> Deferred[RawResponse]:
+        """Ask on the connection of the changes; see ``takes_question``."""
+        expected_bytes = request.expected_response_bytes or 0
+        self._questions += 1
+        self._question_bytes += expected_bytes
+
+        def ended(result: T) -> T:
+            self._questions -= 1
+            self._question_bytes -= expected_bytes
+            return result
+
+        answer: Deferred[RawResponse] = self.upload(request, lambda answer: answer)
+        return answer.addBoth(ended)
 
     def change(self, request: RawRequest, unpack: Callable[[RawResponse, bool], T]) -> Deferred[T]:
         """Send a request like ``upload``; ``unpack`` also gets whether it was sent more than once."""
