@@ -99,6 +99,14 @@ class RequestTripsTests(TestCase):
                 got = error.status
             self.assertEqual(got, status, path)
 
+    def test_read_after_a_put(self) -> None:
+        """What has stored a file is connected, and needs no further connections to read a directory."""
+        grid = self.world.client("other")
+        self.ask("PUT", "/uri", content(300), grid)
+        for _ in range(2):
+            response, trips = self.ask("GET", f"/uri/{self.root}", grid=grid, t="json")
+            self.assertEqual((response.status, trips), (200, 1.0))
+
     def test_make_a_directory(self) -> None:
         """It is created at once where the directory above is remembered, and linked then."""
         path = f"/uri/{self.root}/made"
