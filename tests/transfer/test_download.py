@@ -772,6 +772,36 @@ class CancellationTests(DownloadTestCase):
         self.failureResultOf(started, CancelledError)
         self.assert_nothing_left()
 
+    def test_what_has_arrived_is_released_at_once(self) -> None:
+        """
+        Without the collector: of many readers that stop reading, those whose gets were cancelled hold
+        nothing.
+        """
+        collecting = gc.isenabled()
+        gc.disable()
+        self.addCleanup(gc.enable if collecting else gc.disable)
+        self.make(8_000_000)
+        consumer = Consumer(pause_after=1)
+        decoders: dict[Decoder, None] = {}
+        received = Decoder.received
+
+        def noting(decoder: Decoder, number: int, offset: int, data: bytes) -> None:
+            decoders[decoder] = None
+            received(decoder, number, offset, data)
+
+        self.patch(Decoder, "received", noting)
+        started: Deferred[Any] = self.world.grid.get(self.file.cap, consumer)
+        while self.world.step():
+            pass
+        self.assertNoResult(started)
+        (decoder,) = decoders
+        sink: Any = consumer.producer
+        self.assertGreater(decoder.held_bytes + sink.pending_bytes, 3_000_000)
+        started.cancel()
+        self.failureResultOf(started, CancelledError)
+        self.assertEqual(decoder.held_bytes, 0)
+        self.assertEqual(sum(map(len, sink._waiting)), 0)
+
     def test_a_large_file_with_every_trouble(self) -> None:
         """With servers down, silent and lying, damage and lost streams."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import tracemalloc
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -369,6 +371,27 @@ class LocalServerTests(LocalMixin, SynchronousTestCase):
         consumer.producer.resumeProducing()
         self.finish()
         self.assertEqual(self.successResultOf(stream), size)
+
+    def test_a_paused_stream_that_is_cancelled_holds_nothing(self) -> None:
+        """The chunk that it held back is released at once, without the collector."""
+        size = 2 * STREAM_CHUNK_BYTES
+        self.allocate({0}, size)
+        self.server.write(SI, 0, 0, [bytes(size)], SECRETS.upload)
+        self.finish()
+        collecting = gc.isenabled()
+        gc.disable()
+        self.addCleanup(gc.enable if collecting else gc.disable)
+        tracemalloc.start()
+        self.addCleanup(tracemalloc.stop)
+        for _ in range(3):
+            consumer = Consumer()
+            stream = self.server.stream(SI, 0, 0, size, consumer)
+            consumer.producer.pauseProducing()
+            self.finish()
+            self.assertGreaterEqual(tracemalloc.get_traced_memory()[0], STREAM_CHUNK_BYTES)
+            stream.cancel()
+            self.failureResultOf(stream, CancelledError)
+            self.assertLess(tracemalloc.get_traced_memory()[0], STREAM_CHUNK_BYTES // 2)
 
     def test_others_uploads_are_none_of_ours(self) -> None:
         """Two servers on one store exclude each other's uploads by their secrets alone."""

@@ -338,3 +338,15 @@ class Decoder(FileShares):
             for share in self._shares.values():
                 self._release_delivered(share)
         return leaving
+
+    def release(self) -> None:
+        """
+        Drop all bytes, and accept no more: the reader has ended, with or without success.
+
+        What an interrupted reader was doing may refer to itself, and so be in memory for long.
+        """
+        for share in self._shares.values():
+            share.store.clear()
+        self._running.clear()
+        if self._queue is not None:
+            self._queue.release()

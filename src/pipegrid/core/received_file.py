@@ -143,6 +143,10 @@ class SegmentQueue:
             self.next_delivery += 1
         return leaving
 
+    def release(self) -> None:
+        """Drop the plaintext that waits for that of an earlier segment; nothing more is returned."""
+        self._results.clear()
+
 
 _CRYPTTEXT_SOURCES = 2
 """

@@ -464,16 +464,21 @@ class LocalServer(StoresApart):
         length: int,
         consumer: IConsumer,
     ) -> int:
-        delivered = 0
-        while delivered < length:
-            await stream.flowing()
-            chunk_bytes = min(STREAM_CHUNK_BYTES, length - delivered)
-            chunk = await stream.unless_stopped(
-                self._run(chunk_bytes, reader.read, offset + delivered, chunk_bytes)
+        delivered, chunk = 0, b""
+        try:
+            while delivered < length:
+                await stream.flowing()
+                chunk_bytes = min(STREAM_CHUNK_BYTES, length - delivered)
+                chunk = await stream.unless_stopped(
+                    self._run(chunk_bytes, reader.read, offset + delivered, chunk_bytes)
+                )
+                await stream.flowing()
+                if not chunk:
+                    break
+                consumer.write(chunk)
+                delivered += len(chunk)
+        finally:
+            chunk = (
+                b""  # the error of a stream that was cancelled refers to this frame, and to itself
             )
-            await stream.flowing()
-            if not chunk:
-                break
-            consumer.write(chunk)
-            delivered += len(chunk)
         return delivered

@@ -142,6 +142,8 @@ class Download:
             self._readers.release()
             for job in list(self._jobs):
                 job.cancel()
+            self._results.clear()
+            self._decoder.release()
         policy.succeeded()
         self._sink.finish()
         size = self._decoder.delivered_bytes

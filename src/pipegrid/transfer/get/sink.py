@@ -264,6 +264,7 @@ class ConsumerSink:
     def finish(self) -> None:
         if not self._finished:
             self._finished = True
+            self._waiting.clear()
             self._consumer.unregisterProducer()
 
     def pauseProducing(self) -> None:
