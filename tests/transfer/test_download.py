@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import tracemalloc
 from collections.abc import Callable
 from io import BytesIO, RawIOBase
 from typing import Any
@@ -21,6 +22,8 @@ from pipegrid.core import decoder
 from pipegrid.core.caps import LitCap
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.encoding_parameters import Params
+from pipegrid.core.mutable.decoder import VersionReader
+from pipegrid.core.mutable.received_mutable_share import MutableShare
 from pipegrid.errors import NotEnoughSharesError, ServerProtocolError, ServerRefused, SinkError
 from pipegrid.transfer.get import hedge_policy, share_readers
 from pipegrid.transfer.get.sink import CONSUMER_BYTES
@@ -801,6 +804,48 @@ class CancellationTests(DownloadTestCase):
         self.failureResultOf(started, CancelledError)
         self.assertEqual(decoder.held_bytes, 0)
         self.assertEqual(sum(map(len, sink._waiting)), 0)
+
+    def test_what_has_arrived_of_a_mutable_file_is_released_at_once(self) -> None:
+        """In the same way."""
+        self.make()
+        data = content(4_000_000)
+        cap = self.world.run(self.world.grid.create_mutable(data, format="mdmf")).cap
+        shares: list[MutableShare] = []
+        add_share = VersionReader.add_share
+
+        def noting(reader: VersionReader, share: MutableShare) -> None:
+            shares.append(share)
+            add_share(reader, share)
+
+        self.patch(VersionReader, "add_share", noting)
+        consumer = Consumer(pause_after=1)
+        started = self.world.client().get(cap, consumer)
+        while self.world.step():
+            pass
+        self.assertNoResult(started)
+        self.assertGreater(sum(share.store.held_bytes for share in shares), 3_000_000)
+        started.cancel()
+        self.failureResultOf(started, CancelledError)
+        self.assertLess(sum(share.store.held_bytes for share in shares), 100_000)
+
+    def test_what_a_cancelled_write_has_encoded_is_released_at_once(self) -> None:
+        """Without the collector: the shares of a mutable file, which are three times as large."""
+        collecting = gc.isenabled()
+        gc.disable()
+        self.addCleanup(gc.enable if collecting else gc.disable)
+        self.make()
+        data = content(1_000_000)
+        for line in self.world.lines:
+            line.silent = {"read_test_write"}
+        tracemalloc.start()
+        self.addCleanup(tracemalloc.stop)
+        started = self.world.grid.create_mutable(data, format="mdmf")
+        while tracemalloc.get_traced_memory()[0] < 3_000_000:
+            self.assertTrue(self.world.step())
+        self.assertNoResult(started)
+        started.cancel()
+        self.failureResultOf(started, CancelledError)
+        self.assertLess(tracemalloc.get_traced_memory()[0], 1_500_000)
 
     def test_a_large_file_with_every_trouble(self) -> None:
         """With servers down, silent and lying, damage and lost streams."""

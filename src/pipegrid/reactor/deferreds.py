@@ -329,8 +329,11 @@ class RequestSet(Generic[W]):
 
     def _ended(self, result: Failure | None, running: Deferred[None]) -> None:
         self.running.pop(running, None)
-        if isinstance(result, Failure) and not result.check(CancelledError):
-            self._bug = self._bug or result
+        if isinstance(result, Failure):
+            if result.check(CancelledError):
+                clear_frames(result.getTracebackObject())  # see ``start_cancellable``
+            else:
+                self._bug = self._bug or result
         self.changed.fire()
 
     async def wait(self, timeout_s: float | None = None) -> None:

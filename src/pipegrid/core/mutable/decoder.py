@@ -195,8 +195,19 @@ class VersionReader:
 
     def release(self, segment: int) -> None:
         """Release the blocks of a segment, in all shares."""
+        self._release(segment, segment + 1)
+
+    def release_all(self) -> None:
+        """
+        Release the blocks of all segments, since the reader was interrupted.
+
+        What it was doing may refer to itself, and so be in memory for long.
+        """
+        self._release(0, self.version.geometry.num_segments)
+
+    def _release(self, first: int, end: int) -> None:
         for used in self._shares.values():
-            used.share.store.release(*self._stored(used.share, segment, segment + 1))
+            used.share.store.release(*self._stored(used.share, first, end))
 
     def whole(self) -> bytes | None:
         """

@@ -116,6 +116,9 @@ class Retrieve:
                 elif not self._has_lost_shares():
                     await self._requests.wait()
             await self._look_at_suspects()
+        except BaseException:
+            self._reader.release_all()
+            raise
         finally:
             self._note_corrupt()
             self._requests.cancel()
@@ -230,6 +233,9 @@ async def read_whole(
     reader = Retrieve(slot, found, version, pieces.extend)
     try:
         await reader.read(0, version.size)
+    except BaseException:
+        pieces.clear()  # as in ``VersionReader.release_all``
+        raise
     finally:
         if on_damaged is not None:
             on_damaged(reader.spoilt)
