@@ -227,6 +227,26 @@ class ProtocolTests(ResourceTestCase):
         self.assertEqual(self.site.space.used_bytes, 0)
         self.assertEqual(list(self.settings.temporary.iterdir()), [])
 
+    async def test_large_downloads_take_turns(self) -> None:
+        """With all others, so that clients that stop reading hold a bounded amount; small ones run."""
+        await self.expect(200, "POST", "r/?create=true", b"")
+        data, small = hashlib.shake_256(b"seed").digest(1 << 20), b"s" * 100_000
+        name, small_name = [await self.store("data", each) for each in (data, small)]
+        turns = self.site.downloads
+        taken = turns.tokens
+        for _ in range(taken):
+            await turns.acquire()
+        large: Deferred[Answer] = ensureDeferred(self.ask("GET", f"r/data/{name}"))
+        while not (turns.waiting or large.called):
+            await deferLater(reactor, 0.01)
+        self.assertEqual((len(turns.waiting), large.called), (1, False))
+        self.assertEqual((await self.expect(200, "GET", f"r/data/{small_name}")).body, small)
+        self.assertFalse(large.called)
+        for _ in range(taken):
+            turns.release()
+        self.assertEqual((await large).body, data)
+        self.assertEqual(turns.tokens, taken)
+
     async def test_too_large(self) -> None:
         """An object that is larger than any of restic's is refused before it arrives."""
         host = self.port.getHost()

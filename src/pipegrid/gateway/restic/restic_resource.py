@@ -19,6 +19,7 @@ from twisted.logger import Logger
 from twisted.web.http_headers import Headers
 from twisted.web.resource import IResource, Resource
 
+from pipegrid.core.caps import Cap
 from pipegrid.errors import UsageError
 from pipegrid.gateway.body_spool import IN_MEMORY_BYTES, BodyRefused, BodySpool
 from pipegrid.gateway.gateway_settings import GatewaySettings, ResticSettings
@@ -34,6 +35,7 @@ from pipegrid.gateway.restic.repository_paths import (
     parse_object_range,
     parse_path,
 )
+from pipegrid.gateway.web_api.download_turns import PacedDownload
 from pipegrid.tree.tree_grid import Grid
 
 MAX_OBJECT_BYTES = 1 << 30
@@ -267,8 +269,13 @@ class ResticResource(Resource):
             if data is not None:
                 request.write(data[part.start : part.start + part.length])
             else:
-                await self._grid.get(found, request, start=part.start, length=part.length)
+                await self._download(request, found, part.start, part.length)
         request.finish()
+
+    async def _download(self, request: Any, cap: Cap, start: int, length: int) -> None:
+        """Send a range of an object in turns with all other downloads."""
+        turns = request.site.downloads
+        await PacedDownload(self._grid, cap, request, lambda _: (start, length), turns).run()
 
     async def _store(self, request: Any, path: RepositoryPath) -> HttpResponse:
         body: BodySpool = request.body
