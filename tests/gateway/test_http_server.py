@@ -391,6 +391,75 @@ class BoundsTests(SiteTestCase):
         self.assertEqual(transport.value().count(b"HTTP/1.1 200 OK"), 3)
         self.lose(channel)
 
+    def connect_slow(self) -> tuple[GatewayChannel, _FullTransport]:
+        """Return a connection to a client that reads when a test says so."""
+        channel = self.site.buildProtocol(None)
+        transport = _FullTransport()
+        channel.makeConnection(transport)
+        return channel, transport
+
+    def test_pipelined_requests_of_a_slow_reader(self) -> None:
+        """Each waits until the response before it has been read."""
+        channel, transport = self.connect_slow()
+        request = b"PUT /uri HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\n"
+        channel.dataReceived(request + b"a" + request + b"b" + request + b"c")
+        for answered in ([b"a"], [b"a", b"b"], [b"a", b"b", b"c"], [b"a", b"b", b"c"]):
+            self.assertEqual(self.root.bodies, answered)
+            self.assertEqual(transport.value().count(b"HTTP/1.1 200 OK"), len(answered))
+            channel.resumeProducing()
+        channel.dataReceived(request + b"d")
+        self.assertEqual(self.root.bodies[3:], [b"d"])
+        self.lose(channel)
+        self.assertEqual(self.site.unread_bytes, 0)
+
+    def test_who_sends_and_does_not_read(self) -> None:
+        """Its further requests are not read, until it has read the response."""
+        self.root.waits = True
+        channel, transport = self.connect_slow()
+        channel.dataReceived(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        channel.pauseProducing()
+        sent = 0
+        while transport.producerState == "producing":
+            self.assertLess(sent, 100_000)
+            channel.dataReceived(b"GET / HTTP/1.1\r\nX: " + bytes(1000))
+            sent += 1000
+        channel.resumeProducing()
+        self.assertEqual(transport.producerState, "paused")
+        self.lose(channel)
+
+    def test_responses_that_nobody_reads(self) -> None:
+        """Those who stopped reading first make way for others; a single response may be larger."""
+        limits = attrs.evolve(LIMITS, unread_bytes=100_000)
+        self.site.limits = limits
+        self.root.waits = True
+        pairs = [self.connect_slow() for _ in range(4)]
+        for (channel, _), size in zip(pairs, (200_000, 30_000, 40_000, 60_000), strict=True):
+            channel.dataReceived(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            self.clock.advance(1)
+            self.root.waiting.pop().callback(HttpResponse(bytes(size)))
+            found = [transport.disconnecting for _, transport in pairs]
+            expected = {200_000: [], 30_000: [0], 40_000: [0], 60_000: [0, 1]}[size]
+            self.assertEqual([at for at, ends in enumerate(found) if ends], expected, size)
+        self.assertLess(self.site.unread_bytes, 101_000)
+        pairs[2][0].resumeProducing()
+        self.assertLess(self.site.unread_bytes, 61_000)
+        for channel, _ in pairs:
+            self.lose(channel)
+        self.assertEqual(self.site.unread_bytes, 0)
+
+
+class _FullTransport(StringTransport):
+    """Has its producer pause with each write, as if the client did not read."""
+
+    def write(self, data: bytes) -> None:
+        super().write(data)
+        producer: Any = self.producer
+        if producer is not None:
+            producer.pauseProducing()
+
+    def writeSequence(self, data: Any) -> None:
+        self.write(b"".join(data))
+
 
 class LogTests(SiteTestCase):
     """One line a request, without secrets."""

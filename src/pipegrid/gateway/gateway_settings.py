@@ -37,6 +37,8 @@ class GatewayLimits:
         idle_s: a connection without a request, or a body of which nothing arrives, is closed after this time.
         head_s: the whole head of a request must arrive within this time.
         stalled_s: a client that reads nothing of a response for this long is disconnected.
+        unread_bytes: of responses, held for clients that have stopped reading; beyond that those that stopped
+            first are disconnected.
         form_bytes: of a form's fields, except its file.
         text_bytes: of a request body that is a cap.
         children_bytes: of a request body that is JSON.
@@ -51,6 +53,7 @@ class GatewayLimits:
     idle_s: float = 300.0
     head_s: float = 60.0
     stalled_s: float = 600.0
+    unread_bytes: int = 64 << 20
     form_bytes: int = 1 << 20
     text_bytes: int = 64 << 10
     children_bytes: int = 32 << 20

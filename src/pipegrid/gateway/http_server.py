@@ -7,7 +7,7 @@ body goes to a ``BodySpool``, and ``web_api.web_arguments`` parses forms.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
 from twisted.internet.defer import DeferredSemaphore
@@ -37,6 +37,9 @@ MAX_HEAD_BYTES = 64 << 10
 """Of a request line with all headers: a name of 5000 characters may take 45 kB."""
 
 MAX_HEADERS = 100
+
+MAX_EARLY_BYTES = 16 << 10
+"""Of further requests, read from a client while it is answered."""
 
 LINGER_S = 2.0
 """How long a client whose head is refused may go on sending, so that it reads why."""
@@ -211,6 +214,8 @@ class GatewayChannel(HTTPChannel):
 
     Attributes:
         used_s: the time of the last activity.
+        unread_bytes: of responses, written since the client stopped reading.
+        stalled_s: the time when it last stopped.
     """
 
     site: GatewaySite
@@ -223,6 +228,11 @@ class GatewayChannel(HTTPChannel):
         self.used_s = 0.0
         self._head: Timer | None = None
         self._stall: Timer | None = None
+        self.unread_bytes = 0
+        self.stalled_s = 0.0
+        self._stopped_reading = False
+        self._kept: list[bytes] = []
+        self._early_bytes = 0
         self._in_head = self._refused = False
         self._head_bytes = self._head_lines = 0
 
@@ -257,6 +267,9 @@ class GatewayChannel(HTTPChannel):
         """Read input; a head must be complete in time, however slowly it arrives."""
         self.used_s = self.site.clock.seconds()
         if self._refused:
+            return
+        if self._stopped_reading and not self._is_answering:
+            self._kept.append(data)  # until the client has read the responses of earlier requests
             return
         if not self._in_head and not self.requests and self._head is not None:
             self._in_head = True
@@ -299,16 +312,46 @@ class GatewayChannel(HTTPChannel):
 
     def rawDataReceived(self, data: bytes) -> None:
         """Read a part of a body, unless its request has been answered."""
-        if self.requests and not self._refused:
-            super().rawDataReceived(data)
+        if not self.requests or self._refused:
+            return
+        if self._is_answering:
+            self._early_bytes += len(data)
+            if self._early_bytes > MAX_EARLY_BYTES:
+                # Twisted does the same, but not if the client has stopped reading its response.
+                transport: Any = self.transport
+                transport.pauseProducing()
+        super().rawDataReceived(data)
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether a request has arrived whole, and its response is not complete."""
+        return bool(self.requests and self.requests[0].is_whole)
 
     def requestDone(self, request: Any) -> None:
         """A response is complete; the connection is idle."""
         self.used_s = self.site.clock.seconds()
+        self._early_bytes = 0
         super().requestDone(request)
+
+    def write(self, data: bytes) -> None:
+        """Write to the client; what it does not read counts."""
+        super().write(data)
+        self._count_unread(len(data))
+
+    def writeSequence(self, iovec: Iterable[bytes]) -> None:
+        """Write pieces to the client."""
+        pieces = list(iovec)
+        super().writeSequence(pieces)
+        self._count_unread(sum(map(len, pieces)))
+
+    def _count_unread(self, size: int) -> None:
+        if self._stopped_reading:
+            self.site.hold_unread(self, size)
 
     def pauseProducing(self) -> None:
         """The client reads more slowly than it is sent to; if it stops reading, it is disconnected."""
+        self._stopped_reading = True
+        self.stalled_s = self.site.clock.seconds()
         if self._stall is not None:
             self._stall.set(self.site.limits.stalled_s)
         super().pauseProducing()
@@ -317,7 +360,12 @@ class GatewayChannel(HTTPChannel):
         """The client has read some bytes."""
         if self._stall is not None:
             self._stall.stop()
+        self._stopped_reading = False
+        self.site.release_unread(self)
         super().resumeProducing()
+        kept, self._kept = b"".join(self._kept), []
+        if kept:
+            self.dataReceived(kept)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """Forget the client, and cancel its requests."""
@@ -325,6 +373,8 @@ class GatewayChannel(HTTPChannel):
             if timer is not None:
                 timer.stop()
         self.site.channels.pop(self, None)
+        self.site.release_unread(self)
+        self._kept = []
         for request in self.requests:
             self.site.log_interrupted(self, request)
         super().connectionLost(reason)
@@ -406,6 +456,7 @@ class GatewaySite(Site):
         downloads: the turns of large downloads.
         archives: how many are being sent.
         uploads: that pages watch.
+        unread_bytes: of responses, written to clients that have stopped reading.
         accepted, refused: connections, ever.
         served: requests by status, ever.
     """
@@ -430,6 +481,7 @@ class GatewaySite(Site):
         self.archives = ArchiveCount(settings.limits.archives)
         self.uploads = UploadProgress()
         self.channels: dict[GatewayChannel, None] = {}
+        self.unread_bytes = 0
         self.accepted = self.refused = 0
         self.served: dict[int, int] = {}
         self._tell = tell or log.info
@@ -450,6 +502,28 @@ class GatewaySite(Site):
         self.channels.pop(victim, None)
         victim.abort()
         return True
+
+    def hold_unread(self, channel: GatewayChannel, size: int) -> None:
+        """
+        Count bytes that were written to a client that has stopped reading.
+
+        If all such clients together take too much memory, the one that stopped first is disconnected; never
+        the last one, since a single response may be larger.
+        """
+        channel.unread_bytes += size
+        self.unread_bytes += size
+        while channel.unread_bytes < self.unread_bytes > self.limits.unread_bytes:
+            stalled = [each for each in self.channels if each.unread_bytes]
+            if len(stalled) < 2:
+                return
+            first = min(stalled, key=lambda each: each.stalled_s)
+            self.release_unread(first)
+            first.abort()
+
+    def release_unread(self, channel: GatewayChannel) -> None:
+        """A client reads again, or has gone."""
+        self.unread_bytes -= channel.unread_bytes
+        channel.unread_bytes = 0
 
     def look_at_head(
         self, method: bytes, path: bytes, headers: Headers, length: int | None, body: BodySpool
