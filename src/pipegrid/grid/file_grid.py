@@ -33,7 +33,7 @@ from pipegrid.flow.concurrency_limits import MANY, Budget, SmallFileCapacity
 from pipegrid.grid.client_config import GridConfig, check_happy
 from pipegrid.grid.lease_release_lock import StoringLock
 from pipegrid.grid.open_grid import OpenOptions, open_grid
-from pipegrid.grid.server_readiness import Readiness, status_silence_s
+from pipegrid.grid.server_readiness import Readiness, status_of
 from pipegrid.grid.server_registry import ServerRegistry, Warnings
 from pipegrid.reactor.deferreds import (
     Deadlines,
@@ -71,7 +71,6 @@ from pipegrid.transfer.settings import (
     UploadSettings,
     limited,
 )
-from pipegrid.transfer.time_limits import CallTimeout
 from pipegrid.transport.interface import expect_small_reads
 
 if TYPE_CHECKING:
@@ -1249,38 +1248,3 @@ class Grid(StoringGrid, FetchingGrid, KeepingGrid, ChangingGrid):
         config: the settings of the directory.
         created: a sentence for the user if opening has created an embedded grid, else None.
     """
-
-
-# The current status of one server.
-
-
-async def status_of(peer: Peer, clock: IReactorTime) -> ServerStatus:
-    """Return a server's status; if it does not respond, the status has the reason."""
-    reason, rtt_s, application, available_bytes = None, None, None, None
-    started = clock.seconds()
-    limit_s = status_silence_s(peer)
-    try:
-        version = await CallTimeout(clock, limit_s).answer(peer.server.version(), peer)
-        if peer.protocol in ("https", "foolscap"):
-            # The first request included the connection; measure the round trip with a second one.
-            started = clock.seconds()
-            version = await CallTimeout(clock, limit_s).answer(peer.server.version(), peer)
-    except ServerError as error:
-        reason = str(error)
-    else:
-        rtt_s = clock.seconds() - started
-        application, available_bytes = version.application, version.available_bytes
-    return ServerStatus(
-        nickname=peer.name,
-        server_id=peer.identity.server_id,
-        protocol=peer.protocol,
-        address=peer.address,
-        reachable=reason is None,
-        reason=reason,
-        rtt_s=rtt_s,
-        version=application,
-        available_bytes=available_bytes,
-        no_uploads=peer.no_uploads(),
-        certified_by=None if peer.certified is None else peer.certified.manager,
-        certified_until=None if peer.certified is None else peer.certified.expires,
-    )

@@ -13,6 +13,7 @@ from twisted.internet.task import deferLater
 from pipegrid.errors import ServerError, UnhappyError
 from pipegrid.reactor.deferreds import timeout_or
 from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.results import ServerStatus
 from pipegrid.transfer.time_limits import CallTimeout
 
 if TYPE_CHECKING:
@@ -152,3 +153,38 @@ class Readiness:
         finally:
             for asked in list(asking.values()):
                 asked.cancel()
+
+
+# The current status of one server.
+
+
+async def status_of(peer: Peer, clock: IReactorTime) -> ServerStatus:
+    """Return a server's status; if it does not respond, the status has the reason."""
+    reason, rtt_s, application, available_bytes = None, None, None, None
+    started = clock.seconds()
+    limit_s = status_silence_s(peer)
+    try:
+        version = await CallTimeout(clock, limit_s).answer(peer.server.version(), peer)
+        if peer.protocol in ("https", "foolscap"):
+            # The first request included the connection; measure the round trip with a second one.
+            started = clock.seconds()
+            version = await CallTimeout(clock, limit_s).answer(peer.server.version(), peer)
+    except ServerError as error:
+        reason = str(error)
+    else:
+        rtt_s = clock.seconds() - started
+        application, available_bytes = version.application, version.available_bytes
+    return ServerStatus(
+        nickname=peer.name,
+        server_id=peer.identity.server_id,
+        protocol=peer.protocol,
+        address=peer.address,
+        reachable=reason is None,
+        reason=reason,
+        rtt_s=rtt_s,
+        version=application,
+        available_bytes=available_bytes,
+        no_uploads=peer.no_uploads(),
+        certified_by=None if peer.certified is None else peer.certified.manager,
+        certified_until=None if peer.certified is None else peer.certified.expires,
+    )
