@@ -63,6 +63,7 @@ from pipegrid.transfer.results import (
     RenewResult,
     RepairResult,
     ServerStatus,
+    Traffic,
 )
 from pipegrid.transfer.settings import (
     DownloadSettings,
@@ -480,6 +481,7 @@ class StoringGrid(FileGrid):
         found: Progress | None = None,
         hashing: Progress | None = None,
         cap_known: Callable[[ChkCap], None] | None = None,
+        traffic: Traffic | None = None,
     ) -> Deferred[PutResult]:
         """
         Store one file; fires when enough servers hold it, with its cap.
@@ -500,6 +502,8 @@ class StoringGrid(FileGrid):
                 called for a file that is read with one call.
             cap_known: called with the cap as soon as the file is encoded. The file is not stored
                 then, and the put may still fail. Not called for a literal file.
+            traffic: called with a server's identity, when bytes of shares were sent, when it had
+                acknowledged them, and their number. Times are those of ``clock``.
 
         Raises (through the Deferred):
             SourceError: the source cannot be read, or changes during the put.
@@ -507,7 +511,7 @@ class StoringGrid(FileGrid):
             UsageError: the parameters are not valid.
         """
         options = (params, happy, convergence, random_key)
-        reports = PutReports(progress, found, hashing, cap_known)
+        reports = PutReports(progress, found, hashing, cap_known, traffic)
         return self._start(self._put(source, *options, reports))
 
     async def _put(
@@ -519,7 +523,7 @@ class StoringGrid(FileGrid):
         random_key: bool,
         reports: PutReports,
     ) -> PutResult:
-        for name in ("progress", "found", "hashing", "cap_known"):
+        for name in ("progress", "found", "hashing", "cap_known", "traffic"):
             check_callable(getattr(reports, name), name)
         params, happy = self._put_options(params, happy, convergence)
         if random_key:
@@ -673,6 +677,7 @@ class FetchingGrid(FileGrid):
         replace: bool = False,
         range_of: RangeOf | None = None,
         seen: Callable[[Version], object] | None = None,
+        traffic: Traffic | None = None,
     ) -> GetResult:
         """
         Fetch a file, or a range of it; fires when the last verified byte is in the sink.
@@ -690,6 +695,8 @@ class FetchingGrid(FileGrid):
                 size of the file before the first byte is delivered; and again if a mutable file is
                 overwritten during the get.
             seen: called with the version of a mutable file before ``range_of``.
+            traffic: called with a server's identity, when bytes of shares were asked for, when they
+                had arrived, and their number. Not called for a mutable file.
 
         Raises (through the Deferred):
             CapError: the cap does not read a file.
@@ -709,7 +716,7 @@ class FetchingGrid(FileGrid):
                     stack.callback(sink.close)
                 else:
                     sink = stack.enter_context(PartFile(path, replace))
-            result = await self._get(cap, sink, start, length, progress, range_of, seen)
+            result = await self._get(cap, sink, start, length, progress, range_of, seen, traffic)
             if isinstance(sink, PartFile):
                 await self._workers.run(sink.publish)
             return result
@@ -723,9 +730,10 @@ class FetchingGrid(FileGrid):
         progress: Progress | None,
         range_of: RangeOf | None = None,
         seen: Callable[[Version], object] | None = None,
+        traffic: Traffic | None = None,
     ) -> GetResult:
-        check_callable(range_of, "range_of")
-        check_callable(seen, "seen")
+        for name, call in (("range_of", range_of), ("seen", seen), ("traffic", traffic)):
+            check_callable(call, name)
         self.check_access(given)
         mutable = mutable_file(given)
         if mutable is not None:
@@ -755,7 +763,7 @@ class FetchingGrid(FileGrid):
         if length == cap.size and not (has_bytes or self._earlier.guesses.needs_lists):
             found = None
             try:
-                getting = self._get_small(cap)
+                getting = self._get_small(cap, traffic)
                 found = None if getting is None else await getting
             except NotAsExpected:
                 asks_lists = True
@@ -765,7 +773,7 @@ class FetchingGrid(FileGrid):
                 if progress is not None:
                     progress(length, length)
                 return result
-        return await self._download(cap, (start, length), sink, progress, asks_lists)
+        return await self._download(cap, (start, length), sink, progress, asks_lists, traffic)
 
     async def _download(
         self,
@@ -774,6 +782,7 @@ class FetchingGrid(FileGrid):
         sink: SinkLike,
         progress: Progress | None,
         asks_lists: bool,
+        traffic: Traffic | None,
     ) -> GetResult:
         """Fetch a range, once more from the beginning if servers were found that were not known before."""
         from pipegrid.transfer.get.download import Download
@@ -788,7 +797,7 @@ class FetchingGrid(FileGrid):
                 progress(done, total)
 
         def download() -> Download:
-            request = DownloadRequest(cap, *span, asks_lists=asks_lists)
+            request = DownloadRequest(cap, *span, asks_lists=asks_lists, traffic=traffic)
             settings = self._download_settings
             return Download(self._means, request, sink, settings, note, self._earlier)
 
@@ -800,7 +809,7 @@ class FetchingGrid(FileGrid):
                 raise
         return await download().run()
 
-    def _get_small(self, cap: ChkCap) -> Deferred[SmallFile] | None:
+    def _get_small(self, cap: ChkCap, traffic: Traffic | None) -> Deferred[SmallFile] | None:
         """Fetch a small file on the direct path; see ``SmallFileGets.get``."""
         if self._small_gets is None:
             from pipegrid.transfer.get.small_file_download import SmallFileGets
@@ -808,7 +817,7 @@ class FetchingGrid(FileGrid):
             settings = self._download_settings
             deadlines = Deadlines(self._means.clock, settings.hedge_s)
             self._small_gets = SmallFileGets(self._means, settings, self._earlier, deadlines)
-        return self._small_gets.get(cap)
+        return self._small_gets.get(cap, traffic)
 
     async def _give(self, data: bytes, sink: SinkLike) -> None:
         """Deliver all that a sink is to get, when it is known."""
@@ -856,10 +865,17 @@ class FetchingGrid(FileGrid):
         return readable(cap).size
 
     @started
-    async def read(self, cap: str | Cap, start: int = 0, length: int | None = None) -> bytes:
+    async def read(
+        self,
+        cap: str | Cap,
+        start: int = 0,
+        length: int | None = None,
+        *,
+        traffic: Traffic | None = None,
+    ) -> bytes:
         """Fetch a file, or a range of it, into memory; see ``get``."""
         into = BytesIO()
-        await self._get(cap, into, start, length, None)
+        await self._get(cap, into, start, length, None, traffic=traffic)
         return into.getvalue()
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import attrs
 
 from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap
 from pipegrid.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from pipegrid.wire.storage_messages import ServerIdentity
 
 # What transfers return to their callers.
 
@@ -249,6 +252,13 @@ Progress = Callable[[int, int], None]
 """Called with the amount done and the total, in the unit that the transfer names."""
 
 
+Traffic: TypeAlias = "Callable[[ServerIdentity, float, float, int], None]"
+"""
+Called for bytes of shares that passed between the client and one server: with the server, when they were
+sent or asked for, when they were acknowledged or had arrived, both by the grid's clock, and their number.
+"""
+
+
 class PutReports(NamedTuple):
     """
     The progress callbacks of a put; None: no reports.
@@ -260,12 +270,14 @@ class PutReports(NamedTuple):
             the others.
         cap_known: gets the file's cap as soon as the file is encoded, long before it is stored; may be
             called more than once. Not called for literal caps.
+        traffic: gets the bytes that each server has acknowledged, message by message.
     """
 
     progress: Progress | None = None
     found: Progress | None = None
     hashing: Progress | None = None
     cap_known: Callable[[ChkCap], None] | None = None
+    traffic: Traffic | None = None
 
 
 class ProgressReport:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
@@ -17,8 +19,10 @@ from pipegrid.transfer.failure_messages import SearchOutcome, too_few_shares
 from pipegrid.transfer.get.hedge_policy import ReadPolicy
 from pipegrid.transfer.get.share_search_policy import ShareSearch
 from pipegrid.transfer.peers import Peer, TransferContext, ring
+from pipegrid.transfer.results import Traffic
 from pipegrid.transfer.time_limits import last_activity_s
 from pipegrid.transport.interface import StreamConsumer
+from pipegrid.wire.storage_messages import ServerIdentity
 
 # Reading one share from one server, for a decoder.
 #
@@ -30,6 +34,29 @@ from pipegrid.transport.interface import StreamConsumer
 
 STREAM_BYTES = 1 << 18
 """Longer spans are streamed: their bytes can be used, and the server paused, while they arrive."""
+
+
+class Arrivals:
+    """
+    Reports what arrives for one request: the first bytes since the request, and any others at their moment.
+    """
+
+    __slots__ = ("_asked_s", "_clock", "_server", "_traffic")
+
+    def __init__(self, traffic: Traffic, clock: IReactorTime, server: ServerIdentity) -> None:
+        self._traffic = traffic
+        self._clock = clock
+        self._server = server
+        self._asked_s: float | None = clock.seconds()
+
+    def take(self, data: bytes) -> bytes:
+        """Report these bytes, and return them."""
+        if data:
+            now_s = self._clock.seconds()
+            began_s, self._asked_s = self._asked_s, None
+            began_s = now_s if began_s is None else began_s
+            self._traffic(self._server, began_s, now_s, len(data))
+        return data
 
 
 class ShareDownload:
@@ -47,6 +74,8 @@ class ShareDownload:
         period_bytes: bytes of the share received since ``start_period``.
         error: why the share is missing or has failed.
         bug: an exception that is no server error; the download raises it again.
+        watch: makes what reports the arrivals of the next request; None: they are not reported, and cost
+            no test for each piece.
     """
 
     def __init__(
@@ -63,6 +92,7 @@ class ShareDownload:
         self.state = "open"
         self.error: ServerError | None = None
         self.bug: Failure | None = None
+        self.watch: Callable[[], Arrivals] | None = None
         self.received_bytes = 0
         self.period_bytes = 0
         self._decoder = decoder
@@ -103,6 +133,8 @@ class ShareDownload:
         call = self.peer.server.read(
             self._storage_index, self.share_number, span.offset, span.length
         )
+        if self.watch is not None:
+            call.addCallback(self.watch().take)
         self._track(call.addCallback(self._got_all, span))
 
     def _got_all(self, data: bytes, span: Span) -> None:
@@ -111,7 +143,10 @@ class ShareDownload:
             self._decoder.ended(self.share_number, span.offset + len(data))
 
     def _stream(self, span: Span) -> None:
-        consumer = _SpanConsumer(self, span)
+        if self.watch is None:
+            consumer = _SpanConsumer(self, span)
+        else:
+            consumer = _WatchedConsumer(self, span, self.watch())
         self._streams.add(consumer)
         call = self.peer.server.stream(
             self._storage_index, self.share_number, span.offset, span.length, consumer
@@ -214,6 +249,17 @@ class _SpanConsumer(StreamConsumer):
         return self._reader.awaits(self._offset, self._end)
 
 
+class _WatchedConsumer(_SpanConsumer):
+    """Reports a stream's bytes as well."""
+
+    def __init__(self, reader: ShareDownload, span: Span, arrivals: Arrivals) -> None:
+        super().__init__(reader, span)
+        self._arrivals = arrivals
+
+    def write(self, data: bytes) -> None:
+        super().write(self._arrivals.take(data))
+
+
 # The shares that a download reads: from which servers, where to find other copies, and which copies are
 # damaged.
 #
@@ -235,6 +281,7 @@ class DownloadRequest(NamedTuple):
         holders: maps a share number to the servers that have it, if all are known; then no server is
             asked for its list.
         asks_lists: ask for lists with the first requests, whatever earlier downloads have found.
+        traffic: gets the bytes of shares that arrive.
     """
 
     cap: ChkCap | ChkVerifierCap
@@ -243,6 +290,7 @@ class DownloadRequest(NamedTuple):
     avoid: Collection[tuple[int, Peer]] = ()
     holders: Mapping[int, Sequence[Peer]] | None = None
     asks_lists: bool = False
+    traffic: Traffic | None = None
 
 
 class ShareReaders:
@@ -271,6 +319,7 @@ class ShareReaders:
         self.homes: dict[int, Peer] = {}
         cap, holders, avoid = request.cap, request.holders, request.avoid
         self._clock = means.clock
+        self._traffic = request.traffic
         self._cap = cap
         self._storage_index = cap.storage_index
         self._decoder = decoder
@@ -361,7 +410,7 @@ class ShareReaders:
     def _add(self, number: int, peer: Peer) -> None:
         self._decoder.add_share(number)
         self.homes[number] = peer
-        self.open[number] = ShareDownload(
+        reader = self.open[number] = ShareDownload(
             self._decoder,
             peer,
             number,
@@ -369,6 +418,8 @@ class ShareReaders:
             self._policy.ahead_bytes,
             self._changed,
         )
+        if self._traffic is not None:
+            reader.watch = partial(Arrivals, self._traffic, self._clock, peer.identity)
 
     def close(self, reader: ShareDownload) -> None:
         """Stop reading this share; bytes that have arrived remain in use."""

@@ -20,7 +20,7 @@ from pipegrid.errors import NoSuchShare, ServerError, ServerUnreachable
 from pipegrid.reactor.deferreds import Deadlines
 from pipegrid.transfer.get.get_history import GetHistory, NotAsExpected
 from pipegrid.transfer.peers import Peer, TransferContext, ring
-from pipegrid.transfer.results import GetResult
+from pipegrid.transfer.results import GetResult, Traffic
 from pipegrid.transfer.settings import DownloadSettings
 from pipegrid.transfer.time_limits import MOST_TIMES, last_activity_s
 from pipegrid.transport.interface import read_small
@@ -79,9 +79,12 @@ class SmallFileGets:
         self.deadlines = deadlines
         self.unanswered: dict[Peer, dict[object, float]] = defaultdict(dict)
 
-    def get(self, cap: ChkCap) -> Deferred[SmallFile] | None:
+    def get(self, cap: ChkCap, traffic: Traffic | None = None) -> Deferred[SmallFile] | None:
         """
         Fetch a file if it is small, and its shares are probably on the expected servers.
+
+        Args:
+            traffic: gets each share that arrives before the file is complete.
 
         Returns:
             A Deferred, or None if nothing was asked, and a ``Download`` must fetch the file. The Deferred
@@ -106,6 +109,7 @@ class SmallFileGets:
         if self.earlier.guesses.trees:
             self._skip_busiest(numbers, order, racers)
         download = SmallFileDownload(self, cap, index, form, order, numbers)
+        download.traffic = traffic
         download.begin(racers)
         return download.result
 
@@ -130,6 +134,7 @@ class SmallFileDownload:
         numbers: of all these shares, in the order in which they are asked for.
 
     Attributes:
+        traffic: see ``SmallFileGets.get``.
         result: see ``SmallFileGets.get``.
     """
 
@@ -150,6 +155,7 @@ class SmallFileDownload:
         "_started",
         "_unanswered",
         "result",
+        "traffic",
     )
 
     def __init__(
@@ -174,6 +180,7 @@ class SmallFileDownload:
         self._hedges: Sequence[int] = ()  # shares that were asked for since others were late
         self._failed = 0
         self._misplaced = self._over = False
+        self.traffic: Traffic | None = None
         self.result: Deferred[SmallFile] = Deferred(self._cancelled)
 
     def begin(self, racers: int) -> None:
@@ -240,11 +247,15 @@ class SmallFileDownload:
 
     def _answered(self, result: bytes | Failure, number: int) -> None:
         self._unanswered.pop(number, None)
-        del self._gets.unanswered[self._order[number]][self, number]
+        peer = self._order[number]
+        asked_s = self._gets.unanswered[peer].pop((self, number))
         if self._over:
             return
         if isinstance(result, bytes):
             self._shares[number] = result
+            if self.traffic is not None:
+                now_s = self._gets.means.clock.seconds()
+                self.traffic(peer.identity, asked_s, now_s, len(result))
             if len(self._shares) == self._cap.required_shares:
                 self._decode()
         elif not result.check(ServerError, CancelledError):

@@ -21,6 +21,7 @@ from pipegrid.errors import (
 from pipegrid.flow.pipeline import UNDELIVERED
 from pipegrid.transfer.put.file_key import ShareTarget
 from pipegrid.transfer.put.write_batches import Batch, ResumeRanges, ShareSender
+from pipegrid.transfer.results import Traffic
 from pipegrid.wire.storage_messages import WriteAnswer
 
 # What can happen to one share on one server.
@@ -140,6 +141,7 @@ class ShareUpload:
         last_activity: when the server last acknowledged anything of this share.
         error: why the share was refused, lost or failed.
         bug: an exception that is no server error; the upload raises it again.
+        traffic: gets each message that is acknowledged from now on; None: no one asks.
     """
 
     def __init__(
@@ -159,6 +161,7 @@ class ShareUpload:
         self.granted = True
         self.error: ServerError | None = None
         self.bug: Failure | None = None
+        self.traffic: Traffic | None = None
         self.acknowledged_bytes = 0
         self.found_bytes = 0
         self.stalled_s = 0.0
@@ -256,9 +259,18 @@ class ShareUpload:
         self, call: Deferred[WriteAnswer], batch: Batch, sent_s: float | None = None
     ) -> Deferred[object]:
         self._await(call, sent_s)
+        if self.traffic is not None:
+            began_s = self._clock.seconds() if sent_s is None else sent_s
+            call.addCallback(self._report, self.traffic, began_s, batch.length)
         answer: Deferred[object] = call.addCallbacks(
             self._written, self._write_failed, callbackArgs=(batch,), errbackArgs=(batch,)
         )
+        return answer
+
+    def _report(
+        self, answer: WriteAnswer, traffic: Traffic, began_s: float, size_bytes: int
+    ) -> WriteAnswer:
+        traffic(self.peer.identity, began_s, self._clock.seconds(), size_bytes)
         return answer
 
     def _await(self, call: Deferred[Any], sent_s: float | None = None) -> None:

@@ -212,6 +212,9 @@ class SmallFileUpload:
             return
         answered = len(self._answers)
         self._there += len(self._numbers[peer])
+        if self._reports.traffic is not None:
+            size_bytes = len(self._numbers[peer]) * self._share_bytes
+            self._reports.traffic(peer.identity, self._started, self._clock.seconds(), size_bytes)
         if answered == len(self._numbers):
             if self._soon is None:
                 self._end(True)

@@ -287,6 +287,7 @@ class Upload:
         self._means = means
         self._file = file
         self._cap_known = reports.cap_known if begun is None else None
+        self._traffic = reports.traffic
         self._changed = Wakeup(clock)
         self._uneventful = 0  # number of shares that may be stored before the next decision
         self._begun = begun
@@ -498,7 +499,7 @@ class Upload:
             self._allocations.ask(peer, frozenset(numbers), secrets)
 
     def _new_upload(self, peer: Peer, number: int, secrets: UploadSecrets) -> ShareUpload:
-        return ShareUpload(
+        upload = ShareUpload(
             ShareTarget(peer, number, self._file.shares, secrets),
             self._changed.fire,
             self._share_stored,
@@ -507,6 +508,8 @@ class Upload:
             recodable=True,
             turn=(number + 1) / self._file.geometry.total_shares,
         )
+        upload.traffic = self._traffic
+        return upload
 
     async def _wait_for_space(self) -> None:
         """Return when every open share upload can accept more; drop share uploads that take too long."""
