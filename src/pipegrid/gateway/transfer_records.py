@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
@@ -21,6 +21,7 @@ from pipegrid.transfer.mutable.publish import CreateResult, WriteResult
 from pipegrid.transfer.put.source import SourceLike, size_of
 from pipegrid.transfer.results import GetResult, Progress, PutResult
 from pipegrid.tree.tree_grid import Grid
+from pipegrid.wire.storage_messages import ServerIdentity
 
 # All transfers of a gateway, of every protocol, go through one ``RecordedGrid``, which records each here.
 # After the end of transfers the newest of each kind are kept, as many as Tahoe-LAFS keeps.
@@ -40,6 +41,111 @@ BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """Upper bounds of the classes of durations."""
 
 
+# Which bytes went to which server, or came from it, and when. Neither caps nor names of files are in it.
+
+MAX_BURSTS = 600
+"""Of a transfer; of more, neighbours are joined until half as many are left."""
+
+MAX_SERVERS = 64
+"""Of a transfer with bursts of their own; what passes to others counts as that of one server."""
+
+OTHERS = "other servers"
+"""The name of the row that has the bytes of all servers beyond ``MAX_SERVERS``."""
+
+JOINED_S = 0.0005
+"""What passes within this time is one burst; the time doubles whenever bursts are joined."""
+
+
+class TrafficBurst(NamedTuple):
+    """Bytes that passed between the client and a server; times are in seconds since the transfer began."""
+
+    began_s: float
+    ended_s: float
+    size_bytes: int
+
+
+class ServerTraffic(NamedTuple):
+    """
+    The bursts of one server, in the order of time, none of which overlaps another.
+
+    Attributes:
+        nickname: as the server gives it.
+    """
+
+    server_id: str
+    nickname: str
+    bursts: list[TrafficBurst]
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all its bursts."""
+        return sum(burst.size_bytes for burst in self.bursts)
+
+
+def joined_bursts(bursts: Iterable[TrafficBurst], within_s: float) -> list[TrafficBurst]:
+    """Return bursts of one server, with neighbours joined that begin and end within a time."""
+    found: list[TrafficBurst] = []
+    for burst in bursts:
+        if found and burst.ended_s - found[-1].began_s <= within_s:
+            began_s, _, size_bytes = found[-1]
+            found[-1] = TrafficBurst(began_s, burst.ended_s, size_bytes + burst.size_bytes)
+        else:
+            found.append(burst)
+    return found
+
+
+class TransferTraffic:
+    """The bursts of one transfer; bounded in number, whatever servers do."""
+
+    __slots__ = ("_bursts", "_joined_s", "_servers")
+
+    def __init__(self) -> None:
+        self._servers: dict[str, ServerTraffic] = {}
+        self._bursts = 0
+        self._joined_s = JOINED_S
+
+    @property
+    def servers(self) -> list[ServerTraffic]:
+        """The servers, in the order in which their first bytes were acknowledged or arrived."""
+        return list(self._servers.values())
+
+    def note(self, server: ServerIdentity, began_s: float, ended_s: float, size_bytes: int) -> None:
+        """
+        Note bytes that passed. Those of a server come in the order of their ends.
+
+        Messages to a server are sent before the ones before them are acknowledged: what counts as the
+        beginning of a burst is then the end of the one before it.
+        """
+        bursts = self._bursts_of(server)
+        if bursts:
+            last = bursts[-1]
+            began_s = max(began_s, last.ended_s)
+            ended_s = max(began_s, ended_s)
+            if ended_s - last.began_s <= self._joined_s:
+                bursts[-1] = TrafficBurst(last.began_s, ended_s, last.size_bytes + size_bytes)
+                return
+        bursts.append(TrafficBurst(began_s, max(began_s, ended_s), size_bytes))
+        self._bursts += 1
+        if self._bursts > MAX_BURSTS:
+            self._join()
+
+    def _bursts_of(self, server: ServerIdentity) -> list[TrafficBurst]:
+        server_id, nickname = server.server_id, server.nickname
+        if server_id not in self._servers and len(self._servers) >= MAX_SERVERS:
+            server_id, nickname = "", OTHERS
+        found = self._servers.get(server_id)
+        if found is None:
+            found = self._servers[server_id] = ServerTraffic(server_id, nickname, [])
+        return found.bursts
+
+    def _join(self) -> None:
+        while self._bursts > MAX_BURSTS // 2:
+            self._joined_s *= 2
+            for server in self._servers.values():
+                server.bursts[:] = joined_bursts(server.bursts, self._joined_s)
+            self._bursts = sum(len(server.bursts) for server in self._servers.values())
+
+
 @attrs.define(eq=False)
 class TransferRecord:
     """
@@ -55,6 +161,7 @@ class TransferRecord:
         took_s: how long it took; None: it has not ended, or its begin was not recorded.
         samples: seconds since it began, and the fraction that was done then; a bounded number.
         servers: of a share the server that took it, or that it was read from, when that is known.
+        traffic: which bytes passed to or from which server, and when; empty for mutable files.
     """
 
     number: int
@@ -70,6 +177,7 @@ class TransferRecord:
     took_s: float | None = None
     samples: list[tuple[float, float]] = attrs.field(factory=list, repr=False)
     servers: dict[int, str] = attrs.field(factory=dict, repr=False)
+    traffic: TransferTraffic = attrs.field(factory=TransferTraffic, repr=False)
     clock: IReactorTime | None = attrs.field(default=None, repr=False)
     began_s: float = 0.0
     _spacing_s: float = 0.0
@@ -80,6 +188,20 @@ class TransferRecord:
         if self.state == "finished":
             return 1.0
         return min(1.0, self.done / self.total) if self.total else 0.0
+
+    @property
+    def age_s(self) -> float | None:
+        """How long it took, or has taken so far; None if its begin was not recorded."""
+        if self.took_s is not None or self.clock is None:
+            return self.took_s
+        return max(0.0, self.clock.seconds() - self.began_s)
+
+    def note_traffic(
+        self, server: ServerIdentity, began_s: float, ended_s: float, size_bytes: int
+    ) -> None:
+        """Note bytes that passed between the client and a server; times are those of the clock."""
+        began_s, ended_s = began_s - self.began_s, ended_s - self.began_s
+        self.traffic.note(server, max(0.0, began_s), ended_s, size_bytes)
 
     def progress(self, done: int, total: int) -> None:
         """Note how far it has come, and when."""
@@ -255,6 +377,7 @@ class RecordedGrid(Grid):
         def start(record: TransferRecord) -> Deferred[PutResult]:
             record.size = size_of(source)
             report = joined(progress, record)
+            options.setdefault("traffic", record.note_traffic)
             return super(RecordedGrid, self).put(source, progress=report, **options)
 
         return self.records.follow("upload", start, _note_put)
@@ -289,6 +412,7 @@ class RecordedGrid(Grid):
             report = joined(progress, record)
             file = _file_of(cap)
             record.size = file.size if isinstance(file, ChkCap) else None
+            options.setdefault("traffic", record.note_traffic)
             return super(RecordedGrid, self).get(cap, sink, progress=report, **options)
 
         if _is_literal(cap):
@@ -297,10 +421,14 @@ class RecordedGrid(Grid):
 
     def read(self, cap: str | Cap, *place: Any, **options: Any) -> Deferred[bytes]:
         """Fetch a file into memory; see ``Grid.read``."""
-        reading = partial(super().read, cap, *place, **options)
+
+        def start(record: TransferRecord) -> Deferred[bytes]:
+            options.setdefault("traffic", record.note_traffic)
+            return super(RecordedGrid, self).read(cap, *place, **options)
+
         if _is_literal(cap):
-            return reading()
-        return self.records.follow(_read_kind(cap), lambda record: reading(), _note_bytes, cap)
+            return super().read(cap, *place, **options)
+        return self.records.follow(_read_kind(cap), start, _note_bytes, cap)
 
     def create_mutable(self, *content: Any, **options: Any) -> Deferred[CreateResult]:
         """Store a mutable file; see ``Grid.create_mutable``."""

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
-
-from twisted.internet.task import Clock
 
 from pipegrid.core.caps import DirectoryCap, LitCap
 from pipegrid.core.mutable.directory_content_edits import Link
 from pipegrid.gateway.http_response import WebError
-from pipegrid.gateway.transfer_records import MAX_SAMPLES, TransferRecord
 from pipegrid.gateway.web_ui import transfers_page
-from pipegrid.gateway.web_ui.transfers_page import UploadProgress, ticks, timeline
+from pipegrid.gateway.web_ui.transfers_page import UploadProgress
 from tests.gateway.gateway_world import CHK_DATA
 from tests.gateway.web_ui.interface_world import InterfaceTestCase
 
@@ -150,57 +146,6 @@ class BackupPageTests(InterfaceTestCase):
         self.browser.open(f"/uri/{self.make_directory()}/?t=backups")
         self.assertEqual(self.browser.answer.status, 404)
         self.assertIn("keeps no backups", self.browser.text)
-
-
-class TransfersPageTests(InterfaceTestCase):
-    """The list, and one transfer with its timeline."""
-
-    def test_an_upload(self) -> None:
-        self.put(LARGE)
-        self.browser.open("/status")
-        self.check_page()
-        self.browser.follow("Upload 1")
-        self.check_page()
-        self.assertIn("Acknowledged by the servers by when: 524 kB in", self.browser.text)
-        self.assertIn("share 9", self.browser.text)
-        [curve] = self.browser.page.all("path", class_="curve")
-        self.assertRegex(curve.attributes["d"], r"\AM76.0 224(?:H[\d.]+V[\d.]+)+\Z")
-
-    def test_one_that_failed(self) -> None:
-        cap = self.put(LARGE)
-        self.delete_shares(cap, keep=1)
-        running = self.grid.read(cap)
-        running.addErrback(lambda _: None)
-        self.world.run(running)
-        self.browser.open("/status").follow("Download 2")
-        self.check_page()
-        self.assertIn("failed", self.browser.text)
-        self.assertIn("1 good share", self.browser.text)
-
-    def test_samples_are_bounded(self) -> None:
-        """However often progress is reported, a bounded number is kept, from begin to end."""
-        clock = Clock()
-        record = TransferRecord(1, "upload", 0.0, clock=clock, size=1000)
-        for done in range(100_001):
-            clock.rightNow = done / 1000
-            record.progress(done, 100_000)
-        self.assertLessEqual(len(record.samples), MAX_SAMPLES)
-        self.assertGreater(len(record.samples), MAX_SAMPLES / 4)
-        self.assertEqual(record.samples[-1], (100.0, 1.0))
-        times = [at_s for at_s, _ in record.samples]
-        self.assertEqual(times, sorted(times))
-        self.assertLess(max(b - a for a, b in pairwise(times)), 3)
-        drawn = timeline(record.samples, 1000)
-        assert drawn is not None
-        self.assertIn("in 100.00 s, the first half of it in 50", drawn.words)
-        self.assertLessEqual(len(drawn.rows), 10)
-
-    def test_ticks(self) -> None:
-        """They are round, and few."""
-        self.assertEqual(ticks(100, 5), [0, 20, 40, 60, 80, 100])
-        self.assertEqual(ticks(7, 4), [0, 2, 4, 6])
-        self.assertEqual(ticks(0.0013, 5), [0, 0.0005, 0.001])
-        self.assertLessEqual(len(ticks(3**40, 5)), 6)
 
 
 class UploadProgressTests(InterfaceTestCase):

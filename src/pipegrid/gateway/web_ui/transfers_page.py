@@ -1,29 +1,21 @@
-"""The pages of transfers: those that run and those that have ended, and the timeline of one as a picture."""
+"""The pages of transfers: those that run and those that have ended, and one with its timeline."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import attrs
 
-from pipegrid.core.text import amount
 from pipegrid.gateway.http_response import HttpResponse, WebError, json_text
 from pipegrid.gateway.transfer_records import TransferKind, TransferRecord, TransferRecords
 from pipegrid.gateway.web_api.api_request import ApiRequest, method_not_allowed
 from pipegrid.gateway.web_api.check_json import storage_index_text
 from pipegrid.gateway.web_ui.page_templates import render_page, shown_millis
+from pipegrid.gateway.web_ui.transfer_timeline import progress_curve, server_timeline
 from pipegrid.transfer.results import Progress
-
-WIDTH, HEIGHT = 640, 260
-"""Of a picture, in its own units."""
-
-LEFT, RIGHT, TOP, BOTTOM = 76, 16, 12, 36
-"""Margins of the curve in it."""
-
-_STEPS = (1, 2, 5)
 
 KIND_NAMES: dict[TransferKind, tuple[str, str]] = {
     "upload": ("up", "Upload"),
@@ -110,102 +102,12 @@ def transfer_page(record: TransferRecord) -> HttpResponse:
         "title": line.name,
         "line": line,
         "index": storage_index_text(record.cap),
-        "timeline": timeline(record.samples, record.size),
+        "curve": progress_curve(record.samples, record.size),
+        "bursts": server_timeline(record.traffic.servers, record.age_s or 0.0),
         "servers": sorted(record.servers.items()),
         "is_upload": record.kind == "upload",
     }
     return render_page("transfer.html", values)
-
-
-# The timeline: how much was acknowledged or delivered by when, as a curve of steps.
-
-
-@attrs.frozen
-class TimelineTick:
-    """
-    A mark of an axis.
-
-    Attributes:
-        at: its place in the picture.
-    """
-
-    at: float
-    text: str
-
-
-@attrs.frozen
-class TransferTimeline:
-    """
-    The picture of a transfer.
-
-    Attributes:
-        curve, area: paths of SVG.
-        across, up: ticks of time and of bytes.
-        words: the same in a sentence, for those who do not see it.
-        rows: the same as a table: time in seconds, and the amount.
-    """
-
-    curve: str
-    area: str
-    across: list[TimelineTick]
-    up: list[TimelineTick]
-    words: str
-    rows: list[tuple[str, str]]
-    width: int = WIDTH
-    height: int = HEIGHT
-    left: int = LEFT
-    right: int = WIDTH - RIGHT
-    top: int = TOP
-    bottom: int = HEIGHT - BOTTOM
-
-
-def timeline(samples: Sequence[tuple[float, float]], size: int | None) -> TransferTimeline | None:
-    """
-    Return the picture of a transfer; None: too little is known for one.
-
-    Args:
-        samples: seconds since it began, and the fraction that was done.
-        size: bytes of the file.
-    """
-    if len(samples) < 2 or not size or samples[-1][0] <= 0:
-        return None
-    end_s = samples[-1][0]
-    wide, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-
-    def x(at_s: float) -> float:
-        return round(LEFT + wide * at_s / end_s, 1)
-
-    def y(fraction: float) -> float:
-        return round(TOP + high * (1 - fraction), 1)
-
-    curve = f"M{x(0)} {y(0)}" + "".join(f"H{x(at_s)}V{y(done)}" for at_s, done in samples)
-    unit, factor = ("ms", 1000.0) if end_s < 2 else ("s", 1.0)
-    across = [
-        TimelineTick(x(mark / factor), f"{mark:g} {unit}") for mark in ticks(end_s * factor, 5)
-    ]
-    up = [TimelineTick(y(mark / size), amount(round(mark))) for mark in ticks(size, 4)]
-    rows = [(f"{at_s:.3f}", amount(round(size * done))) for at_s, done in _few(samples)]
-    half_s = next(at_s for at_s, done in samples if done >= samples[-1][1] / 2)
-    words = f"{amount(round(size * samples[-1][1]))} in {end_s:.2f} s, the first half of it in {half_s:.2f} s"
-    area = f"{curve}V{y(0)}H{x(0)}Z"
-    return TransferTimeline(curve, area, across, up, words, rows)
-
-
-def ticks(end: float, most: int) -> list[float]:
-    """Return round numbers from 0 to an end, at most that many after the 0."""
-    step = 1e-9
-    while True:
-        for factor in _STEPS:
-            if end <= step * factor * most:
-                width = step * factor
-                return [round(width * number, 9) for number in range(int(end / width + 1e-9) + 1)]
-        step *= 10
-
-
-def _few(samples: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return at most ten of them, the last one always."""
-    every = -(-len(samples) // 10)
-    return list(reversed(samples[::-1][::every]))
 
 
 # How much of each upload the servers have acknowledged, for the page that sends it: ``/uploads/BATCH``.
