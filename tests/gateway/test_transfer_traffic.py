@@ -79,6 +79,7 @@ class TransferTrafficTests(SynchronousTestCase):
 
     def test_servers_are_bounded(self) -> None:
         """What passes to more of them is counted as that of others."""
+        self.assertLess(MAX_SERVERS + 1, MAX_BURSTS // 2, "joining would not end")
         for number in range(10_000):
             self.traffic.note(server(number), number, number + 0.5, 3)
         found = self.traffic.servers

@@ -105,13 +105,30 @@ class TransferPageTests(InterfaceTestCase):
     def test_while_it_runs(self) -> None:
         """What has passed so far is there, on an axis that ends now."""
         putting = self.grid.put(random.Random(1).randbytes(3 << 20))
-        while not (found := self.grid.records.find("upload", 1)) or not found.traffic.servers:
+        found = self.grid.records.find("upload", 1)
+        assert found is not None
+        for _ in range(1000):
+            if found.traffic.servers:
+                break
             self.world.clock.advance(0.001)
         self.assertEqual(found.state, "running")
         page = parse_page(transfer_page(found).data.decode("ascii"))
         self.assertEqual(page_faults(page), [])
         self.assertIn("Sent to each server", page.one("main").text)
         self.world.run(putting)
+
+    def test_nothing_passes(self) -> None:
+        """The axis of a transfer that waits goes on, and stands still after its end."""
+        clock = Clock()
+        record = TransferRecord(1, "upload", 0.0, clock=clock)
+        record.note_traffic(ServerIdentity("v0-x", "x", b"", b""), 0.0, 0.5, 1000)
+        for now_s, took_s, shown in (
+            (10, None, "10.00 s"),
+            (20, None, "20.00 s"),
+            (30, 25, "25.00 s"),
+        ):
+            clock.rightNow, record.took_s = now_s, took_s
+            self.assertIn(f"1 server, {shown}", transfer_page(record).data.decode("ascii"))
 
     def test_a_mutable_file_has_none(self) -> None:
         """So there is no empty picture."""
