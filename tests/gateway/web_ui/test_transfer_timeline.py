@@ -215,10 +215,12 @@ class ServerTimelineTests(SynchronousTestCase):
             ServerTraffic(server_id, "disk", [TrafficBurst(0, 1, 1)])
             for server_id in ("v0-abcdefghijkl", "v0-mnopqrstuvwx")
         ]
-        drawn = server_timeline([*servers, traffic_of(OTHERS, (0, 1, 1))], 1.0)
+        others = ServerTraffic("", OTHERS, [TrafficBurst(0, 1, 1)])
+        drawn = server_timeline([*servers, traffic_of(OTHERS, (0, 1, 1)), others], 1.0)
         assert drawn is not None
         names = [row.name for row in drawn.servers]
-        self.assertEqual(names, ["disk (v0-abcdefghi)", "disk (v0-mnopqrstu)", OTHERS])
+        self.assertEqual(names[:2], ["disk (v0-abcdefghi)", "disk (v0-mnopqrstu)"])
+        self.assertEqual(names[2:], ["other servers (v0-other ser)", OTHERS])
 
     def test_it_is_bounded(self) -> None:
         """However many bursts are kept, the picture and the table are small, and the bytes add up."""

@@ -200,7 +200,7 @@ def server_timeline(servers: Sequence[ServerTraffic], age_s: float) -> ServerTim
     rows = [
         TrafficRow(
             f"{server.nickname} ({server.server_id[:12]})"
-            if alike[server.nickname] > 1
+            if alike[server.nickname] > 1 and server.server_id
             else server.nickname,
             amount(server.size_bytes),
             [_bar(burst, end_s, least_s, fastest) for burst in bursts],
