@@ -24,7 +24,7 @@ from pipegrid.gateway.gateway_settings import GatewayLimits, GatewaySettings
 from pipegrid.gateway.http_response import HttpResponse, WebError, respond
 from pipegrid.gateway.http_server import LINGER_S, GatewayChannel, GatewaySite, shown_path
 from pipegrid.gateway.root_resource import root_resource
-from pipegrid.reactor.immediate_sends import unsent_bytes
+from pipegrid.reactor.tcp_transport import unsent_bytes
 
 LIMITS = GatewayLimits(connections=4, idle_s=100, head_s=10, stalled_s=50, spare_bytes=0)
 SECRET = b"URI:DIR2:aaaa:bbbb"

@@ -23,7 +23,7 @@ from pipegrid.core.caps import LitCap
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.mutable.decoder import VersionReader
-from pipegrid.core.mutable.received_mutable_share import MutableShare
+from pipegrid.core.mutable.mutable_share import MutableShare
 from pipegrid.errors import NotEnoughSharesError, ServerProtocolError, ServerRefused, SinkError
 from pipegrid.transfer.get import hedge_policy, share_readers
 from pipegrid.transfer.get.sink import CONSUMER_BYTES

@@ -31,7 +31,7 @@ from pipegrid.gateway.web_ui.directory_archive import ArchiveCount
 from pipegrid.gateway.web_ui.page_templates import problem_response
 from pipegrid.gateway.web_ui.transfers_page import UploadProgress
 from pipegrid.reactor.deferreds import Timer
-from pipegrid.reactor.immediate_sends import send_written
+from pipegrid.reactor.tcp_transport import send_written
 
 MAX_HEAD_BYTES = 64 << 10
 """Of a request line with all headers: a name of 5000 characters may take 45 kB."""
