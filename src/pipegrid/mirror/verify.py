@@ -45,6 +45,7 @@ def verify(
     policy: VerifyPolicy,
     progress: Callable[[Report], None] | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    now: Callable[[], float] = time.monotonic,
     processes: int = 1,
 ) -> Report:
     """
@@ -59,7 +60,7 @@ def verify(
         MirrorError: no run to this destination was complete.
     """
     report = Report()
-    began_s = time.monotonic()
+    began_s = now()
     own, *others = parts_of_manifest(destination, processes)
     workers: list[_PartProcess] = []
     quick_check = (
@@ -69,7 +70,7 @@ def verify(
         workers.extend(_PartProcess(destination, policy, quick_check, part) for part in others)
 
         def report_progress() -> None:
-            report.elapsed_s = time.monotonic() - began_s
+            report.elapsed_s = now() - began_s
             if progress is not None:
                 progress(report)
 
