@@ -43,7 +43,7 @@ readiness reading received receiver receivers recorder registry relay repair rep
 responder restore results resume retained retry root rotation rpm runner safe search selection
 selfcheck sender serve service settings signature signatures simulated sink small socket sockets
 socks socks5 source space spans speedtest spool sqlite state states stats status store stream
-streams strict system systemd table tahoe tcp templates text throttle timeouts timetable tls to tor
+streams strict system systemd table tahoe tcp templates text throttle timeline timeouts timetable tls to tor
 trace tracker traffic transfer transfers transport turns twist twisted update uploader urls user
 verdict verification verifier with without workers wormhole writer yaml zip
 """

@@ -716,7 +716,7 @@ class FetchingGrid(FileGrid):
                     stack.callback(sink.close)
                 else:
                     sink = stack.enter_context(PartFile(path, replace))
-            result = await self._get(cap, sink, start, length, progress, range_of, seen, traffic)
+            result = await self._get(cap, sink, (start, length), progress, range_of, seen, traffic)
             if isinstance(sink, PartFile):
                 await self._workers.run(sink.publish)
             return result
@@ -725,13 +725,13 @@ class FetchingGrid(FileGrid):
         self,
         given: str | Cap,
         sink: SinkLike,
-        start: int,
-        length: int | None,
+        place: tuple[int, int | None],
         progress: Progress | None,
         range_of: RangeOf | None = None,
         seen: Callable[[Version], object] | None = None,
         traffic: Traffic | None = None,
     ) -> GetResult:
+        start, length = place
         for name, call in (("range_of", range_of), ("seen", seen), ("traffic", traffic)):
             check_callable(call, name)
         self.check_access(given)
@@ -875,7 +875,7 @@ class FetchingGrid(FileGrid):
     ) -> bytes:
         """Fetch a file, or a range of it, into memory; see ``get``."""
         into = BytesIO()
-        await self._get(cap, into, start, length, None, traffic=traffic)
+        await self._get(cap, into, (start, length), None, traffic=traffic)
         return into.getvalue()
 
 
