@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -9,7 +10,9 @@ from unittest import mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk.atomic_write import can_name, give_name, open_unnamed
+from pipegrid.disk import atomic_write
+from pipegrid.disk.atomic_write import can_name, give_name, open_unnamed, unnamed_sync
+from pipegrid.disk.mount_table import mounted_file_systems
 from tests.descriptors import open_files
 
 
@@ -71,3 +74,40 @@ class UnnamedTests(SynchronousTestCase):
                 self.assertEqual(error.errno, number)
         self.assertEqual((self.names(), open_files()), ([], self.before))
         self.assertTrue(can_name(str(self.place)))
+
+    def test_in_an_open_directory(self) -> None:
+        """A file is made and named there, whatever has the path of the directory meanwhile."""
+        inside = os.open(self.place, os.O_DIRECTORY)
+        self.addCleanup(os.close, inside)
+        moved = self.place.with_name("moved " + self.place.name)
+        self.place.rename(moved)
+        self.place.mkdir()
+        fd = open_unnamed(".", 0o600, inside)
+        self.addCleanup(os.close, fd)
+        give_name(fd, "file", inside)
+        self.assertRaises(FileExistsError, give_name, fd, "file", inside)
+        self.assertEqual((self.names(), os.listdir(moved)), ([], ["file"]))
+
+    def test_where_they_are_durable(self) -> None:
+        """That is known of a few file systems; of others, and of what cannot be asked, it is not assumed."""
+        kinds = {0x01021994: "once", 0x58465342: "once", 0xEF53: "twice", 0x9123683E: "never"}
+        for kind, expected in {**kinds, 0: "never"}.items():
+            with mock.patch.object(atomic_write, "_fstatfs", lambda kind=kind: lambda fd: kind):
+                self.assertEqual(unnamed_sync(0), expected)
+        with mock.patch.object(atomic_write, "_fstatfs", return_value=None):
+            self.assertEqual(unnamed_sync(0), "never")
+        self.assertEqual(unnamed_sync(-1), "never")
+        names = {
+            "tmpfs": "once",
+            "devtmpfs": "once",
+            "xfs": "once",
+            "ext4": "twice",
+            "ext3": "twice",
+            "ext2": "twice",
+        }
+        for mounted in mounted_file_systems():
+            with contextlib.suppress(OSError):
+                fd = os.open(mounted.path, os.O_DIRECTORY)
+                self.addCleanup(os.close, fd)
+                if os.fstat(fd).st_dev == mounted.device:
+                    self.assertEqual(unnamed_sync(fd), names.get(mounted.kind, "never"), mounted)

@@ -24,10 +24,10 @@ from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import CapError, NotEnoughSharesError, SinkError
 from pipegrid.transfer.put.put_many import MAX_FILES
 from pipegrid.transfer.settings import Limits
-from pipegrid.tree import local_files
+from pipegrid.tree import local_files, small_file_writes
 from pipegrid.tree.directory_descriptor import DirectoryFd
 from pipegrid.tree.file_metadata import RestoredMetadata
-from pipegrid.tree.local_files import WholeFile, WriteOutcome
+from pipegrid.tree.small_file_writes import WholeFile, WriteOutcome
 from pipegrid.tree.tree_download import GetTreeLimits, TreeGet, TreeGetResult, bounded
 from pipegrid.tree.tree_grid import Trees
 from tests.descriptors import left_open, open_files
@@ -322,6 +322,7 @@ class RestoreTests(TreeTestCase):
         """Is told, of each file, directory and link, whether it is new or there; nothing fails for it."""
         cap = self.directory({"f": (b"f" * 100, kept(0o755)), "d": ({}, kept(0o755))})
         told: dict[str, str] = {}
+        self.addCleanup(os.umask, os.umask(0o077))  # no file is created with that mode
 
         def not_kept(path: tuple[str, ...], why: str) -> None:
             told["/".join(path)] = why
@@ -330,7 +331,7 @@ class RestoreTests(TreeTestCase):
             raise OSError(errno.EPERM, "Operation not permitted")
 
         with patch.object(os, "utime", refuse), patch.object(os, "fchmod", refuse):
-            result = self.get(cap, not_kept=not_kept)
+            result = self.get(cap, not_kept=not_kept, modes="stored")
         self.assertEqual((result.failed, result.not_kept, result.files), (0, 2, 1))
         self.assertEqual(told["f"].count("Operation not permitted"), 1)
         self.assertIn("its mode could not be set (the file system", told["f"])
@@ -353,7 +354,9 @@ class RestoreTests(TreeTestCase):
         """At the first file that does not fit: nothing more is written, and no part is left."""
         cap = self.directory({f"f{number:03}": bytes([number]) * 100 for number in range(200)})
         tries: list[int] = []
-        for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        codes = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+        for code, sync in itertools.product(codes, ("never", "once")):
+            self.patch(small_file_writes, "unnamed_sync", lambda fd, sync=sync: sync)
             shutil.rmtree(self.target, True)
             tries.clear()
 
@@ -361,7 +364,7 @@ class RestoreTests(TreeTestCase):
                 tries.append(1)
                 raise OSError(code, os.strerror(code))  # noqa: B023
 
-            with patch.object(PartFile, "write_pieces", full):
+            with patch.object(os, "pwritev", full):
                 words = f"{os.strerror(code)}.*; nothing more is fetched"
                 self.assertRaisesRegex(SinkError, words, self.get, cap)
             self.assertLess(len(tries), 100)
@@ -481,13 +484,13 @@ class RestoreTests(TreeTestCase):
         cap = self.directory({"a": b"a" * 100, "b": b"b" * 100})
         root = json.dumps({"st_mode": stat.S_IFDIR | 0o555, "pipegrid": {"mode": 0o555}}).encode()
         modes = []
-        write_group = local_files.write_group
+        write_group = small_file_writes.write_group
 
         def noting(files: list[WholeFile]) -> list[WriteOutcome]:
             modes.append(stat.S_IMODE(self.target.stat().st_mode))
             return write_group(files)
 
-        self.patch(local_files, "write_group", noting)
+        self.patch(small_file_writes, "write_group", noting)
         self.get(cap, metadata_json=root)
         self.assertEqual(stat.S_IMODE(self.target.stat().st_mode), 0o555)
         (self.target / "b").unlink()
@@ -736,6 +739,8 @@ class HostileTreeTests(TreeTestCase):
         steps: list[tuple[Any, str]] = [
             (PartFile, "_open_part"),
             (PartFile, "_give_name"),
+            (local_files, "open_unnamed"),
+            (local_files, "give_name"),
             (os, "mkdir"),
             (os, "symlink"),
             (os, "fchmod"),
@@ -745,6 +750,8 @@ class HostileTreeTests(TreeTestCase):
                 shutil.rmtree(path, ignore_errors=True)
             outside.mkdir(mode=0o700)
             original = getattr(owner, name)
+            sync = "never" if owner is PartFile else "twice"
+            self.patch(small_file_writes, "unnamed_sync", lambda fd, sync=sync: sync)
 
             def swapping(*args: Any, original: Any = original, **kwargs: Any) -> Any:
                 if place.is_dir() and not place.is_symlink():
@@ -760,7 +767,8 @@ class HostileTreeTests(TreeTestCase):
             self.assertTrue(place.is_symlink(), name)
             self.assertEqual(set(os.listdir(outside)), self.copied, name)
             self.assertEqual(stat.S_IMODE(outside.stat().st_mode), 0o700)
-            self.assertTrue(self.problems or owner is not PartFile, name)
+            self.assertTrue(self.problems or owner is os, name)
+            self.assertNotEqual(name, "give_name" if "d/file" not in self.problems else "")
             place.unlink()
 
     def test_a_tree_in_a_directory(self) -> None:
@@ -1023,7 +1031,7 @@ class HostileTreeTests(TreeTestCase):
         def broken(*_: Any) -> None:
             raise ZeroDivisionError
 
-        with patch.object(local_files, "write_group", broken):
+        with patch.object(small_file_writes, "write_group", broken):
             running = Deferred.fromCoroutine(get.run())
             self.world.clock.advance(5)
         self.failureResultOf(running, ZeroDivisionError)

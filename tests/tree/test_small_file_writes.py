@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -16,17 +18,18 @@ from pipegrid.disk.atomic_write import sync_directory
 from pipegrid.disk.part_file import PartInUse, TargetExists
 from pipegrid.disk.private_files import current_umask
 from pipegrid.errors import SinkError, UsageError
-from pipegrid.tree import local_files
+from pipegrid.tree import small_file_writes
 from pipegrid.tree.directory_descriptor import DirectoryFd
+from pipegrid.tree.extended_metadata import ACCESS_LIST, DEFAULT_LIST
 from pipegrid.tree.file_metadata import RestoredMetadata, restored
-from pipegrid.tree.local_files import (
+from pipegrid.tree.local_files import TreePart, UnnamedFile, stops_all
+from pipegrid.tree.metadata_restore import ExtendedRestore
+from pipegrid.tree.small_file_writes import (
     GROUP_BYTES,
     GROUP_FILES,
     GROUPS_AT_ONCE,
-    TreePart,
     WholeFile,
     WriteGroups,
-    stops_all,
     write_group,
 )
 from tests.descriptors import left_open, open_files
@@ -180,7 +183,7 @@ class GroupTests(WriteTestCase):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             return sync_directory(fd)
 
-        self.patch(local_files, "sync_directory", failing)
+        self.patch(small_file_writes, "sync_directory", failing)
         a, b, c = write_group([self.file("a"), self.file("b"), self.file("c", home=1)])
         self.assertEqual(([type(a), type(b)], c), ([SinkError, SinkError], ""))
 
@@ -205,6 +208,213 @@ class GroupTests(WriteTestCase):
         self.patch(TreePart, "leave", left_one)
         self.assertEqual(write_group([self.file(f"f{n}") for n in range(3)]), [""] * 3)
         self.assertEqual(self.names(), ["one/f0", "one/f1", "one/f2"])
+
+
+class UnnamedTests(WriteTestCase):
+    """The same in directories that this run has made, where a file has no name until it is complete."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.sync = "once"
+        self.patch(small_file_writes, "unnamed_sync", lambda fd: self.sync)
+        for home in self.homes:
+            home.is_new = True
+
+    def refuse(self, name: str, number: int) -> Any:
+        """Let a call of the system fail for files, as it would on another file system."""
+        real = getattr(os, name)
+
+        def refusing(path: Any, *arguments: Any, **options: Any) -> Any:
+            flags = arguments[0] if name == "open" and arguments else 0
+            if name != "open" or flags & os.O_TMPFILE == os.O_TMPFILE:
+                raise OSError(number, os.strerror(number))
+            return real(path, *arguments, **options)
+
+        return self.patch(os, name, refusing)
+
+    def log(self, *names: str) -> list[str]:
+        """Return a list to which the calls of these functions of ``os`` are added."""
+        calls: list[str] = []
+        fstat = os.fstat
+
+        def noted(name: str, real: Any) -> Any:
+            def noting(*arguments: Any, **options: Any) -> Any:
+                is_names = name == "fsync" and stat.S_ISDIR(fstat(arguments[0]).st_mode)
+                calls.append("fsync of names" if is_names else name)
+                return real(*arguments, **options)
+
+            return noting
+
+        for name in names:
+            self.patch(os, name, noted(name, getattr(os, name)))
+        return calls
+
+    def test_content_mode_and_time(self) -> None:
+        """Files come out as from parts, whatever their mode, and no part is made."""
+        modes = (0o640, 0o400, 0o755, 0o4755, 0o1644, None)
+        files = [self.file(f"f{n}", bytes([n]) * 1000 * n, n % 2) for n in range(len(modes))]
+        for file, mode in zip(files, modes, strict=True):
+            file.kept = RestoredMetadata(mode, WHEN_NS)
+        calls = self.log("unlink")
+        self.assertEqual(write_group(files), [""] * len(files))
+        self.assertEqual((calls, [home.is_new for home in self.homes]), ([], [True, True]))
+        self.assertEqual(len(self.names()), len(files))
+        for file, mode in zip(files, modes, strict=True):
+            with open(file.path, "rb") as written:
+                self.assertEqual(written.read(), file.data)
+            found = os.stat(file.path)
+            wanted = 0o666 & ~current_umask() if mode is None else mode
+            self.assertEqual((stat.S_IMODE(found.st_mode), found.st_mtime_ns), (wanted, WHEN_NS))
+            self.assertEqual(file.identity, (found.st_dev, found.st_ino))
+
+    def test_few_calls_for_each_file(self) -> None:
+        """Each costs a system call, and makes the threads compete for the interpreter."""
+        of_each = ("open", "fstat", "pwritev", "utime", "fsync", "link", "close")
+        others: tuple[str, ...] = (
+            "stat",
+            "lstat",
+            "fchmod",
+            "chown",
+            "unlink",
+            "rename",
+            "replace",
+            "ftruncate",
+        )
+        others += ("listxattr", "removexattr", "getxattr", "pathconf", "statvfs", "readlink")
+        calls = self.log(*of_each, *others)
+        self.patch(fcntl, "flock", lambda fd, kind: calls.append("flock"))
+        owners = {"st_uid": os.geteuid(), "st_gid": os.getegid()}
+        for sync, more in (("once", 0), ("twice", GROUP_FILES)):
+            self.sync = sync
+            files = [self.file(f"{sync}{n}") for n in range(GROUP_FILES)]
+            for file in files:
+                extended = ExtendedRestore().of(owners, {})
+                file.kept = RestoredMetadata(0o600, WHEN_NS, extended=extended)
+            calls.clear()
+            self.assertEqual(write_group(files), [""] * GROUP_FILES)
+            for name in of_each:
+                count = calls.count(name) - (more if name == "fsync" else 0)
+                is_of_directory = name in ("open", "fstat", "close")
+                self.assertEqual(count, GROUP_FILES + is_of_directory, name)
+            rest = sorted(name for name in calls if name not in of_each)
+            self.assertEqual(rest, ["fsync of names", "listxattr", "stat", "stat"])
+
+    def test_order_of_syncs(self) -> None:
+        """All bytes are synced before the first name, and all names before the group has ended."""
+        files = [self.file(f"f{n}", home=n // 3) for n in range(6)]
+        calls = self.log("fsync", "link")
+        write_group(files)
+        self.assertEqual(calls, ["fsync"] * 6 + ["link"] * 6 + ["fsync of names"] * 2)
+        calls.clear()
+        self.sync = "twice"
+        write_group([self.file(f"g{n}", home=n // 3) for n in range(6)])
+        again = (["fsync"] * 3 + ["fsync of names"]) * 2
+        self.assertEqual(calls, ["fsync"] * 6 + ["link"] * 6 + again)
+
+    def test_a_list_that_is_inherited(self) -> None:
+        """It goes from a file that had none, and the file has its mode; without owners it only has that."""
+        entries = ((1, 7, -1), (2, 6, 1234), (4, 5, -1), (16, 7, -1), (32, 5, -1))
+        inherited = struct.pack("<I", 2) + b"".join(
+            struct.pack("<HHI", kind, bits, number & 0xFFFFFFFF) for kind, bits, number in entries
+        )
+        os.setxattr(self.homes[0].path, DEFAULT_LIST, inherited)
+        files = [self.file("a"), self.file("b"), self.file("c", home=1)]
+        for file in files[::2]:
+            file.kept = RestoredMetadata(0o640, extended=ExtendedRestore().of({}, {}))
+        self.assertEqual(write_group(files), [""] * 3)
+        lists = [os.listxattr(file.path) for file in files]
+        self.assertEqual(lists, [[], [ACCESS_LIST], []])
+        self.assertEqual([stat.S_IMODE(os.stat(file.path).st_mode) for file in files], [0o640] * 3)
+
+    def test_where_there_are_none(self) -> None:
+        """A part is made for each file, and from then on other files of the directory have parts, too."""
+        for name, number in (
+            ("open", errno.EOPNOTSUPP),
+            ("open", errno.EISDIR),
+            ("link", errno.ENOENT),
+            ("link", errno.EPERM),
+        ):
+            self.setUp()
+            with self.subTest(name=name, number=number):
+                refusal = self.refuse(name, number)
+                self.assertEqual(write_group([self.file("a"), self.file("b", b"")]), ["", ""])
+                refusal.restore()
+                self.assertEqual(self.names(), ["one/a", "one/b"])
+                self.assertEqual((self.here / "one/a").read_bytes(), b"data")
+                self.assertEqual([home.is_new for home in self.homes], [False, True])
+
+    def test_a_file_system_that_loses_them(self) -> None:
+        """They are not used where a power cut could leave the name without the bytes."""
+        self.sync = "never"
+        self.refuse("open", errno.EIO)
+        self.assertEqual(write_group([self.file("a"), self.file("b")]), ["", ""])
+        self.assertEqual(self.names(), ["one/a", "one/b"])
+
+    def test_an_older_directory(self) -> None:
+        """There may be parts of an earlier run: they are used, and none is left."""
+        (self.here / "one/.a.pipegrid-part").write_bytes(b"older and longer")
+        self.homes[0].is_new = False
+        self.assertEqual(write_group([self.file("a"), self.file("b", home=1)]), ["", ""])
+        self.assertEqual(self.names(), ["one/a", "two/b"])
+        self.assertEqual((self.here / "one/a").read_bytes(), b"data")
+
+    def test_what_has_the_name(self) -> None:
+        """It stays, also a link that leads nowhere; a file that may be replaced is."""
+        (self.here / "one/taken").write_bytes(b"mine")
+        (self.here / "one/link").symlink_to(self.here / "nowhere")
+        (self.here / "one/replaced").write_bytes(b"old")
+        names = ("taken", "link", "a", "a")
+        files = [self.file(name) for name in names] + [self.file("replaced", replace=True)]
+        outcomes = write_group(files)
+        kinds = [type(each) for each in outcomes]
+        self.assertEqual(kinds, [TargetExists, TargetExists, str, TargetExists, str])
+        self.assertIn("exists already", str(outcomes[0]))
+        self.assertEqual((self.here / "one/taken").read_bytes(), b"mine")
+        self.assertEqual((self.here / "one/replaced").read_bytes(), b"data")
+        self.assertFalse((self.here / "nowhere").exists())
+
+    def test_a_disk_that_fails(self) -> None:
+        """A file whose bytes were not written or synced gets no name."""
+        for name, number in (("pwritev", errno.ENOSPC), ("fsync", errno.EIO)):
+            with self.subTest(name=name):
+                calls: list[int] = []
+
+                def failing(
+                    fd: int, *_: Any, calls: list[int] = calls, number: int = number
+                ) -> None:
+                    calls.append(fd)
+                    raise OSError(number, os.strerror(number))
+
+                patched = self.patch(os, name, failing)
+                outcomes = write_group([self.file("a"), self.file("b")])
+                patched.restore()
+                for outcome in outcomes:
+                    assert isinstance(outcome, SinkError)
+                    self.assertIn(os.strerror(number), str(outcome))
+                    self.assertEqual(stops_all(outcome), number == errno.ENOSPC)
+                self.assertEqual((len(calls), self.names()), (2, []))
+
+    def test_a_directory_that_is_replaced(self) -> None:
+        """What comes there instead gets no file, and no file that is elsewhere counts as written."""
+        for owner, name in ((UnnamedFile, "publish"), (DirectoryFd, "check")):
+            self.setUp()
+            original = getattr(owner, name)
+
+            def swapping(part: Any, original: Any = original) -> None:
+                if not (self.here / "moved").exists():
+                    (self.here / "one").rename(self.here / "moved")
+                    (self.here / "one").mkdir()
+                original(part)
+
+            patched = self.patch(owner, name, swapping)
+            outcomes = write_group([self.file("a"), self.file("b"), self.file("c", home=1)])
+            patched.restore()
+            kinds = [type(each) for each in outcomes]
+            self.assertEqual(kinds, [SinkError, SinkError, str])
+            self.assertIn("another directory has replaced", str(outcomes[0]))
+            self.assertEqual(os.listdir(self.here / "one"), [])
+            self.assertRaises(SinkError, self.homes[0].check_again)
+            self.homes[1].check_again()
 
 
 class HeldWorkers:

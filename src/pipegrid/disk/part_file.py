@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import Any
 
 from pipegrid.disk.atomic_write import (
-    CANNOT_SYNC,
     part_path,
     remove_stale_link,
+    sync_bytes,
     sync_directory,
     sync_name,
 )
@@ -37,6 +37,12 @@ class PartInUse(SinkError):
 
 class TargetExists(SinkError):
     """A file exists, perhaps created just now, that may not be replaced."""
+
+
+def exists_already(path: str) -> TargetExists:
+    """Return the error for a file that may not be replaced."""
+    text = f"{path} exists already; choose another name, or add replace=True"
+    return naming(TargetExists(text), "replace=True")
 
 
 class PartFile:
@@ -395,11 +401,10 @@ class PartFile:
     def sync(self) -> None:
         """Sync all bytes, as ``publish`` does; raises ``OSError``."""
         try:
-            os.fsync(self._fd)
-        except OSError as error:
-            if error.errno not in CANNOT_SYNC:
-                self._resume = False  # it may read well, and another sync succeed, with bytes lost
-                raise
+            sync_bytes(self._fd)
+        except OSError:
+            self._resume = False  # it may read well, and another sync succeed, with bytes lost
+            raise
 
     def _sync_directory(self) -> None:
         if self._directory is not None:
@@ -408,8 +413,7 @@ class PartFile:
             sync_name(self._target)
 
     def _exists(self) -> TargetExists:
-        text = f"{self.path} exists already; choose another name, or add replace=True"
-        return naming(TargetExists(text), "replace=True")
+        return exists_already(self.path)
 
     def _error(self, error: OSError) -> SinkError:
         return SinkError(f"cannot write {self.path}: {error.strerror}")

@@ -27,14 +27,32 @@ class DirectoryFd:
 
     Args:
         identity: its device and inode; by default those of what has its name now.
+        is_new: this run has made it.
+
+    Attributes:
+        is_new: this run has made it, and no part file in it: so no earlier run has left one.
 
     Raises:
         SinkError: it does not exist.
     """
 
-    def __init__(self, path: str, identity: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, path: str, identity: tuple[int, int] | None = None, is_new: bool = False
+    ) -> None:
         self.path = path
+        self.is_new = is_new
         self._identity = identity or self._look()
+        self._is_lost = False
+
+    def check_again(self) -> None:
+        """
+        Check it as ``check`` does if an earlier check has failed.
+
+        Raises:
+            SinkError: as for ``check``.
+        """
+        if self._is_lost:
+            self.check()
 
     def check(self) -> None:
         """
@@ -43,8 +61,10 @@ class DirectoryFd:
         Raises:
             SinkError: it was moved, removed, or replaced, perhaps by a link.
         """
+        self._is_lost = True
         if self._look() != self._identity:
             raise self._replaced()
+        self._is_lost = False
 
     def open(self) -> int:
         """
@@ -59,10 +79,12 @@ class DirectoryFd:
             except PermissionError:  # it may be written to but not listed
                 fd = os.open(self.path, getattr(os, "O_PATH", os.O_RDONLY) | _FLAGS)
         except (OSError, ValueError) as error:
+            self._is_lost = True
             raise failed("write in", self.path, error) from error
         found = os.fstat(fd)
         if (found.st_dev, found.st_ino) != self._identity:
             os.close(fd)
+            self._is_lost = True
             raise self._replaced()
         return fd
 

@@ -68,16 +68,19 @@ class RestoredExtended:
                 "they are too large, or could not be read when they were stored"
             )
 
-    def apply(self, at: int | str, *, fresh: bool = False) -> None:
+    def apply(
+        self, at: int | str, *, fresh: bool = False, found: os.stat_result | None = None
+    ) -> None:
         """
         Set owner and attributes; what cannot be set is in ``lost``.
 
         Args:
             at: a descriptor, or a path, which is followed.
             fresh: it was just created, so a list that it has inherited is removed.
+            found: its status, if the caller knows it.
         """
         try:
-            self._set_owner(at, os.stat(at))
+            self._set_owner(at, os.stat(at) if found is None else found)
         except OSError as error:
             self.lost["owner"] = _reason(error)
             self._set_ids = self._kept_set_ids(at)
@@ -177,6 +180,14 @@ class RestoredExtended:
 
 
 _KINDS = ("extended attribute", "access control list", "privileged attribute")
+
+
+def gives_lists(directory: int) -> bool:
+    """Return whether what is created in an open directory may inherit an access control list."""
+    try:
+        return not {*_LISTS}.isdisjoint(os.listxattr(directory))
+    except OSError as error:  # such as of a directory that may not be listed
+        return error.errno not in _ABSENT
 
 
 def _rank(name: str) -> int:

@@ -30,9 +30,10 @@ from pipegrid.tree.directory_descriptor import DirectoryFd, failed
 from pipegrid.tree.directory_reading import ListingLimits
 from pipegrid.tree.extended_metadata import MetadataLosses
 from pipegrid.tree.file_metadata import Modes, RestoredMetadata, restored
-from pipegrid.tree.local_files import NameCollisions, WholeFile, WriteGroups, local_name
+from pipegrid.tree.local_files import NameCollisions, local_name
 from pipegrid.tree.metadata_restore import ExtendedRestore, LinkedFiles, is_one_file, link_file
 from pipegrid.tree.retry_queue import MOST, RetryQueue, wants_servers
+from pipegrid.tree.small_file_writes import WholeFile, WriteGroups
 from pipegrid.tree.walk import Found, TreePath, Unreadable, WalkLimits, walk
 
 if TYPE_CHECKING:
@@ -338,7 +339,9 @@ class FileFetcher:
             PipegridError, OSError: the file could not be obtained.
         """
         home, cap, size = file.parent.there, file.cap, file.size
-        home.check()  # before bytes are fetched without effect
+        # Before bytes are fetched without effect; small files are so many that the first one which is
+        # written finds it out.
+        home.check_again() if file.is_small else home.check()
         if file.link_to is not None and await self._link(file, file.link_to):
             return FileOutcome("link", size or 0)
         if file.standing in ("same", "perhaps"):

@@ -1,0 +1,311 @@
+"""Small files of a fetched tree on the local disk, written in groups."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.python.failure import Failure
+
+from pipegrid.disk.atomic_write import sync_directory, unnamed_sync
+from pipegrid.disk.file_system_calls import begin_writing
+from pipegrid.errors import PipegridError
+from pipegrid.reactor.workers import CpuWorkers
+from pipegrid.tree.directory_descriptor import DirectoryFd, failed
+from pipegrid.tree.file_metadata import RestoredMetadata
+from pipegrid.tree.local_files import TreePart, UnnamedFile, is_sparse, tree_part
+from pipegrid.tree.metadata_restore import gives_lists
+
+# Of a small file, waiting for the disk takes most of the time: it syncs a group of files in little more than
+# the time of one, and the names in a directory with one call. While groups are written, the next one gathers;
+# so on an idle disk no file waits for others, and on a busy one the groups grow.
+
+GROUP_FILES = 16
+"""Each is an open file until it has its name."""
+
+GROUP_BYTES = 2 << 20
+"""A group ends with the file that reaches this; it is written to its end, even after a cancellation."""
+
+GROUPS_AT_ONCE = 2
+
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+_NO_UNNAMED = frozenset(
+    {
+        errno.EACCES,
+        errno.EINVAL,
+        errno.EISDIR,
+        errno.ENOENT,
+        errno.ENOSYS,
+        errno.EOPNOTSUPP,
+        errno.EPERM,
+        errno.EXDEV,
+    }
+)
+"""Errors of a file system that has no unnamed files, or gives them no names: then the part file is tried."""
+
+
+class WholeFile:
+    """
+    A small file to be written, with all its bytes.
+
+    Attributes:
+        home: its directory.
+        path: of the file.
+        replace: replace an existing file or link.
+        kept: the metadata of its entry.
+        identity: its device and inode when it has its name; None if they are not known.
+    """
+
+    __slots__ = ("data", "home", "identity", "kept", "path", "replace")
+
+    def __init__(
+        self,
+        home: DirectoryFd,
+        path: str,
+        data: bytes,
+        replace: bool,
+        kept: RestoredMetadata,
+    ) -> None:
+        self.home = home
+        self.path = path
+        self.data = data
+        self.replace = replace
+        self.kept = kept
+        self.identity: tuple[int, int] | None = None
+
+
+WriteOutcome = str | Exception
+"""Of one file: a clause about metadata that could not be set, empty if all was set; or why it failed."""
+
+
+def write_group(files: Sequence[WholeFile]) -> list[WriteOutcome]:
+    """
+    Write files without names or under hidden ones, sync them, and give them their names; takes as long as the
+    disk does; in any thread.
+
+    Returns:
+        the outcome of each file; a file that fails does not stop the others.
+    """
+    group = _Group()
+    try:
+        for file in files:
+            group.begin(file, len(files) > 1)
+        group.publish()
+    finally:
+        group.close()
+    outcomes = [group.outcomes[file] for file in files]
+    if len(files) > 1:
+        # With few descriptors left, files are written one after another.
+        for number, outcome in enumerate(outcomes):
+            if isinstance(outcome, Exception) and _errno(outcome) in _NO_DESCRIPTORS:
+                outcomes[number] = write_group(files[number : number + 1])[0]
+    return outcomes
+
+
+class _Place:
+    """
+    What is the same for all files of a group in one directory.
+
+    Attributes:
+        inside: a descriptor of the directory.
+        unnamed: how files without a name become durable in it; ``never``: they are not used.
+        inherits: files in it may inherit an access control list.
+        is_checked: it had its name when the first unnamed file of the group was complete.
+
+    Raises:
+        SinkError: it was moved, removed or replaced.
+    """
+
+    __slots__ = ("inherits", "inside", "is_checked", "unnamed")
+
+    def __init__(self, home: DirectoryFd) -> None:
+        self.inside = home.open()
+        self.unnamed = unnamed_sync(self.inside) if home.is_new else "never"
+        self.inherits = self.unnamed == "never" or gives_lists(self.inside)
+        self.is_checked = False
+
+
+class _Group:
+    """
+    Files that are written and synced together.
+
+    In a directory that this run has made, a file has no name until it is complete. In others it has a part
+    file, since there may be one of an earlier run, or another process may be writing the same file.
+
+    Attributes:
+        outcomes: of the files that have ended.
+    """
+
+    def __init__(self) -> None:
+        self.outcomes: dict[WholeFile, WriteOutcome] = {}
+        self._parts: dict[WholeFile, TreePart | UnnamedFile] = {}
+        self._places: dict[DirectoryFd, _Place] = {}
+
+    def begin(self, file: WholeFile, has_others: bool) -> None:
+        """Write a file; with others, the disk starts to write it, too."""
+        with self._noting([file]):
+            place = self._places.get(file.home)
+            if place is None:
+                place = self._places[file.home] = _Place(file.home)
+            part = self._unnamed(file, place) or self._part(file, place)
+            if has_others:
+                begin_writing(part.fileno())
+
+    def _unnamed(self, file: WholeFile, place: _Place) -> UnnamedFile | None:
+        """Write it without a name; None if that is not possible."""
+        if place.unnamed == "never" or file.replace or is_sparse(file.kept):
+            return None
+        try:
+            part = UnnamedFile(file.path, place.inside, file.data, file.kept, place.inherits)
+        except OSError as error:
+            if error.errno not in _NO_UNNAMED:
+                raise
+            place.unnamed = "never"
+            return None
+        self._parts[file] = part
+        return part
+
+    def _part(self, file: WholeFile, place: _Place) -> TreePart:
+        file.home.is_new = False  # from now on there may be parts
+        part = tree_part(file.home, file.path, file.replace, file.kept, place.inside)
+        self._parts[file] = part
+        part.begin(len(file.data))
+        part.write_pieces([file.data])
+        return part
+
+    def publish(self) -> None:
+        """Sync all files and give them their names, which become durable."""
+        for file, part in self._parts.items():
+            if isinstance(part, UnnamedFile):
+                # All of them before the first name: so the first sync writes what all of them need.
+                with self._noting([file]):
+                    part.sync()
+        named: dict[DirectoryFd, list[WholeFile]] = {}
+        for file in list(self._parts):
+            if file not in self.outcomes:
+                with self._noting([file]):
+                    part = self._give_name(file)
+                    file.identity = part.identity
+                    self.outcomes[file] = part.not_kept
+                    named.setdefault(file.home, []).append(file)
+        for home, files in named.items():
+            with self._noting(files):
+                self._sync_names(home, files)
+
+    def _give_name(self, file: WholeFile) -> TreePart | UnnamedFile:
+        part, place = self._parts[file], self._places[file.home]
+        if isinstance(part, UnnamedFile):
+            if not place.is_checked:
+                file.home.check()
+                place.is_checked = True
+            try:
+                part.publish()
+            except OSError as error:
+                if error.errno not in _NO_UNNAMED:
+                    raise
+                part.leave()
+                part = self._part(file, place)
+            else:
+                return part
+        part.publish(syncs_name=False)
+        return part
+
+    def _sync_names(self, home: DirectoryFd, files: Sequence[WholeFile]) -> None:
+        place = self._places[home]
+        if place.unnamed == "twice":
+            for file in files:
+                part = self._parts[file]
+                if isinstance(part, UnnamedFile):
+                    part.sync()
+        sync_directory(place.inside)
+        if place.is_checked:  # once for all files; of a part, before its name
+            home.check()
+
+    def close(self) -> None:
+        """Release what has not got its name, and all descriptors."""
+        for part in self._parts.values():
+            part.leave()
+        for place in self._places.values():
+            with suppress(OSError):
+                os.close(place.inside)
+
+    @contextmanager
+    def _noting(self, files: Sequence[WholeFile]) -> Iterator[None]:
+        """Record an expected error as the outcome of these files."""
+        try:
+            yield
+        except PipegridError as error:
+            self.outcomes.update(dict.fromkeys(files, error))
+        except OSError as error:
+            for file in files:
+                self.outcomes[file] = failed("write", file.path, error)
+                self.outcomes[file].__cause__ = error  # type: ignore[union-attr]
+
+
+def _errno(error: BaseException | None) -> int | None:
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return None if error is None else error.errno
+
+
+class WriteGroups:
+    """
+    Writes the small files of one tree, several by one call in a worker thread.
+
+    The caller bounds the bytes of all files that it passes.
+    """
+
+    def __init__(self, workers: CpuWorkers) -> None:
+        self._workers = workers
+        self._held: dict[WholeFile, Deferred[str]] = {}  # in order
+        self._running = 0
+
+    def write(self, file: WholeFile) -> Deferred[str]:
+        """
+        Write a file; fires when it is durable, with a clause about metadata that could not be set.
+
+        A file whose group has begun is written even if this is cancelled.
+
+        Raises (through the Deferred):
+            SinkError: it cannot be written.
+        """
+
+        def forget(_: object) -> None:
+            self._held.pop(file, None)
+
+        waiting: Deferred[str] = Deferred(forget)
+        self._held[file] = waiting
+        self._begin()
+        return waiting
+
+    def _begin(self) -> None:
+        while self._held and self._running < GROUPS_AT_ONCE:
+            group: dict[WholeFile, Deferred[str]] = {}
+            size = 0
+            for file in list(self._held)[:GROUP_FILES]:
+                if size < GROUP_BYTES:
+                    group[file] = self._held.pop(file)
+                    size += len(file.data)
+            self._running += 1
+            writing = maybeDeferred(self._workers.run, write_group, list(group))
+            writing.addBoth(self._ended, list(group.values()))
+
+    def _ended(
+        self, outcomes: list[WriteOutcome] | Failure, waiting: Sequence[Deferred[str]]
+    ) -> None:
+        self._running -= 1
+        self._begin()
+        if isinstance(outcomes, Failure):
+            for each in waiting:
+                _fire(each, outcomes)
+        else:
+            for each, outcome in zip(waiting, outcomes, strict=True):
+                _fire(each, Failure(outcome) if isinstance(outcome, Exception) else outcome)
+
+
+def _fire(waiting: Deferred[str], outcome: str | Failure) -> None:
+    if not waiting.called:  # it may have been cancelled
+        waiting.callback(outcome)
