@@ -159,8 +159,8 @@ class Neighbour(Thread):
         self._stopped = Event()
 
     def run(self) -> None:
-        """Work, and pause a little between."""
-        while not self._stopped.wait(0.1):
+        """Work, and pause a little between; once at least, however soon it is stopped."""
+        while not self.times_s or not self._stopped.wait(0.1):
             began_s = time.monotonic()
             try:
                 data = os.urandom(200)
