@@ -159,7 +159,10 @@ def measure(root: Path, options: argparse.Namespace, stack: ExitStack) -> dict[s
         path = point / "tree/latest/large"
         wrong, random_s = wrong_reads(path, source, options.seed)
         differs = subprocess.run(["cmp", str(path), str(source)], check=False).returncode
-        stack.close()  # no server runs any more
+        for process in servers.processes:  # the client's directory stays: it has the list of backups
+            process.terminate()
+        for process in servers.processes:
+            process.wait(START_S)
         again, again_s = wrong_reads(path, source, options.seed)
     ratio = statistics.median(get_s) / statistics.median(mount_s)
     return {

@@ -103,7 +103,7 @@ class OperationsTestCase(SynchronousTestCase):
         if self.cache_bytes:
             self.cache = BlockCache(scratch_path(self), self.cache_bytes, self.said.append)
             self.addCleanup(self.cache.close)
-        self.contents = FileContents(grid, self.tree.views, self.cache)
+        self.contents = FileContents(grid, self.tree.views, self.cache, grid.clock.callFromThread)
         self.addCleanup(self.contents.close)
         reports = FailureReports(self.said.append, grid.clock.seconds)
         return FuseOperations(grid.clock, self.tree, self.contents, reports, lambda: None)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest import skipUnless
 
 from pipegrid.errors import UsageError
 from pipegrid.mount import mount_point
@@ -176,6 +177,20 @@ class BackupsTests(MountTestCase):
         for option in ("ro,", "nosuid", "nodev", "allow_other", "default_permissions"):
             self.assertIn(option, line)
         self.assertFalse((self.home / ".cache").exists())
+        process.terminate()
+        self.ended(process)
+
+    @skipUnless(os.geteuid() == 0, "only root may set it")
+    def test_read_ahead(self) -> None:
+        """The kernel reads a tree that root has mounted ahead in long requests."""
+        self.run_command("backup", "src")
+        process = self.mount("point")
+        device = os.stat(self.point).st_dev
+        setting = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
+        self.assertEqual(Path(setting).read_text("ascii"), f"{mount_point.READ_AHEAD_KIB}\n")
+        self.assertEqual(
+            (self.point / "src/latest/large").read_bytes(), content(3_000_000, "large")
+        )
         process.terminate()
         self.ended(process)
 

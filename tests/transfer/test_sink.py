@@ -6,9 +6,10 @@ import io
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
+from zope.interface import implementer
 
 from pipegrid.errors import SinkError
-from pipegrid.transfer.get.sink import CONSUMER_BYTES, open_sink
+from pipegrid.transfer.get.sink import CONSUMER_BYTES, IBufferConsumer, open_sink
 from tests.transfer.test_download import Consumer
 
 
@@ -138,6 +139,25 @@ class SinkTests(SynchronousTestCase):
         sink.write([memoryview(data)[at : at + 2] for at in range(0, len(data), 2)])
         self.assertEqual(consumer.taken, data)
         self.assertEqual(sizes, [CONSUMER_BYTES] * 3 + [len(data) - 3 * CONSUMER_BYTES])
+
+    def test_a_consumer_of_buffers(self) -> None:
+        """It gets them as they are: none is copied, and nothing while it has paused."""
+
+        received: list[Any] = []
+
+        @implementer(IBufferConsumer)
+        class BufferConsumer(Consumer):
+            def write(self, data: Any) -> None:
+                received.append(data)
+
+        sink: Any = open_sink(BufferConsumer(), self.changed)
+        pieces = [bytes(3 * CONSUMER_BYTES), bytearray(b"ab"), memoryview(b"cde")]
+        sink.pauseProducing()
+        sink.write(pieces)
+        self.assertEqual(received, [])
+        sink.resumeProducing()
+        self.assertEqual([id(each) for each in received], [id(each) for each in pieces])
+        self.assertEqual(sink.pending_bytes, 0)
 
     def test_a_consumer_that_stops(self) -> None:
         """It wants nothing more; whoever asks is told."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IPushProducer
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
+from zope.interface import implementer
 
-from pipegrid.tree.read_ahead import WHOLE_BYTES, FileReader, ReadSpace
+from pipegrid.tree.read_ahead import PROGRESS_BYTES, WHOLE_BYTES, FileReader, ReadSpace
 from tests.transfer.world import content
 from tests.tree.support import changing_cap
 
@@ -52,3 +55,97 @@ class ShorterFileTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(waiting), data[-2000:])
         self.assertEqual(self.successResultOf(read(SHORTER - 10, 5000)), data[-10:])
         self.assertEqual(self.successResultOf(read(SHORTER, 5000)), b"")
+
+
+@implementer(IPushProducer)
+class Producer:
+    """A producer that notes whether it is paused."""
+
+    def __init__(self) -> None:
+        self.paused = False
+
+    def pauseProducing(self) -> None:
+        self.paused = True
+
+    def resumeProducing(self) -> None:
+        self.paused = False
+
+    def stopProducing(self) -> None:
+        pass
+
+
+class HeldTests(SynchronousTestCase):
+    """What threads take of a running download, without the reactor's thread."""
+
+    size = 8 * PROGRESS_BYTES
+    held_bytes = 4 * PROGRESS_BYTES
+    behind_bytes = 100_000
+
+    def setUp(self) -> None:
+        self.data = content(self.size)
+        self.sinks: list[Any] = []
+        self.later: list[Callable[[], object]] = []
+        self.producer = Producer()
+        test = self
+
+        class HeldGrid:
+            clock = Clock()
+
+            def get(self, _cap: object, sink: Any, start: int = 0) -> Deferred[None]:
+                test.sinks.append(sink)
+                sink.registerProducer(test.producer, True)
+                return Deferred(lambda _: None)
+
+        grid: Any = HeldGrid()
+        space = ReadSpace(2 * PROGRESS_BYTES, 8 * PROGRESS_BYTES, self.behind_bytes)
+        self.reader = FileReader(grid, changing_cap(1).file.readonly(), self.size, space)
+        self.addCleanup(self.reader.close)
+
+    def held(self, offset: int, length: int) -> bytes | None:
+        return self.reader.read_held(offset, length, self.later.append)
+
+    def begin(self) -> None:
+        """Read the first bytes, so that a download begins, which holds half of the file then."""
+        first = Deferred.fromCoroutine(self.reader.read(0, 10))
+        for at in range(0, self.held_bytes, 1 << 16):
+            self.sinks[0].write(memoryview(self.data)[at : at + (1 << 16)])
+        self.assertEqual(self.successResultOf(first), self.data[:10])
+
+    def test_ranges(self) -> None:
+        """A range is returned if all of it is held, otherwise nothing."""
+        self.assertIsNone(self.held(0, 10))
+        self.begin()
+        end = self.held_bytes
+        for offset, length in ((0, end), (65_535, 2), (1 << 16, 1 << 16), (end - 1, 1), (5, 12345)):
+            self.assertEqual(self.held(offset, length), self.data[offset : offset + length])
+        for offset, length in ((end - 1, 2), (end, 1), (end + 5, 10)):
+            self.assertIsNone(self.held(offset, length))
+        self.reader.close()
+        self.assertIsNone(self.held(0, 10))
+
+    def test_the_download_goes_on(self) -> None:
+        """The reactor's thread is told after each MiB; what was taken is freed, and the producer resumes."""
+        self.begin()
+        told = 0
+        for at in range(0, self.held_bytes, 1 << 16):
+            self.assertIsNotNone(self.held(at, 1 << 16))
+            taken = at + (1 << 16)
+            for call in self.later:
+                told += 1
+                call()
+                self.assertIsNone(self.held(taken - self.behind_bytes - (1 << 17), 10))
+                self.assertIsNotNone(self.held(taken - self.behind_bytes, 10))
+                self.assertEqual(
+                    self.producer.paused, self.held_bytes - taken >= 2 * PROGRESS_BYTES
+                )
+            self.later.clear()
+        self.assertEqual(told, self.held_bytes // PROGRESS_BYTES)
+
+    def test_progress_after_the_end(self) -> None:
+        """It does nothing."""
+        self.begin()
+        self.held(0, self.held_bytes)
+        self.reader.close()
+        self.assertEqual(len(self.later), 1)
+        self.later[0]()
+        self.assertTrue(self.producer.paused)

@@ -111,7 +111,7 @@ class SegmentJob:
         cipher = StreamCipher(key, first_byte)
         plaintext: list[Buffer] = []
         for piece in cut(ciphertext, self.start, self.end):
-            output = bytearray(len(piece))
+            output = erasure.uninitialised(len(piece))
             cipher.apply(piece, output)
             plaintext.append(output)
         return plaintext

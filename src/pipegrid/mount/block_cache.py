@@ -94,7 +94,7 @@ class BlockFile:
                 return None
         return data
 
-    def write(self, key: BlockKey, data: bytes) -> None:
+    def write(self, key: BlockKey, data: bytes | memoryview) -> None:
         """
         Store a block.
 
@@ -203,7 +203,7 @@ class BlockCache:
         """Return whether a block of a file is cached."""
         return (cap, number) in self._file(length)
 
-    def write(self, cap: Cap, number: int, data: bytes) -> None:
+    def write(self, cap: Cap, number: int, data: bytes | memoryview) -> None:
         """Store a block, if the disk accepts it."""
         try:
             self._file(len(data)).write((cap, number), data)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +17,7 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, ChkCap, LitCap, MutableCap
+from pipegrid.core.hashes import Buffer
 from pipegrid.errors import PipegridError
 from pipegrid.mount.block_cache import BLOCK_BYTES, BlockCache
 from pipegrid.mount.mounted_tree import AccessOrder, MountedPlace
@@ -27,6 +28,9 @@ from pipegrid.tree.tree_grid import Grid
 
 AHEAD_BYTES = 16 << 20
 """How far the download of a file may be in front of its reader; less at its beginning."""
+
+KEPT_BEHIND_BYTES = 4 << 20
+"""How much stays after it was read: the kernel asks for several ranges at once, in any order."""
 
 READING_BYTES = 64 << 20
 """Memory of all downloads."""
@@ -62,13 +66,21 @@ class FileContents:
 
     Args:
         cache: None: nothing is kept, and nothing fetched in advance.
+        in_reactor: calls a function in the reactor's thread, some time later; called in any thread.
     """
 
-    def __init__(self, grid: Grid, views: DirectoryViews, cache: BlockCache | None) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        views: DirectoryViews,
+        cache: BlockCache | None,
+        in_reactor: Callable[[Callable[[], object]], object],
+    ) -> None:
         self._grid = grid
+        self._in_reactor = in_reactor
         self._views = views
         self._cache = cache
-        self._space = ReadSpace(AHEAD_BYTES, READING_BYTES)
+        self._space = ReadSpace(AHEAD_BYTES, READING_BYTES, KEPT_BEHIND_BYTES)
         self._order = AccessOrder()
         self._opened: dict[Cap, OpenedFile] = {}
         self._ahead: dict[Cap, Waiters[bytes]] = {}
@@ -115,13 +127,17 @@ class FileContents:
             file.reader.close()
 
     def read(
-        self, file: OpenedFile, offset: int, length: int, fetch: Callable[[int, int], bytes]
+        self,
+        file: OpenedFile,
+        offset: int,
+        length: int,
+        fetch: Callable[[int, int], Sequence[Buffer]],
     ) -> bytes:
         """
         Return a range of a file, which is shorter at its end; in any thread.
 
         Args:
-            fetch: returns a range from the grid, as ``fetch`` does.
+            fetch: returns the pieces of a range from the grid, as ``fetch`` does.
         """
         end = min(offset + length, file.size)
         if end <= offset:
@@ -129,28 +145,41 @@ class FileContents:
         if file.data is not None:
             return file.data[offset:end]
         if self._cache is None or not file.is_fixed:
-            return fetch(offset, end - offset)
+            return self._from_download(file, offset, end - offset, fetch)
         first, stop = offset // BLOCK_BYTES, -(-end // BLOCK_BYTES)
-        blocks = [
+        blocks: list[bytes | memoryview | None] = [
             self._cache.read(file.cap, each, _length(file, each)) for each in range(first, stop)
         ]
         missing = [number for number, block in enumerate(blocks, first) if block is None]
         if missing:
             start = missing[0] * BLOCK_BYTES
             past = min((missing[-1] + 1) * BLOCK_BYTES, file.size)
-            fetched = fetch(start, past - start)
+            fetched = self._from_download(file, start, past - start, fetch)
+            view = memoryview(fetched)
             for number in range(missing[0], missing[-1] + 1):
                 at = number * BLOCK_BYTES - start
-                block = blocks[number - first] = fetched[at : at + BLOCK_BYTES]
+                block = blocks[number - first] = view[at : at + BLOCK_BYTES]
                 if number in missing:
                     self._cache.write(file.cap, number, block)
+            if (start, past) == (offset, end):
+                return fetched
         data = b"".join(block for block in blocks if block is not None)
         begin = offset - first * BLOCK_BYTES
         return data if len(data) == end - offset else data[begin : begin + end - offset]
 
-    async def fetch(self, file: OpenedFile, start: int, length: int) -> bytes:
+    def _from_download(
+        self,
+        file: OpenedFile,
+        start: int,
+        length: int,
+        fetch: Callable[[int, int], Sequence[Buffer]],
+    ) -> bytes:
+        held = file.reader.read_held(start, length, self._in_reactor)
+        return b"".join(fetch(start, length)) if held is None else held
+
+    async def fetch(self, file: OpenedFile, start: int, length: int) -> Sequence[Buffer]:
         """
-        Return a range within a file from the grid.
+        Return the pieces of a range within a file from the grid.
 
         Raises:
             PipegridError: the grid could not fetch it.
@@ -158,8 +187,8 @@ class FileContents:
         ahead = self._ahead.get(file.cap)
         if ahead is not None:
             with suppress(PipegridError):  # it is tried again, in the place of who needs it
-                return (await ahead.wait())[start : start + length]
-        return await file.reader.read(start, length)
+                return [(await ahead.wait())[start : start + length]]
+        return await file.reader.read_pieces(start, length)
 
     # Small files in advance.
 

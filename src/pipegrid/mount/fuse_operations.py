@@ -12,7 +12,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import attrs
@@ -22,6 +22,7 @@ from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from pipegrid.core.hashes import Buffer
 from pipegrid.core.text import printable
 from pipegrid.errors import PipegridError
 from pipegrid.mount.file_contents import FileContents, OpenedFile
@@ -178,7 +179,7 @@ class FuseOperations:
             raise _system_error(errno.EBADF)
         opened = file
 
-        def fetch(start: int, length: int) -> bytes:
+        def fetch(start: int, length: int) -> Sequence[Buffer]:
             return self._call(path, lambda: self._contents.fetch(opened, start, length))
 
         return self._contents.read(opened, offset, size, fetch)

@@ -20,6 +20,9 @@ FILE_SYSTEM = "pipegrid"
 PROGRAMS = ("fusermount3", "fusermount")
 UNMOUNT_S = 10.0
 
+READ_AHEAD_KIB = 1024
+"""The longest request of FUSE. Linux's default is 128 KiB, and each request costs four changes of threads."""
+
 _INSTALL = "install your system's package of FUSE, such as fuse3 on Debian"
 
 
@@ -130,6 +133,27 @@ def mounted_type(path: str) -> str | None:
     """Return the type of the file system that is mounted exactly there; None: none."""
     kinds = [each.kind for each in mounted_file_systems() if each.path == path]
     return kinds[-1] if kinds else None  # the last one hides the others
+
+
+def set_read_ahead(path: str, settings: str = "/sys/class/bdi") -> bool:
+    """
+    Let the kernel read a mounted tree ahead in requests of ``READ_AHEAD_KIB``, if this process may; blocks.
+
+    Returns:
+        False: it may not, as only root may, or the system has no such setting.
+    """
+    try:
+        os.statvfs(path)  # returns when FUSE is set up: before, it would set its own value
+        devices = [each.device for each in mounted_file_systems() if each.path == path]
+        device = devices[-1]
+        name = f"{os.major(device)}:{os.minor(device)}"
+        with open(f"{settings}/{name}/read_ahead_kb", "r+") as file:
+            if int(file.read()) < READ_AHEAD_KIB:
+                file.seek(0)
+                file.write(f"{READ_AHEAD_KIB}\n")
+    except (OSError, IndexError, ValueError):
+        return False
+    return True
 
 
 def unmount(path: str, lazy: bool = False) -> bool:

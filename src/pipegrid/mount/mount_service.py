@@ -114,7 +114,7 @@ class Mount:
                 settings.cache_directory, settings.cache_bytes, self._later(say)
             )
         self._tree = MountedTree(grid, root)
-        self._contents = FileContents(grid, self._tree.views, self._cache)
+        self._contents = FileContents(grid, self._tree.views, self._cache, reactor.callFromThread)
         reports = FailureReports(say, reactor.seconds)
         self._operations = FuseOperations(
             reactor, self._tree, self._contents, reports, self._mounted
@@ -145,6 +145,8 @@ class Mount:
                 "nothing can be mounted, since the system gives no more threads; see 'ulimit -u'"
             )
         await begun
+        path = self._settings.directory
+        await self._grid.workers.run_blocking(lambda _: mount_point.set_read_ahead(path))
 
     def _mounted(self) -> None:
         self._is_mounted = True

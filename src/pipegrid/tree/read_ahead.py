@@ -2,23 +2,27 @@
 Ranges of a file on the grid, for a client that reads it in sequence or at random.
 
 Sequential reads share one running download, which is a bounded number of bytes in front of the client, and
-pauses when the client does. Other ranges are fetched one by one.
+pauses when the client does. Other ranges are fetched one by one. Threads take what a download holds without
+asking the reactor's thread.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from threading import Lock
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
-from twisted.internet.interfaces import IConsumer, IProducer, IPushProducer
+from twisted.internet.interfaces import IProducer, IPushProducer
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.core.caps import Cap, LitCap
+from pipegrid.core.hashes import Buffer
 from pipegrid.errors import GridError
 from pipegrid.reactor.deferreds import Timer, Waiters
+from pipegrid.transfer.get.sink import IBufferConsumer
 from pipegrid.tree.tree_grid import Grid
 
 AHEAD_BYTES = 4 << 20
@@ -28,7 +32,7 @@ _FIRST_AHEAD_BYTES = 256 << 10
 """The same at its beginning: many programs read only the head of a file."""
 
 KEPT_BEHIND_BYTES = 512 << 10
-"""Bytes that stay after a client has read them, for requests that arrive out of order."""
+"""How much stays after a client has read it."""
 
 WHOLE_BYTES = 256 << 10
 """Files up to this size are fetched whole."""
@@ -38,6 +42,9 @@ READING_BYTES = 32 << 20
 
 MOST_WHOLE_BYTES = 16 << 20
 """Memory for files that were fetched whole; beyond that they are fetched again for each request."""
+
+PROGRESS_BYTES = 1 << 20
+"""After so many bytes that threads have taken, a download is told to go on."""
 
 MOST_STREAMS = 6
 """Downloads that may run at once, each of which takes about 20 MB; further readers fetch range by range."""
@@ -61,13 +68,20 @@ class ReadSpace:
     Args:
         ahead_bytes: how far a download may be in front of its reader.
         reading_bytes: memory of all downloads.
+        behind_bytes: how much stays after a client has read it, for requests that arrive out of order.
 
     Attributes:
         whole_bytes: held of files that were fetched whole.
     """
 
-    def __init__(self, ahead_bytes: int = AHEAD_BYTES, reading_bytes: int = READING_BYTES) -> None:
+    def __init__(
+        self,
+        ahead_bytes: int = AHEAD_BYTES,
+        reading_bytes: int = READING_BYTES,
+        behind_bytes: int = KEPT_BEHIND_BYTES,
+    ) -> None:
         self.whole_bytes = 0
+        self.behind_bytes = behind_bytes
         self._ahead_bytes = ahead_bytes
         self._reading_bytes = reading_bytes
         self._streams: dict[_ReadAhead, None] = {}
@@ -101,7 +115,7 @@ class ReadSpace:
     @property
     def ahead_bytes(self) -> int:
         """How far each download may be in front of its reader now."""
-        share = self._reading_bytes // max(1, self.streams) - KEPT_BEHIND_BYTES
+        share = self._reading_bytes // max(1, self.streams) - self.behind_bytes
         return min(self._ahead_bytes, max(_FIRST_AHEAD_BYTES, share))
 
     async def fetch(self, grid: Grid, cap: Cap, start: int, length: int) -> bytes:
@@ -113,10 +127,12 @@ class ReadSpace:
             self._turns.release()
 
 
-@implementer(IConsumer)
+@implementer(IBufferConsumer)
 class _ReadAhead:
     """
     One download from a position of a file to its end, and the bytes that are held of it.
+
+    Methods are called in the reactor's thread, except ``read_held``.
 
     Attributes:
         start, end: the range of the file that is held.
@@ -138,8 +154,10 @@ class _ReadAhead:
         self._space = space
         self._clock = grid.clock
         self._wanted_end = start
-        self._pieces: deque[bytes] = deque()
-        self._waiting: list[tuple[int, int, Deferred[bytes]]] = []
+        self._progress_end = start
+        self._lock = Lock()  # for the range that is held, and its pieces
+        self._pieces: deque[Buffer] = deque()
+        self._waiting: list[tuple[int, int, Deferred[list[memoryview]]]] = []
         self._producer: IPushProducer | None = None
         self._paused = False
         self.failed = False
@@ -163,20 +181,38 @@ class _ReadAhead:
         grown = max(_FIRST_AHEAD_BYTES, 2 * (self._wanted_end - self._first))
         return min(grown, self._space.ahead_bytes)
 
-    def read(self, offset: int, length: int) -> Deferred[bytes]:
+    def read(self, offset: int, length: int) -> Deferred[list[memoryview]]:
         """
-        Return a range whose start ``covers`` accepts, and which ends within the file.
+        Return the pieces of a range whose start ``covers`` accepts, and which ends within the file.
 
         It is shorter if the file is mutable and is shorter now.
         """
         self.used_at = self._clock.seconds()
-        waiting: Deferred[bytes] = Deferred(self._forget)
+        waiting: Deferred[list[memoryview]] = Deferred(self._forget)
         self._waiting.append((offset, offset + length, waiting))
         self._wanted_end = max(self._wanted_end, offset + length)
         self._serve()
         return waiting
 
-    def _forget(self, gone: Deferred[bytes]) -> None:
+    def read_held(
+        self, offset: int, length: int, in_reactor: Callable[[Callable[[], object]], object]
+    ) -> bytes | None:
+        """Return a range if all of it is held; in any thread. The arguments are those of ``FileReader``."""
+        end = offset + length
+        with self._lock:
+            if not self.start <= offset <= end <= self.end:
+                return None
+            at, pieces = self.start, tuple(self._pieces)
+            self.used_at = self._clock.seconds()
+            self._wanted_end = max(self._wanted_end, end)
+            is_due = self._wanted_end - self._progress_end >= PROGRESS_BYTES
+            if is_due:
+                self._progress_end = self._wanted_end
+        if is_due:
+            in_reactor(self._serve)
+        return b"".join(_cut(pieces, at, offset, end))
+
+    def _forget(self, gone: Deferred[list[memoryview]]) -> None:
         self._waiting = [each for each in self._waiting if each[2] is not gone]
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
@@ -185,20 +221,25 @@ class _ReadAhead:
     def unregisterProducer(self) -> None:
         self._producer = None
 
-    def write(self, data: bytes) -> None:
-        self._pieces.append(data)
-        self.end += len(data)
+    def write(self, data: Buffer) -> None:
+        with self._lock:
+            self._pieces.append(data)
+            self.end += len(data)
         self._serve()
 
     def _serve(self) -> None:
+        if self._ended:
+            return
         ready = [each for each in self._waiting if self._complete or each[1] <= self.end]
         if ready:
             self._waiting = [each for each in self._waiting if each not in ready]
             for start, end, waiting in ready:
-                waiting.callback(self._slice(start, end))
+                waiting.callback(_cut(self._pieces, self.start, start, end))
         least = min((each[0] for each in self._waiting), default=self._wanted_end)
-        while self._pieces and self.start + len(self._pieces[0]) + KEPT_BEHIND_BYTES <= least:
-            self.start += len(self._pieces.popleft())
+        least -= self._space.behind_bytes
+        with self._lock:
+            while self._pieces and self.start + len(self._pieces[0]) <= least:
+                self.start += len(self._pieces.popleft())
         enough = self.end - self._wanted_end >= self._ahead_bytes
         if self._producer is not None and enough != self._paused:
             self._paused = enough
@@ -206,17 +247,6 @@ class _ReadAhead:
                 self._producer.pauseProducing()
             else:
                 self._producer.resumeProducing()
-
-    def _slice(self, start: int, end: int) -> bytes:
-        found: list[bytes] = []
-        at = self.start
-        for piece in self._pieces:
-            if at >= end:
-                break
-            if at + len(piece) > start:
-                found.append(piece[max(0, start - at) : end - at])
-            at += len(piece)
-        return b"".join(found)
 
     def _finish(self, _result: object) -> None:
         self._complete = True
@@ -234,12 +264,26 @@ class _ReadAhead:
             self._ended = True
             self._space.ended(self)
             self._running.cancel()
-            self._pieces.clear()
+            with self._lock:
+                self._pieces.clear()
+                self.start = self.end
             self._producer = None
 
     def drop(self) -> None:
         """End it in favour of another reader's download."""
         self._dropped(self)
+
+
+def _cut(pieces: Iterable[Buffer], at: int, start: int, end: int) -> list[memoryview]:
+    """Return a range of what pieces hold together, without a copy; the first one is at ``at``."""
+    found: list[memoryview] = []
+    for piece in pieces:
+        if at >= end:
+            break
+        if at + len(piece) > start:
+            found.append(memoryview(piece)[max(0, start - at) : end - at])
+        at += len(piece)
+    return found
 
 
 class FileReader:
@@ -272,23 +316,42 @@ class FileReader:
         Raises:
             PipegridError: the grid could not fetch it.
         """
+        return b"".join(await self.read_pieces(offset, length))
+
+    async def read_pieces(self, offset: int, length: int) -> Sequence[Buffer]:
+        """Do the same, but leave it to the caller's thread to join the pieces."""
         length = min(length, self.size - offset)
         if length <= 0:
-            return b""
+            return []
         if self._whole is not None:
-            return self._whole[offset : offset + length]
+            return [self._whole[offset : offset + length]]
         if self.size <= WHOLE_BYTES:
-            return (await self._fetch_whole())[offset : offset + length]
+            return [(await self._fetch_whole())[offset : offset + length]]
         stream = self._stream_for(offset)
         if stream is None:
             self._ends.append(offset + length)
-            return await self._space.fetch(self._grid, self._cap, offset, length)
+            return [await self._space.fetch(self._grid, self._cap, offset, length)]
         self._idle.set(IDLE_S)
         try:
             return await stream.read(offset, length)
         except GridError:
             # The cause of the failure may be over, and a new download uses other servers.
-            return await self._space.fetch(self._grid, self._cap, offset, length)
+            return [await self._space.fetch(self._grid, self._cap, offset, length)]
+
+    def read_held(
+        self, offset: int, length: int, in_reactor: Callable[[Callable[[], object]], object]
+    ) -> bytes | None:
+        """
+        Return a range within the file that a download holds; None: ``read`` returns it. In any thread.
+
+        Args:
+            in_reactor: calls a function in the reactor's thread, some time later.
+        """
+        for stream in tuple(self._streams):
+            found = stream.read_held(offset, length, in_reactor)
+            if found is not None:
+                return found
+        return None
 
     async def _fetch_whole(self) -> bytes:
         waiting = self._fetched.wait()

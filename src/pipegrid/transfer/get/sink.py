@@ -60,6 +60,10 @@ pieces must be copied for that anyway.
 """
 
 
+class IBufferConsumer(IConsumer):
+    """A consumer whose ``write`` takes buffers of any kind and length, so that nothing is copied for it."""
+
+
 class Sink(Protocol):
     """Where a download writes plaintext, in order, once it is verified."""
 
@@ -196,6 +200,7 @@ class ConsumerSink:
     def __init__(self, consumer: IConsumer, changed: Callable[[], None]) -> None:
         self._consumer = consumer
         self._changed = changed
+        self._takes_buffers = IBufferConsumer.providedBy(consumer)
         self._waiting: deque[Buffer] = deque()
         self._paused = False
         self._stopped = False
@@ -238,14 +243,16 @@ class ConsumerSink:
             while self.pending_bytes and not (self._paused or self._stopped or self._finished):
                 data = self._next_piece()
                 self.handed_on = True
-                self._consumer.write(data)
+                self._consumer.write(data)  # type: ignore[arg-type]  # bytes, or an IBufferConsumer's
                 # bytes that the consumer did not take stay pending, so that the transfer does not end
                 self.pending_bytes -= len(data)
         finally:
             self._handing_on = False
 
-    def _next_piece(self) -> bytes:
+    def _next_piece(self) -> Buffer:
         first = self._waiting.popleft()
+        if self._takes_buffers:
+            return first
         if len(first) == CONSUMER_BYTES and isinstance(first, bytes):
             return first
         joined, missing = [], CONSUMER_BYTES
