@@ -44,7 +44,7 @@ MOST_WHOLE_BYTES = 16 << 20
 """Memory for files that were fetched whole; beyond that they are fetched again for each request."""
 
 PROGRESS_BYTES = 1 << 20
-"""After so many bytes that threads have taken, a download is told to go on."""
+"""After so many bytes that threads have taken, the reactor's thread lets the download go on."""
 
 MOST_STREAMS = 6
 """Downloads that may run at once, each of which takes about 20 MB; further readers fetch range by range."""
