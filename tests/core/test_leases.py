@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.core import hashes, lease_secrets
+from pipegrid.core import hashes
 from pipegrid.errors import UsageError
 from tests import vectors
 
@@ -20,7 +20,7 @@ class LeasesTests(SynchronousTestCase):
     def test_recorded_lease_secrets(self) -> None:
         """Every step from the client's secret to the server's is as recorded."""
         for case in CASES:
-            client = lease_secrets.ClientSecrets(case["lease_secret"])
+            client = hashes.ClientSecrets(case["lease_secret"])
             of_file = client.for_file(case["storage_index"])
             self.assertEqual(of_file.renewal, case["file_renewal_secret"])
             self.assertEqual(of_file.cancel, case["file_cancel_secret"])
@@ -32,7 +32,7 @@ class LeasesTests(SynchronousTestCase):
     def test_recorded_write_enablers(self) -> None:
         """Write enablers agree with those of every other writer."""
         for case in CASES:
-            enabler = lease_secrets.write_enabler(case["writekey"], case["tubid"])
+            enabler = hashes.write_enabler(case["writekey"], case["tubid"])
             self.assertEqual(enabler, case["write_enabler"])
 
     def test_upload_secret_is_the_documented_chain(self) -> None:
@@ -41,7 +41,7 @@ class LeasesTests(SynchronousTestCase):
         lease_secret, index, seed = bytes(range(32)), bytes(range(16)), bytes(range(20))
         client = tag.hash(lease_secret)
         expected = tag.hash_pair(tag.hash_pair(client, index), seed)
-        secrets = lease_secrets.ClientSecrets(lease_secret).for_file(index).for_server(seed)
+        secrets = hashes.ClientSecrets(lease_secret).for_file(index).for_server(seed)
         self.assertEqual(secrets.upload, expected)
         self.assertEqual(
             expected.hex(), "9238efd4356649baffe93d5fdc68c337d51b5c42a88f0a053603d5b69edbdd88"
@@ -51,7 +51,7 @@ class LeasesTests(SynchronousTestCase):
         """Another client, file or server has other secrets, and no two secrets of one are the same."""
         seen: set[bytes] = set()
         for lease_secret in (b"a" * 32, b"b" * 32):
-            client = lease_secrets.ClientSecrets(lease_secret)
+            client = hashes.ClientSecrets(lease_secret)
             for index in (b"i" * 16, b"j" * 16):
                 for seed in (b"s" * 20, b"t" * 20):
                     secrets = client.for_file(index).for_server(seed)
@@ -63,11 +63,11 @@ class LeasesTests(SynchronousTestCase):
     def test_refuses_a_damaged_lease_secret(self) -> None:
         """A secret that is cut short would be a weak one."""
         for secret in (b"", b"x" * 31, b"x" * 33):
-            self.assertRaises(UsageError, lease_secrets.ClientSecrets, secret)
+            self.assertRaises(UsageError, hashes.ClientSecrets, secret)
 
     def test_secrets_stay_out_of_sight(self) -> None:
         """No repr shows a secret."""
-        of_file = lease_secrets.ClientSecrets(b"a" * 32).for_file(b"i" * 16)
+        of_file = hashes.ClientSecrets(b"a" * 32).for_file(b"i" * 16)
         secrets = of_file.for_server(b"s" * 20)
         for secret in (of_file.upload, of_file.renewal, secrets.renew, secrets.upload):
             self.assertNotIn(repr(secret), repr(of_file) + repr(secrets))

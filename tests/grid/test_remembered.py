@@ -6,7 +6,8 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.transfer.put.ask_first_policy import FOUND_NAME, REMEMBERED, open_placement_history
+from pipegrid.grid.placement_history_file import FOUND_NAME, open_placement_history
+from pipegrid.transfer.put.ask_first_policy import REMEMBERED
 from tests.pipes import pipe_in_place
 
 

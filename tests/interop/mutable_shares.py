@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core import base32
 from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, parse_cap
-from pipegrid.core.lease_secrets import write_enabler
+from pipegrid.core.hashes import write_enabler
 from pipegrid.core.mutable.decoder import VersionReader
 from pipegrid.core.mutable.directory_content_edits import (
     Edit,

@@ -35,7 +35,7 @@ from unittest import mock
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, succeed
 
-from pipegrid.core.lease_secrets import ClientSecrets
+from pipegrid.core.hashes import ClientSecrets
 from pipegrid.core.mutable.versions import Format
 from pipegrid.errors import PipegridError
 from pipegrid.flow.pipeline import Pipeline

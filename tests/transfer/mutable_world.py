@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import deferLater
 
 from pipegrid.core.caps import MutableCap
-from pipegrid.core.lease_secrets import ClientSecrets
+from pipegrid.core.hashes import ClientSecrets
 from pipegrid.core.mutable import keys
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.core.mutable.versions import Format

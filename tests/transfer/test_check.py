@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.encoding_parameters import Params
-from pipegrid.core.lease_secrets import ClientSecrets
+from pipegrid.core.hashes import ClientSecrets
 from pipegrid.core.share_verifier import ShareVerifier
 from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transfer.check import Check

@@ -9,8 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.encoder import ShareWrite
-from pipegrid.core.hashes import Buffer
-from pipegrid.core.lease_secrets import ClientSecrets
+from pipegrid.core.hashes import Buffer, ClientSecrets
 from pipegrid.errors import ConflictingWrite, NoSuchShare, WriteLost
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import FixedWindow

@@ -14,9 +14,8 @@ from typing import Any
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.disk.atomic_write import sync_directory
+from pipegrid.disk.atomic_write import current_umask, sync_directory
 from pipegrid.disk.part_file import PartInUse, TargetExists
-from pipegrid.disk.private_files import current_umask
 from pipegrid.errors import SinkError, UsageError
 from pipegrid.tree import small_file_writes
 from pipegrid.tree.directory_descriptor import DirectoryFd

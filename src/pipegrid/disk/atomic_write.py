@@ -409,3 +409,36 @@ def _fstatfs() -> Callable[[int], int] | None:
         return 0 if function(fd, found) else found[0]
 
     return kind
+
+
+# The modes of such files.
+
+_NO_MODES = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
+
+
+def change_mode(fd: int, mode: int) -> None:
+    """
+    Set the mode of an open file; a file system without modes is not an error.
+
+    Raises:
+        OSError: the mode was not set, since the disk is full or fails, so others might read the file.
+    """
+    try:
+        os.fchmod(fd, mode)
+    except OSError as error:
+        if error.errno not in _NO_MODES:
+            raise
+
+
+def current_umask() -> int:
+    """
+    Return the permission bits that new files of this process do not get.
+
+    Linux tells them. Other systems only let them be exchanged: for a moment, another thread may create a
+    file that others cannot read.
+    """
+    with suppress(OSError, StopIteration, ValueError), open("/proc/self/status", "rb") as status:
+        return int(next(line for line in status if line.startswith(b"Umask:"))[6:], 8)
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

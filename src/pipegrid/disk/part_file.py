@@ -14,6 +14,8 @@ from contextlib import suppress
 from typing import Any
 
 from pipegrid.disk.atomic_write import (
+    change_mode,
+    current_umask,
     part_path,
     remove_stale_link,
     sync_bytes,
@@ -21,7 +23,6 @@ from pipegrid.disk.atomic_write import (
     sync_name,
 )
 from pipegrid.disk.interruptible_pipe_writes import interruptible
-from pipegrid.disk.private_files import change_mode, current_umask
 from pipegrid.disk.safe_open import names_inode, open_to_write, own_descriptor
 from pipegrid.errors import SinkError, naming
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 PRIVATE_FILE = 0o600
 PRIVATE_DIRECTORY = 0o700
-_NO_MODES = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
 
 def open_private(path: str, flags: int) -> int:
@@ -50,34 +49,6 @@ def open_private(path: str, flags: int) -> int:
     if stat.S_ISREG(found.st_mode) and found.st_mode & 0o077 and found.st_uid == os.geteuid():
         os.fchmod(fd, stat.S_IMODE(found.st_mode) & 0o700)
     return fd
-
-
-def change_mode(fd: int, mode: int) -> None:
-    """
-    Set the mode of an open file; a file system without modes is not an error.
-
-    Raises:
-        OSError: the mode was not set, since the disk is full or fails, so others might read the file.
-    """
-    try:
-        os.fchmod(fd, mode)
-    except OSError as error:
-        if error.errno not in _NO_MODES:
-            raise
-
-
-def current_umask() -> int:
-    """
-    Return the permission bits that new files of this process do not get.
-
-    Linux tells them. Other systems only let them be exchanged: for a moment, another thread may create a
-    file that others cannot read.
-    """
-    with suppress(OSError, StopIteration, ValueError), open("/proc/self/status", "rb") as status:
-        return int(next(line for line in status if line.startswith(b"Umask:"))[6:], 8)
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def make_directory(path: Path, mode: int = 0o755) -> None:

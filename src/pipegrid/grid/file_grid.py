@@ -26,13 +26,14 @@ from pipegrid.core.caps import (
     writable,
 )
 from pipegrid.core.encoding_parameters import MAX_SEGMENT_BYTES, Params, too_many_shares
-from pipegrid.core.lease_secrets import ClientSecrets
+from pipegrid.core.hashes import ClientSecrets
 from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import NotEnoughSharesError, ServerError, SinkError, UsageError
 from pipegrid.flow.concurrency_limits import MANY, Budget, SmallFileCapacity
 from pipegrid.grid.client_config import GridConfig, check_happy
 from pipegrid.grid.lease_release_lock import StoringLock
 from pipegrid.grid.open_grid import OpenOptions, open_grid
+from pipegrid.grid.placement_history_file import open_placement_history
 from pipegrid.grid.server_readiness import Readiness, status_of
 from pipegrid.grid.server_registry import ServerRegistry, Warnings
 from pipegrid.reactor.deferreds import (
@@ -51,7 +52,6 @@ from pipegrid.transfer.get.blocking_sink import is_pipe_or_device, open_pipe_or_
 from pipegrid.transfer.get.get_history import GetHistory, NotAsExpected
 from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.peers import Peer, TransferContext
-from pipegrid.transfer.put.ask_first_policy import open_placement_history
 from pipegrid.transfer.put.file_key import KeyNotes
 from pipegrid.transfer.put.source import SourceLike, size_of
 from pipegrid.transfer.results import (

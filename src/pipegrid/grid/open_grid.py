@@ -290,7 +290,8 @@ class _Opener:
             certificates = () if known is None else known.certificates
             certified = certified_by(peer.identity.server_id, certificates, self._managers)
             peer.no_uploads = Certification(certified)
-            peer.certified = certified
+            if certified is not None:
+                peer.certified_by, peer.certified_until = certified.manager, certified.expires
 
     def finished(self, peer: Peer) -> Peer:
         """Return a peer with the settings that all peers of the grid have."""

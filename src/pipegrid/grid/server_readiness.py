@@ -185,6 +185,6 @@ async def status_of(peer: Peer, clock: IReactorTime) -> ServerStatus:
         version=application,
         available_bytes=available_bytes,
         no_uploads=peer.no_uploads(),
-        certified_by=None if peer.certified is None else peer.certified.manager,
-        certified_until=None if peer.certified is None else peer.certified.expires,
+        certified_by=peer.certified_by,
+        certified_until=peer.certified_until,
     )

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import attrs
 from twisted.internet.interfaces import IReactorTime
 
-from pipegrid.core.lease_secrets import ClientSecrets, FileSecrets
+from pipegrid.core.hashes import ClientSecrets, FileSecrets
 from pipegrid.core.placement import permuted
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.failure_messages import Shortfall
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.storage_messages import LeaseSecrets, ServerIdentity, UploadSecrets
-
-if TYPE_CHECKING:
-    from pipegrid.wire.grid_manager_certificates import Certified
 
 # Storage servers as transfers use them: each with the pipeline of writes to it; and what else transfers
 # share.
@@ -38,7 +34,8 @@ class Peer:
         protocol, address: how the server is reached, for display.
         preferred: whether the server comes before the others on every file's ring.
         no_uploads: returns why the server gets no new shares now; None: it gets some.
-        certified: its certificate of a configured grid manager, which may have expired; None: it has none.
+        certified_by, certified_until: the grid manager that has certified it, and when that expires or has
+            expired, for display; None: none has.
         connects_slowly: whether connecting may take tens of seconds, as through Tor.
     """
 
@@ -48,7 +45,8 @@ class Peer:
     address: str = ""
     preferred: bool = False
     no_uploads: Callable[[], str | None] = lambda: None
-    certified: Certified | None = None
+    certified_by: str | None = None
+    certified_until: str | None = None
     connects_slowly: bool = False
 
     @property

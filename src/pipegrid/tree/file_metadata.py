@@ -11,7 +11,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import attrs
 
-from pipegrid.disk.private_files import current_umask
+from pipegrid.disk.atomic_write import current_umask
 
 if TYPE_CHECKING:
     from pipegrid.tree.metadata_restore import ExtendedRestore, RestoredExtended

@@ -13,6 +13,7 @@ from typing import Literal
 from pipegrid.core.text import printable
 from pipegrid.disk.atomic_write import (
     SUFFIX,
+    change_mode,
     give_name,
     open_unnamed,
     remove_part,
@@ -21,7 +22,6 @@ from pipegrid.disk.atomic_write import (
 )
 from pipegrid.disk.file_system_calls import write_all
 from pipegrid.disk.part_file import PartFile, exists_already
-from pipegrid.disk.private_files import change_mode
 from pipegrid.errors import SinkError, naming
 from pipegrid.tree.directory_descriptor import (
     DirectoryFd,

@@ -16,9 +16,8 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, LitCap, immutable_size
 from pipegrid.core.text import printable
-from pipegrid.disk.atomic_write import is_part_name, part_path
+from pipegrid.disk.atomic_write import current_umask, is_part_name, part_path
 from pipegrid.disk.part_file import PartInUse, TargetExists
-from pipegrid.disk.private_files import current_umask
 from pipegrid.errors import CapError, PipegridError, SinkError, UsageError, naming
 from pipegrid.flow.concurrency_limits import Budget
 from pipegrid.reactor.deferreds import Waiters, start_cancellable

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.core.caps import MutableCap
-from pipegrid.core.lease_secrets import FileSecrets, write_enabler
+from pipegrid.core.hashes import FileSecrets, write_enabler
 from pipegrid.core.mutable.versions import Version
 from pipegrid.errors import NoSuchShare, ServerError, ServerUnreachable, WrongSecret
 from pipegrid.reactor.workers import CpuWorkers

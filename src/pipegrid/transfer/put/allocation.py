@@ -13,7 +13,7 @@ from pipegrid.errors import NoSpace, QuotaReached, ServerError
 from pipegrid.transfer import failure_messages
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.put.file_key import ShareSet
-from pipegrid.transfer.put.full_servers import ASK_S, FullServers
+from pipegrid.transfer.put.put_context import ASK_S, FullServers
 from pipegrid.wire.storage_messages import Allocation, ServerVersion, UploadSecrets
 
 # Allocation requests of one upload; their responses are kept until the upload takes them.

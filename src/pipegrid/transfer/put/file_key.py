@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from pipegrid.core import hashes, layout
 from pipegrid.core.encoding_parameters import Geometry
-from pipegrid.core.hashes import KEY_BYTES, TaggedHasher, convergent_key_hasher
-from pipegrid.core.lease_secrets import FileSecrets
+from pipegrid.core.hashes import KEY_BYTES, FileSecrets, TaggedHasher, convergent_key_hasher
 from pipegrid.disk.safe_open import is_file, names_file, open_locked
 from pipegrid.errors import SourceError
 from pipegrid.transfer.peers import Peer, TransferContext, upload_secrets

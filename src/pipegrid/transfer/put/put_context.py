@@ -1,17 +1,151 @@
-"""State shared by the puts of one client."""
+"""What all puts of one client share; such as the full servers that earlier puts have found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from pipegrid.reactor.deferreds import Deadlines
-from pipegrid.transfer.peers import TransferContext
-from pipegrid.transfer.put.ask_first_policy import PlacementHistory
-from pipegrid.transfer.put.full_servers import FullServers
-from pipegrid.transfer.settings import UploadSettings
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
 
-# What all puts of one client share, and what each records for later puts.
+from pipegrid.core.placement import servers_of_happiness
+from pipegrid.errors import ServerError
+from pipegrid.reactor.deferreds import Deadlines, gather
+from pipegrid.transfer.failure_messages import PlacementOutcome, not_spread
+from pipegrid.transfer.peers import Peer, TransferContext
+from pipegrid.transfer.put.ask_first_policy import PlacementHistory
+from pipegrid.transfer.put.file_key import KeyedFile
+from pipegrid.transfer.settings import UploadSettings
+from pipegrid.transfer.time_limits import CallTimeout
+
+# A server without space reports it only when it is sent shares and then asked why it refused them. If too
+# few other servers are left, every put would find that out again, at the cost of its bytes and three
+# requests per server. So the refusal is remembered for ``FULL_S``, for shares of that size or larger:
+# space may return when a lease ends, and a server that refuses a large share may accept a smaller one.
+# After that time one put tries the server again; until its outcome is known, other puts use the previous
+# result.
+#
+# A put that cannot reach happiness without full servers only asks these for their lists of shares, since
+# existing shares count. It fails if that does not suffice.
+
+FULL_S = 5.0
+"""A wasted put every 5 s costs little, and returned space is found soon."""
+
+
+ASK_S = 5.0
+"""
+Time limit for a response. If it passes, the put sends shares as if no server were known to be full, or
+fails with the reasons known so far.
+"""
+
+
+class _Full:
+    """A server that takes no shares of ``share_bytes`` or more until ``until_s`` by the clock, and why."""
+
+    __slots__ = ("reason", "share_bytes", "until_s")
+
+    def __init__(
+        self,
+        share_bytes: int,
+        until_s: float,
+        reason: str,
+    ) -> None:
+        self.share_bytes = share_bytes
+        self.until_s = until_s
+        self.reason = reason
+
+
+class FullServers:
+    """The full servers that all puts of a client have found; times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._full: dict[Peer, _Full] = {}
+
+    def __repr__(self) -> str:
+        return f"<FullServers: {len(self._full)}>"
+
+    def refused(self, peer: Peer, share_bytes: int, reason: str, now_s: float) -> None:
+        """Record that a server has no space for a share of this size; ``reason`` is its message."""
+        before = self._full.get(peer)
+        if before is not None:
+            share_bytes = min(share_bytes, before.share_bytes)
+        self._full[peer] = _Full(share_bytes, now_s + FULL_S, reason)
+
+    def took(self, names: Iterable[str]) -> None:
+        """Record that the servers with these names have accepted shares."""
+        if self._full:
+            taken = set(names)
+            self._full = {peer: each for peer, each in self._full.items() if peer.name not in taken}
+
+    def among(self, peers: Iterable[Peer], share_bytes: int, now_s: float) -> dict[Peer, str]:
+        """
+        Return the servers that will not take a share of this size, with their reasons.
+
+        Servers that were not tried for ``FULL_S`` are left out, so that the caller tries them again.
+        """
+        if not self._full:
+            return {}
+        found = {}
+        for peer in peers:
+            each = self._full.get(peer)
+            if each is None or share_bytes < each.share_bytes:
+                continue
+            if now_s < each.until_s:
+                found[peer] = each.reason
+            else:
+                each.until_s = now_s + FULL_S
+        return found
+
+    async def check(self, means: TransferContext, file: KeyedFile) -> None:
+        """
+        Refuse a file that cannot be stored because servers are full.
+
+        Raises:
+            UnhappyError: too few other servers are left.
+        """
+        if not self._full:
+            return
+        takers = means.takers
+        full = self.among(takers, file.shares.share_bytes, means.clock.seconds())
+        others = len(takers) - len(full)
+        if not full or others >= file.happy:
+            return
+        homes = await _homes(means.clock, full, file.shares.storage_index)
+        if homes is None:
+            return
+        reached = servers_of_happiness(homes)
+        if reached + others < file.happy:
+            outcome = PlacementOutcome(
+                reached=reached,
+                happy=file.happy,
+                stored=len(homes),
+                required_shares=file.geometry.required_shares,
+                full={peer.name: reason for peer, reason in full.items()},
+            )
+            raise not_spread(file.name, outcome)
+
+
+async def _homes(
+    clock: IReactorTime, servers: Collection[Peer], storage_index: bytes
+) -> dict[int, set[Peer]] | None:
+    """Return the servers that list each share; None if a server does not respond."""
+
+    async def ask(peer: Peer) -> frozenset[int] | None:
+        try:
+            return await CallTimeout(clock, ASK_S).answer(
+                peer.server.list_shares(storage_index), peer
+            )
+        except ServerError:
+            return None
+
+    answers = await gather([Deferred.fromCoroutine(ask(peer)) for peer in servers])
+    homes: dict[int, set[Peer]] = {}
+    for peer, there in zip(servers, answers, strict=True):
+        if there is None:
+            return None
+        for number in there:
+            homes.setdefault(number, set()).add(peer)
+    return homes
 
 
 class PutContext(NamedTuple):

@@ -19,8 +19,7 @@ from pipegrid.transfer.put.allocation import AllocationResponse, Allocations, Re
 from pipegrid.transfer.put.ask_first_policy import FinalByteHold, PlacementHistory
 from pipegrid.transfer.put.encode_ahead import Segments
 from pipegrid.transfer.put.file_key import KeyedFile, ShareSet, ShareTarget
-from pipegrid.transfer.put.full_servers import ASK_S
-from pipegrid.transfer.put.put_context import PutContext
+from pipegrid.transfer.put.put_context import ASK_S, PutContext
 from pipegrid.transfer.put.share_assignment import UploadPlan
 from pipegrid.transfer.put.share_tracker import ActiveShares, StoredShares
 from pipegrid.transfer.put.share_upload import ShareState, ShareUpload, is_unexplained

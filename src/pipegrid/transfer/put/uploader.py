@@ -18,8 +18,7 @@ from pipegrid.transfer.peers import TransferContext
 from pipegrid.transfer.put.ask_first_policy import PlacementHistory
 from pipegrid.transfer.put.encode_ahead import DEPTH
 from pipegrid.transfer.put.file_key import KeyedFile, KeyNote, KeyNotes, with_key
-from pipegrid.transfer.put.full_servers import FullServers
-from pipegrid.transfer.put.put_context import PutContext
+from pipegrid.transfer.put.put_context import FullServers, PutContext
 from pipegrid.transfer.put.small_file_upload import Handover, put_whole
 from pipegrid.transfer.put.source import (
     BytesSource,
