@@ -343,6 +343,22 @@ class UnnamedTests(WriteTestCase):
                 self.assertEqual((self.here / "one/a").read_bytes(), b"data")
                 self.assertEqual([home.is_new for home in self.homes], [False, True])
 
+    def test_those_before_one_that_is_refused(self) -> None:
+        """They are synced again when they have their names, although it needs a part."""
+        self.sync = "twice"
+        begin = UnnamedFile.__init__
+
+        def refusing(part: UnnamedFile, path: str, *arguments: Any) -> None:
+            if path.endswith("b"):
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+            begin(part, path, *arguments)
+
+        self.patch(UnnamedFile, "__init__", refusing)
+        calls = self.log("fsync", "link")
+        self.assertEqual(write_group([self.file("a"), self.file("b")]), ["", ""])
+        of_part, again = ["fsync", "link"], ["fsync", "fsync of names"]
+        self.assertEqual(calls, ["fsync", "link", *of_part, *again])
+
     def test_a_file_system_that_loses_them(self) -> None:
         """They are not used where a power cut could leave the name without the bytes."""
         self.sync = "never"
