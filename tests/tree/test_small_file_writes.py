@@ -20,10 +20,10 @@ from pipegrid.disk.private_files import current_umask
 from pipegrid.errors import SinkError, UsageError
 from pipegrid.tree import small_file_writes
 from pipegrid.tree.directory_descriptor import DirectoryFd
-from pipegrid.tree.extended_metadata import ACCESS_LIST, DEFAULT_LIST
+from pipegrid.tree.extended_metadata import ACCESS_LIST, DEFAULT_LIST, StoredMetadata
 from pipegrid.tree.file_metadata import RestoredMetadata, restored
 from pipegrid.tree.local_files import TreePart, UnnamedFile, stops_all
-from pipegrid.tree.metadata_restore import ExtendedRestore
+from pipegrid.tree.metadata_restore import ExtendedRestore, RestoredExtended
 from pipegrid.tree.small_file_writes import (
     GROUP_BYTES,
     GROUP_FILES,
@@ -325,6 +325,27 @@ class UnnamedTests(WriteTestCase):
         lists = [os.listxattr(file.path) for file in files]
         self.assertEqual(lists, [[], [ACCESS_LIST], []])
         self.assertEqual([stat.S_IMODE(os.stat(file.path).st_mode) for file in files], [0o640] * 3)
+
+    def test_a_mask_without_write_permission(self) -> None:
+        """Until a file is complete its owner may write to it: otherwise it would accept no attributes."""
+        masked = os.umask(0o277)
+        self.addCleanup(os.umask, masked)
+        modes: list[int] = []
+        setxattr = os.setxattr
+
+        def noting(fd: int, *arguments: Any) -> None:
+            modes.append(stat.S_IMODE(os.fstat(fd).st_mode))
+            setxattr(fd, *arguments)
+
+        self.patch(os, "setxattr", noting)
+        files = [self.file("a"), self.file("b")]
+        for file, mode in zip(files, (0o400, 0o640), strict=True):
+            stored = StoredMetadata((("user.comment", b"hello"),))
+            file.kept = RestoredMetadata(mode, extended=RestoredExtended(stored, False))
+        self.assertEqual(write_group(files), ["", ""])
+        self.assertEqual(modes, [0o600, 0o640])
+        after = [stat.S_IMODE(os.stat(file.path).st_mode) for file in files]
+        self.assertEqual(after, [0o400, 0o640])
 
     def test_where_there_are_none(self) -> None:
         """A part is made for each file, and from then on other files of the directory have parts, too."""
