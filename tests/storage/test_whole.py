@@ -260,7 +260,7 @@ class LongWayTests(WholeTestCase):
         """It is tried once more in steps, which say what is wrong."""
         self.take(number=9).discard()
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        for name in ("open", "pwritev"):
+        for name in ("open", "pwritev", "fstat"):
             with mock.patch(f"os.{name}", side_effect=full):
                 self.check_long_way(partial(self.take_or_not, 3))
 

@@ -19,10 +19,10 @@ from pipegrid.disk.part_file import PartInUse, TargetExists
 from pipegrid.errors import SinkError, UsageError
 from pipegrid.tree import small_file_writes
 from pipegrid.tree.directory_descriptor import DirectoryFd
-from pipegrid.tree.extended_metadata import ACCESS_LIST, DEFAULT_LIST
+from pipegrid.tree.extended_metadata import ACCESS_LIST, DEFAULT_LIST, StoredMetadata
 from pipegrid.tree.file_metadata import RestoredMetadata, restored
 from pipegrid.tree.local_files import TreePart, UnnamedFile, stops_all
-from pipegrid.tree.metadata_restore import ExtendedRestore
+from pipegrid.tree.metadata_restore import ExtendedRestore, RestoredExtended
 from pipegrid.tree.small_file_writes import (
     GROUP_BYTES,
     GROUP_FILES,
@@ -325,6 +325,27 @@ class UnnamedTests(WriteTestCase):
         self.assertEqual(lists, [[], [ACCESS_LIST], []])
         self.assertEqual([stat.S_IMODE(os.stat(file.path).st_mode) for file in files], [0o640] * 3)
 
+    def test_a_mask_without_write_permission(self) -> None:
+        """Until a file is complete its owner may write to it: otherwise it would accept no attributes."""
+        masked = os.umask(0o277)
+        self.addCleanup(os.umask, masked)
+        modes: list[int] = []
+        setxattr = os.setxattr
+
+        def noting(fd: int, *arguments: Any) -> None:
+            modes.append(stat.S_IMODE(os.fstat(fd).st_mode))
+            setxattr(fd, *arguments)
+
+        self.patch(os, "setxattr", noting)
+        files = [self.file("a"), self.file("b")]
+        for file, mode in zip(files, (0o400, 0o640), strict=True):
+            stored = StoredMetadata((("user.comment", b"hello"),))
+            file.kept = RestoredMetadata(mode, extended=RestoredExtended(stored, False))
+        self.assertEqual(write_group(files), ["", ""])
+        self.assertEqual(modes, [0o600, 0o640])
+        after = [stat.S_IMODE(os.stat(file.path).st_mode) for file in files]
+        self.assertEqual(after, [0o400, 0o640])
+
     def test_where_there_are_none(self) -> None:
         """A part is made for each file, and from then on other files of the directory have parts, too."""
         for name, number in (
@@ -341,6 +362,22 @@ class UnnamedTests(WriteTestCase):
                 self.assertEqual(self.names(), ["one/a", "one/b"])
                 self.assertEqual((self.here / "one/a").read_bytes(), b"data")
                 self.assertEqual([home.is_new for home in self.homes], [False, True])
+
+    def test_those_before_one_that_is_refused(self) -> None:
+        """They are synced again when they have their names, although it needs a part."""
+        self.sync = "twice"
+        begin = UnnamedFile.__init__
+
+        def refusing(part: UnnamedFile, path: str, *arguments: Any) -> None:
+            if path.endswith("b"):
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+            begin(part, path, *arguments)
+
+        self.patch(UnnamedFile, "__init__", refusing)
+        calls = self.log("fsync", "link")
+        self.assertEqual(write_group([self.file("a"), self.file("b")]), ["", ""])
+        of_part, again = ["fsync", "link"], ["fsync", "fsync of names"]
+        self.assertEqual(calls, ["fsync", "link", *of_part, *again])
 
     def test_a_file_system_that_loses_them(self) -> None:
         """They are not used where a power cut could leave the name without the bytes."""

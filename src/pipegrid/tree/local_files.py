@@ -159,7 +159,7 @@ class UnnamedFile:
     ) -> None:
         self.path = path
         self._inside = inside
-        # A file without write permission accepts no attributes, and one with set-id bits no bytes.
+        # A file without write permission accepts no attributes, and a write removes set-id bits.
         mode = 0o666 if kept.mode is None else kept.mode & 0o777 | 0o600
         self._fd = open_unnamed(".", mode, inside)
         try:
@@ -167,6 +167,9 @@ class UnnamedFile:
             self.identity = found.st_dev, found.st_ino
             write_all(self._fd, data, 0)
             wanted, has_changed = kept.mode, inherits
+            if wanted is not None and mode & ~found.st_mode & 0o600:  # by the umask, or by a list
+                change_mode(self._fd, mode)
+                has_changed = True
             if kept.extended is not None:
                 kept.extended.apply(self._fd, fresh=inherits, found=found)
                 wanted = kept.extended.limited(wanted)

@@ -156,15 +156,16 @@ class _Group:
 
     def _unnamed(self, file: WholeFile, place: _Place) -> UnnamedFile | None:
         """Write it without a name; None if that is not possible."""
-        if place.unnamed == "never" or file.replace or is_sparse(file.kept):
+        if place.unnamed == "never" or not file.home.is_new:
+            return None
+        if file.replace or is_sparse(file.kept):
             return None
         try:
             part = UnnamedFile(file.path, place.inside, file.data, file.kept, place.inherits)
         except OSError as error:
             if error.errno not in _NO_UNNAMED:
                 raise
-            place.unnamed = "never"
-            return None
+            return None  # the part file makes all others of the directory have one
         self._parts[file] = part
         return part
 

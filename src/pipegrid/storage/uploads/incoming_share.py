@@ -718,17 +718,17 @@ class WholeShares:
         try:
             header = share_file.pack_header(len(data), 1)
             disk.write_all_pieces(fd, [header, data, make_lease()], 0)
+            return WholeShare(
+                key,
+                len(data),
+                sidecar.hash_secret(upload_secret),
+                fd,
+                paths.final(*key),
+                self,
+            )
         except OSError:
             os.close(fd)
             return None
-        return WholeShare(
-            key,
-            len(data),
-            sidecar.hash_secret(upload_secret),
-            fd,
-            paths.final(*key),
-            self,
-        )
 
     def forbid(self) -> None:
         """From now on upload every share step by step."""
