@@ -43,7 +43,7 @@ LARGE = 16_000
 HERE = Path(__file__).resolve().parent.parent
 LEFT_OUT = (
     *("errors", "core/", "wire/", "version", "argument_checks"),
-    *("grid/grid_trace", "cli/startup/lazy_modules", "reactor/process_settings"),
+    *("grid/server_tracing", "cli/startup/lazy_modules", "reactor/process_settings"),
 )
 
 

@@ -42,7 +42,7 @@ PLACES = {
     "mirror/preconnect_mirrors.py": "only where the environment names no proxy; skips names of Tor and I2P",
     "mirror/mirror_lists.py": "only where the environment names no SOCKS proxy",
     "speedtest/child_processes.py": _LOCAL,
-    "speedtest/emulated_links.py": "an emulated link, from and to where its command line says",
+    "speedtest/link_proxies.py": "an emulated link, from and to where its command line says",
     "speedtest/traffic_recorder.py": "passes on what the reactor is asked",
     "speedtest/responder_client.py": _NAMED,
     "speedtest/benchmark_clients.py": "a gateway, named on the command line; not one of Tor or I2P",

@@ -23,7 +23,7 @@ STEPS = (*range(8, 64, 2), *(64 << power for power in range(9)))
 NOTICED_S = 0.02
 _SEARCHES = r"\.(?:search|finditer|findall|sub|split)\("
 
-LOCAL = {"speedtest.charts", "speedtest.buildbot_verdict", "cli.manpage"}
+LOCAL = {"speedtest.charts", "speedtest.buildbot_results", "cli.manpage"}
 """Modules that apply theirs to text of our own, or to results that the caller has on its disk."""
 
 

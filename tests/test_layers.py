@@ -76,7 +76,7 @@ EXCEPTIONS = {
     "http11/request_sender.py": "requests whose body is no stream spare its sender: 5 ms",
     "mirror/epoll_driver.py": "requests are sent before what stores the answers is loaded: 12 ms",
     "mirror/hash_cache.py": "a mirror that is new has no database yet: 12 ms",
-    "mirror/host_scheduler.py": "mirrors that never redirect spare the table of where to: 3 of 60 ms",
+    "mirror/connection_scheduler.py": "mirrors that never redirect spare the table of where to: 3 of 60 ms",
     "mirror/local_check.py": "arguments are explained only if they are wrong: 4 ms of a 60 ms command",
     "mirror/mirror_lists.py": "proxies are read only where a list of mirrors is fetched: 44 ms",
     "mirror/mirror_urls.py": "proxies are read only if the environment names one: 44 ms",
@@ -88,7 +88,7 @@ EXCEPTIONS = {
     "transport/gbs/response_outcomes.py": "immutable files spare messages of mutable ones, and surveys: 4 ms",
     "transport/gbs/requests.py": "immutable files spare the messages of mutable ones, and surveys: 3 ms",
     "tree/tree_grid.py": "single files spare directories, and one kind of work with trees the others",
-    "tree/upload_store.py": "a put of a tree spares what checks it: 55 ms",
+    "tree/upload_target.py": "a put of a tree spares what checks it: 55 ms",
 }
 """
 By module, with the processor's time that is spared a program that does not get there.

@@ -6,7 +6,7 @@ most of them says the same as the longer one, and who reads all of HTTP says the
 from __future__ import annotations
 
 from pipegrid.http11.response_parser import ResponseHead, ResponseParser
-from pipegrid.mirror.response_head import USUAL_HEAD, UnsupportedResponse, parse_head
+from pipegrid.mirror.epoll_response_head import USUAL_HEAD, UnsupportedResponse, parse_head
 
 
 def run(data: bytes) -> None:

@@ -6,7 +6,7 @@ import io
 import os
 
 from pipegrid.mirror.archive_file import DIGEST_BYTES, BadEntry
-from pipegrid.mirror.mirror_list_format import lines_of, list_line, read_list
+from pipegrid.mirror.file_list_format import lines_of, list_line, read_list
 
 
 def run(data: bytes) -> None:

@@ -36,7 +36,7 @@ from typing import Any
 from misc.command import command
 from misc.ending import end_on_sigterm
 from misc.speedtest.processes import Servers, running
-from pipegrid.mount import mount_point
+from pipegrid.mount import mount_point_checks
 
 LEAST_RATIO = 0.7
 RANDOM_READS = 200
@@ -51,7 +51,7 @@ def is_mounted(point: Path) -> bool:
         os.statvfs(point)  # the kernel may remember what ``stat`` shows
     except OSError:
         return False
-    return mount_point.mounted_type(str(point)) is not None
+    return mount_point_checks.mounted_type(str(point)) is not None
 
 
 @contextmanager
@@ -68,7 +68,9 @@ def mounted(client: Path, point: Path, cache: Path) -> Iterator[subprocess.Popen
             yield process
         finally:
             if process.poll() is None:  # after ``kill -9`` the next mount frees the mount point
-                mount_point.unmount(str(point)) or mount_point.unmount(str(point), lazy=True)
+                mount_point_checks.unmount(str(point)) or mount_point_checks.unmount(
+                    str(point), lazy=True
+                )
             process.wait(START_S)
 
 
@@ -129,7 +131,7 @@ def kill(client: Path, point: Path, root: Path, source: Path, rng: random.Random
             process.kill()
             process.wait(START_S)
             reader.wait(START_S)
-        left = mount_point.mounted_type(str(point)) is None or bool(os.listdir(cache))
+        left = mount_point_checks.mounted_type(str(point)) is None or bool(os.listdir(cache))
         return wrong or left
 
 

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from misc.speedtest.processes import ROOT
-from pipegrid.speedtest.build_comparison import compare
+from pipegrid.speedtest.run_comparison import compare
 from pipegrid.speedtest.run_results import Run, parse_run
 
 SCENARIOS = ("startup", "1x 200B", "10x 200B", "1MB", "10MB", "100x 200B at once")

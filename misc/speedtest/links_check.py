@@ -31,7 +31,7 @@ from misc import ending
 from misc.scratch import scratch_directory
 from pipegrid.reactor.process_settings import tune_gc
 from pipegrid.speedtest import runner, scenarios
-from pipegrid.speedtest.emulated_links import PROFILES
+from pipegrid.speedtest.link_proxies import PROFILES
 from pipegrid.speedtest.output_formats import of_raw_tcp
 from pipegrid.speedtest.run_results import WINDOW, EmulatedLink, Run, spread
 from pipegrid.speedtest.scenarios import Scenario

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from pipegrid.speedtest.build_comparison import compare
+from pipegrid.speedtest.run_comparison import compare
 from pipegrid.speedtest.run_results import (
     DIRECTIONS,
     SCENARIO,

@@ -19,7 +19,7 @@ The history is kept as *build data*: the JSON of each run is stored with its bui
 So all masters share it, it survives workers that are created for each build, the master deletes it together
 with old builds, and it can be fetched from ``/api/v2/builds/N/data/pipegrid-speedtest/value``.
 
-``pipegrid.speedtest.buildbot_verdict`` makes the verdict, without Buildbot.
+``pipegrid.speedtest.buildbot_results`` makes the verdict, without Buildbot.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThreadPool
 
 from pipegrid.errors import UsageError
-from pipegrid.speedtest.buildbot_verdict import (
+from pipegrid.speedtest.buildbot_results import (
     EarlierBuilds,
     Follower,
     framed,

@@ -17,8 +17,8 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from pipegrid.cli import backup_hooks, backup_metrics
-from pipegrid.cli.backup_hooks import MAX_OUTPUT_BYTES, HookOutcome, run_hook
+from pipegrid.cli import backup_end_hooks, backup_metrics
+from pipegrid.cli.backup_end_hooks import MAX_OUTPUT_BYTES, HookOutcome, run_hook
 from pipegrid.cli.backup_monitoring import StatusLines
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports
 from tests.cli.processes import ProcessTestCase, in_fresh_processes
@@ -63,7 +63,7 @@ class HookTests(TestCase):
                 (await self.ended("no-such-command")).problem, "its exit status is 127"
             )
             self.assertIn("cannot be started", str((await self.ended("a\0b")).problem))
-            self.patch(backup_hooks, "SHELL", "/no/such/shell")
+            self.patch(backup_end_hooks, "SHELL", "/no/such/shell")
             self.assertIn("cannot be started", str((await self.ended("true")).problem))
 
         return Deferred.fromCoroutine(work())
@@ -83,7 +83,7 @@ class HookTests(TestCase):
         """Is ended with its children, even if it does not want to; one in the background does not matter."""
 
         async def work() -> None:
-            self.patch(backup_hooks, "_ENDING_S", 0.2)
+            self.patch(backup_end_hooks, "_ENDING_S", 0.2)
             pids = Path(self.mktemp())
             began_s = time.monotonic()
             ended = await self.ended(

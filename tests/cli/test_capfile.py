@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli import cap_file
-from pipegrid.cli.cap_file import as_line, parse_cap_file
+from pipegrid.cli import cap_list_files
+from pipegrid.cli.cap_list_files import as_line, parse_cap_file
 from pipegrid.cli.error_report import sentence
 from pipegrid.core.caps import LitCap, checkable
 from pipegrid.disk.part_file import PartFile
@@ -98,8 +98,8 @@ class FormatTests(SynchronousTestCase):
         for data, words in (
             (b"", "caps contains no caps"),
             (b"# nothing\n\n", "caps contains no caps"),
-            (bytes(cap_file.MAX_BYTES + 1), "larger than 16 MiB"),
-            (b"URI:LIT:\n" * (cap_file.MAX_CAPS + 1), "more than 100000 caps"),
+            (bytes(cap_list_files.MAX_BYTES + 1), "larger than 16 MiB"),
+            (b"URI:LIT:\n" * (cap_list_files.MAX_CAPS + 1), "more than 100000 caps"),
             (b"x  \0", "caps:1: it holds a zero byte"),
             (b"x\nx  a\\x00", "caps:2: no file can have this name"),
             (b"x  \\ud800", "caps:1: no file can have this name"),

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from misc.command import environment
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.cli.startup import fast_args
+from pipegrid.cli.startup import fast_mirror_args
 from pipegrid.errors import UsageError
 from pipegrid.mirror import mirror_urls
 from pipegrid.mirror.epoll_socket_cache import SocketCache
@@ -164,16 +164,16 @@ class HeadStartTests(SynchronousTestCase):
                     1,
                 ),
             ):
-                found = fast_args.read(line)
+                found = fast_mirror_args.read(line)
                 assert found is not None
-                start = fast_args.dial(found)
+                start = fast_mirror_args.dial(found)
                 made = None if start is None else len(start._begun[self.server.url])
                 self.assertEqual(made, count, line)
                 if start is not None:
                     start.close()
             os.environ["HTTP_PROXY"] = "http://127.0.0.1:1"  # who is asked in their place
             assert found is not None
-            self.assertIsNone(fast_args.dial(found))
+            self.assertIsNone(fast_mirror_args.dial(found))
 
 
 class PlainUrlTests(SynchronousTestCase):

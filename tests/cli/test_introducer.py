@@ -19,7 +19,7 @@ from twisted.trial.unittest import TestCase
 from pipegrid.cli.command_grammar import start
 from pipegrid.cli.console import Console
 from pipegrid.disk.directory_claim import process_began
-from pipegrid.grid.servers_yaml import load_introducers
+from pipegrid.grid.servers_and_introducers_yaml import load_introducers
 from pipegrid.server import identity
 from tests.cli.processes import ProcessTestCase, in_fresh_processes
 from tests.cli.test_invite import LINE_S, line_of

@@ -1,4 +1,4 @@
-"""``pipegrid.cli.startup.fast_args`` understands what click would, in the same way, or nothing."""
+"""``pipegrid.cli.startup.fast_mirror_args`` understands what click would, in the same way, or nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipegrid.cli.command_grammar import parse
 from pipegrid.cli.console import Console
 from pipegrid.cli.mirror_debian_rpm import RpmOptions
 from pipegrid.cli.mirror_options import MirrorOptions
-from pipegrid.cli.startup import fast_args
+from pipegrid.cli.startup import fast_mirror_args
 from pipegrid.mirror.stat_cache import QuickCheckResult
 
 URL = ("--from", "http://here/")
@@ -58,7 +58,7 @@ class PlainTests(SynchronousTestCase):
         """What is made of a command line without click; None: nothing."""
         self.made.clear()
         told = console()
-        if fast_args.plain_job(arguments, told) is None:
+        if fast_mirror_args.plain_job(arguments, told) is None:
             self.assertEqual((self.made, told.json, told.verbosity), ([], False, 0))
             return None
         return (*self.made[0], told.json, told.verbosity)
@@ -167,23 +167,23 @@ class PlainTests(SynchronousTestCase):
     def test_what_was_seen(self) -> None:
         """Who looks more closely is told what was found at a glance."""
         seen = QuickCheckResult(b"", 0, 0, [])
-        fast_args.plain_job(("mirror", "verify", self.dest), console(), None, seen)
+        fast_mirror_args.plain_job(("mirror", "verify", self.dest), console(), None, seen)
         self.assertEqual(self.made, [(self.dest, False, 0.0, seen)])
 
     def test_defaults(self) -> None:
         """What is not given is what click makes of nothing."""
-        for name, (known, _) in fast_args.COMMANDS.items():
+        for name, (known, _) in fast_mirror_args.COMMANDS.items():
             command = COMMANDS[name.split()[1]]
             declared = {
                 each.name: each.get_default(click.Context(command)) for each in command.params
             }
             for option in known:
-                if option not in fast_args.COMMON and option.default != ():
+                if option not in fast_mirror_args.COMMON and option.default != ():
                     self.assertEqual(declared[option.name], option.default, option.name)
 
     def test_one_declaration(self) -> None:
         """Click has each option that is read here, in the same spelling."""
-        for name, (known, _) in fast_args.COMMANDS.items():
+        for name, (known, _) in fast_mirror_args.COMMANDS.items():
             command = COMMANDS[name.split()[1]]
             flags = {each.name: set(each.opts) for each in command.params}
             for option in known:
@@ -191,5 +191,5 @@ class PlainTests(SynchronousTestCase):
 
     def test_completion(self) -> None:
         """A shell that asks what comes next is answered by click."""
-        with patch.dict(os.environ, {fast_args.COMPLETION: "bash_complete"}):
+        with patch.dict(os.environ, {fast_mirror_args.COMPLETION: "bash_complete"}):
             self.assertIsNone(self.plainly("mirror", "verify", self.dest))

@@ -19,7 +19,7 @@ from pipegrid.cli.cmd_speedtest import HOMES, speedtest_command, with_command
 from pipegrid.cli.command_grammar import COMMANDS
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.speedtest import html_report, runner
-from pipegrid.speedtest.emulated_links import PROFILES
+from pipegrid.speedtest.link_proxies import PROFILES
 from pipegrid.speedtest.run_results import SCENARIO, UP, EmulatedLink, Measurement, Run
 from pipegrid.speedtest.runner import Settings
 from pipegrid.speedtest.targets import ConfiguredGrid, Gateway, PrivateGrid

@@ -22,7 +22,7 @@ from twisted.web.server import NOT_DONE_YET
 from pipegrid.gateway.body_spool import BodySpool, SpoolSpace
 from pipegrid.gateway.gateway_settings import GatewayLimits, GatewaySettings
 from pipegrid.gateway.http_response import HttpResponse, WebError, respond
-from pipegrid.gateway.http_server import LINGER_S, GatewayChannel, GatewaySite, shown_path
+from pipegrid.gateway.http_site import LINGER_S, GatewayChannel, GatewaySite, shown_path
 from pipegrid.gateway.root_resource import root_resource
 from pipegrid.reactor.tcp_transport import unsent_bytes
 

@@ -17,7 +17,7 @@ from twisted.trial.unittest import SkipTest
 from twisted.web.resource import Resource
 
 from pipegrid import Grid
-from pipegrid.gateway.http_server import GatewaySite
+from pipegrid.gateway.http_site import GatewaySite
 from pipegrid.gateway.restic.restic_resource import restic_resource
 from tests.gateway.test_restic_resource import ResourceTestCase
 

@@ -23,7 +23,7 @@ from pipegrid import Grid, create_local
 from pipegrid.core.mutable import keys
 from pipegrid.errors import UsageError
 from pipegrid.gateway.gateway_settings import GatewaySettings, ResticSettings
-from pipegrid.gateway.http_server import GatewaySite
+from pipegrid.gateway.http_site import GatewaySite
 from pipegrid.gateway.restic.password_file import parse_users
 from pipegrid.gateway.restic.repository_paths import V1_TYPE, V2_TYPE
 from pipegrid.gateway.restic.restic_resource import restic_resource

@@ -22,7 +22,7 @@ from pipegrid.errors import UnhappyError
 from pipegrid.grid import Grid
 from pipegrid.grid.client_creation import ClientPreferences, create_client
 from pipegrid.grid.client_paths import INTRODUCERS_NAME, SERVERS_NAME
-from pipegrid.grid.servers_yaml import IntroducerAddress, Introducers
+from pipegrid.grid.servers_and_introducers_yaml import IntroducerAddress, Introducers
 from pipegrid.server import serve
 from pipegrid.server.introducer_process import IntroducerNode, IntroducerSettings
 from pipegrid.server.serve import ServeSettings, StorageNode

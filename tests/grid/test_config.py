@@ -22,7 +22,7 @@ from pipegrid.grid import client_config, client_paths
 from pipegrid.grid.client_config import load
 from pipegrid.grid.client_creation import create_local
 from pipegrid.grid.client_paths import default_directory, is_configured
-from pipegrid.grid.embedded_grid import open_local
+from pipegrid.grid.local_grid import open_local
 
 
 class ConfigTestCase(SynchronousTestCase):

@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.startup.preconnect_servers import addresses_in, dial
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.servers_yaml import parse_static_servers
+from pipegrid.grid.servers_and_introducers_yaml import parse_static_servers
 from pipegrid.reactor.preconnect import MOST
 
 PIN = "A" * 43

@@ -28,7 +28,11 @@ from pipegrid.grid.introducer_discovery import (
 from pipegrid.grid.server_readiness import WAIT_FOR_S, Readiness
 from pipegrid.grid.server_registry import MAX_WARNINGS as MAX_GRID_WARNINGS
 from pipegrid.grid.server_registry import ServerRegistry, Warnings
-from pipegrid.grid.servers_yaml import IntroducerAddress, load_introducers, parse_introducers
+from pipegrid.grid.servers_and_introducers_yaml import (
+    IntroducerAddress,
+    load_introducers,
+    parse_introducers,
+)
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.wire.announcements import (
     AnnouncementRecords,

@@ -30,7 +30,7 @@ from pipegrid.grid.invitation import (
     parse_invitation,
     parse_join_reply,
 )
-from pipegrid.grid.servers_yaml import IntroducerAddress
+from pipegrid.grid.servers_and_introducers_yaml import IntroducerAddress
 from pipegrid.wire.announcements import describe
 from pipegrid.wire.grid_manager_certificates import parse_manager_key
 from tests.grid.introducer_support import FURL, key, nurl

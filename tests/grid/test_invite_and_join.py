@@ -19,7 +19,11 @@ from pipegrid.grid import client_creation, invite_and_join, user_grids
 from pipegrid.grid.client_config import connections_of, load
 from pipegrid.grid.client_creation import ClientPreferences, create_client, create_local
 from pipegrid.grid.invitation import GridNumbers, Invitation, entries_of
-from pipegrid.grid.servers_yaml import IntroducerAddress, parse_static_servers, with_servers
+from pipegrid.grid.servers_and_introducers_yaml import (
+    IntroducerAddress,
+    parse_static_servers,
+    with_servers,
+)
 from pipegrid.server import identity
 from pipegrid.server.identity import load_or_create
 from tests.grid.introducer_support import FURL

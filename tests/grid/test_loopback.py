@@ -18,7 +18,7 @@ from pipegrid.grid import Grid
 from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import INTRODUCERS_NAME
 from pipegrid.grid.introducer_discovery import cache_name, write_cache
-from pipegrid.grid.servers_yaml import IntroducerAddress, Introducers
+from pipegrid.grid.servers_and_introducers_yaml import IntroducerAddress, Introducers
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.wire import server_address

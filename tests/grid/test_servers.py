@@ -27,7 +27,7 @@ from pipegrid.grid.server_opening import (
     Windows,
     open_server,
 )
-from pipegrid.grid.servers_yaml import load_static_servers, parse_static_servers
+from pipegrid.grid.servers_and_introducers_yaml import load_static_servers, parse_static_servers
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS, RefusedWay
 from pipegrid.server.serve import ServeSettings, StorageNode
 from pipegrid.transfer.peers import Peer

@@ -6,7 +6,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import NoSuchShare
-from pipegrid.grid.grid_trace import TracedServer, TracedWorkers
+from pipegrid.grid.server_tracing import TracedServer, TracedWorkers
 from pipegrid.reactor.trace import Tracer
 from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transport.interface import StorageServer

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.caps import Cap
 from pipegrid.core.decoder import Decoder
 from pipegrid.errors import UsageError
-from pipegrid.transfer.get import download, share_readers
+from pipegrid.transfer.get import download, share_downloads
 from pipegrid.wire.storage_messages import ServerIdentity
 from tests.transport.gbs_world import GbsWorld, make_grid
 
@@ -177,8 +177,8 @@ class TrafficTests(SynchronousTestCase):
         def fail(*_: object) -> None:
             raise AssertionError("a transfer without a listener reported its traffic")
 
-        self.patch(share_readers, "Arrivals", fail)
-        self.patch(share_readers, "_WatchedConsumer", fail)
+        self.patch(share_downloads, "Arrivals", fail)
+        self.patch(share_downloads, "_WatchedConsumer", fail)
         for size in (SMALL, LARGE):
             cap = self.world.run(self.grid.put(content(size))).cap
             self.world.run(self.grid.get(cap, BytesIO()))

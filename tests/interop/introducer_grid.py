@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.grid.client_creation import ClientPreferences, create_client
 from pipegrid.grid.client_paths import INTRODUCERS_NAME
-from pipegrid.grid.servers_yaml import IntroducerAddress, Introducers
+from pipegrid.grid.servers_and_introducers_yaml import IntroducerAddress, Introducers
 from pipegrid.wire.server_address import parse_furl
 from tests.interop.processes import (
     Gateway,

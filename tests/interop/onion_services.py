@@ -25,7 +25,7 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.grid import Grid
 from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import CONFIG_NAME, SERVERS_NAME
-from pipegrid.grid.servers_yaml import servers_of
+from pipegrid.grid.servers_and_introducers_yaml import servers_of
 from tests.interop.round_trips import LOOPBACK, RoundTrips
 from tests.interop.tor_network import TorNetwork, is_installed
 from tests.no_network import run_without_network, unshare

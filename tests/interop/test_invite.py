@@ -13,7 +13,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.grid.client_config import load
 from pipegrid.grid.client_creation import ClientPreferences, create_client
-from pipegrid.grid.servers_yaml import IntroducerAddress, Introducers, load_introducers
+from pipegrid.grid.servers_and_introducers_yaml import (
+    IntroducerAddress,
+    Introducers,
+    load_introducers,
+)
 from pipegrid.grid.strict_config import read_config
 from tests.grid.introducer_support import FURL
 from tests.interop.processes import (

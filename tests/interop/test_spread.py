@@ -46,8 +46,8 @@ class TahoeSpreadTests(TestCase):
                 for name in ("convergence", "secret"):
                     secret = base32.encode(protocol.encode().ljust(32))
                     (self.home / "private" / name).write_text(secret + "\n")
-                servers_yaml = servers_file(servers.addresses(), protocol)
-                (self.home / SERVERS_NAME).write_text(servers_yaml, "utf-8")
+                servers_and_introducers_yaml = servers_file(servers.addresses(), protocol)
+                (self.home / SERVERS_NAME).write_text(servers_and_introducers_yaml, "utf-8")
                 await self._one_protocol(servers)
 
     async def _one_protocol(self, servers: StorageNodes) -> None:

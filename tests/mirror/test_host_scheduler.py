@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror import host_scheduler
+from pipegrid.mirror import connection_scheduler
 from pipegrid.mirror.archive_file import ArchiveFile
-from pipegrid.mirror.file_scheduler import FetchJob, Scheduler, Tally
-from pipegrid.mirror.host_scheduler import (
+from pipegrid.mirror.connection_scheduler import (
     ALONE_WINDOW_BYTES,
     FIRST_REQUESTS,
     FIRST_WINDOW_BYTES,
@@ -25,6 +24,7 @@ from pipegrid.mirror.host_scheduler import (
     HostSchedule,
     ScheduledConnection,
 )
+from pipegrid.mirror.file_scheduler import FetchJob, Scheduler, Tally
 from pipegrid.mirror.mirror_urls import parse_url
 
 CONNECTIONS = 4
@@ -426,7 +426,7 @@ class PropertyTests(SynchronousTestCase):
 
     def test_redirected_hosts(self) -> None:
         """A redirected file waits for its host, which is asked on connections of its own, for the mirror."""
-        self.patch(host_scheduler, "MAX_QUEUED", 4)
+        self.patch(connection_scheduler, "MAX_QUEUED", 4)
         schedule = schedule_of(1, [1] * 20)
         added: list[HostSchedule] = []
         schedule.added = added.append

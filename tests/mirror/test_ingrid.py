@@ -27,8 +27,8 @@ from pipegrid.mirror import NEW_MANIFEST
 from pipegrid.mirror.archive_file import HIDDEN, ArchiveFile, BadEntry, MirrorError, wanted
 from pipegrid.mirror.archive_from_grid import GridFetch
 from pipegrid.mirror.archive_to_grid import GRID_CAP, NOTES, GridStore
+from pipegrid.mirror.file_list_format import list_line
 from pipegrid.mirror.mirror_api import Mirror
-from pipegrid.mirror.mirror_list_format import list_line
 from pipegrid.testing.grid import InlineWorkers
 from pipegrid.transfer.results import CheckResult
 from tests.mirror.archive import sha

@@ -16,15 +16,15 @@ from misc.speedtest.mirror.authority import make_certificate
 from twisted.internet.protocol import Factory, Protocol
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror import host_scheduler
+from pipegrid.mirror import connection_scheduler
 from pipegrid.mirror.archive_file import ArchiveFile
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.epoll_connection import GATHERED_BYTES
+from pipegrid.mirror.epoll_response_head import may_be
+from pipegrid.mirror.fetch_run import MirrorRun
 from pipegrid.mirror.file_scheduler import Scheduler
 from pipegrid.mirror.local_check import VerifyPolicy
-from pipegrid.mirror.mirror_run import MirrorRun
 from pipegrid.mirror.mirror_urls import parse_url
-from pipegrid.mirror.response_head import may_be
 from tests.mirror.test_sprint import Server, SprintCase
 from tests.mirror.world import MirrorWorld, ok
 
@@ -271,14 +271,14 @@ class SprintTests(SprintCase):
 
     def test_every_position(self) -> None:
         """The epoll driver fetches all, unless the responses are no HTTP any more."""
-        self.patch(host_scheduler, "PIPELINED_STALL_S", 0.3)
+        self.patch(connection_scheduler, "PIPELINED_STALL_S", 0.3)
         for position in range(BATCH):
             for kind, mangle in manglers(position).items():
                 self.assert_all((kind, position), self.mixing(mangle))
 
     def test_every_position_over_tls(self) -> None:
         """So it is over TLS."""
-        self.patch(host_scheduler, "PIPELINED_STALL_S", 0.3)
+        self.patch(connection_scheduler, "PIPELINED_STALL_S", 0.3)
         made = make_certificate(Path(self.mktemp()))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(made.certificate, made.key)
@@ -294,7 +294,7 @@ class SprintTests(SprintCase):
 
     def test_every_position_of_redirects(self) -> None:
         """So it is where a host redirects to another one, and both mix up their responses."""
-        self.patch(host_scheduler, "PIPELINED_STALL_S", 0.3)
+        self.patch(connection_scheduler, "PIPELINED_STALL_S", 0.3)
         for position in range(BATCH):
             for kind, mangle in manglers(position).items():
                 target, server = self.mixing(mangle), self.mixing(mangle)

@@ -12,12 +12,13 @@ from urllib.parse import unquote
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror import host_scheduler
+from pipegrid.mirror import connection_scheduler
 from pipegrid.mirror.archive_file import wanted
+from pipegrid.mirror.connection_scheduler import FIRST_REQUESTS
+from pipegrid.mirror.epoll_response_head import UnsupportedResponse
 from pipegrid.mirror.epoll_socket_cache import SocketCache
-from pipegrid.mirror.host_scheduler import FIRST_REQUESTS
+from pipegrid.mirror.fetch_run import MirrorRun
 from pipegrid.mirror.local_check import VerifyPolicy
-from pipegrid.mirror.mirror_run import MirrorRun
 from pipegrid.mirror.mirror_urls import HostAccess, RedirectRefused, own_route, parse_url
 from pipegrid.mirror.mirror_without_reactor import fetch_small
 from pipegrid.mirror.redirects import (
@@ -26,7 +27,6 @@ from pipegrid.mirror.redirects import (
     RedirectTable,
     located,
 )
-from pipegrid.mirror.response_head import UnsupportedResponse
 from pipegrid.testing.network import run
 from tests.mirror.test_mirror_api import MirrorCase
 from tests.mirror.test_sprint import Server, SprintCase, ok
@@ -212,7 +212,7 @@ class SprintRedirectTests(SprintCase):
 
     def test_learnt(self) -> None:
         """What comes later goes to the other host at once, and each file once."""
-        self.patch(host_scheduler, "MAX_QUEUED", 8)
+        self.patch(connection_scheduler, "MAX_QUEUED", 8)
         self.files = {f"p{n}/f{n}": b"%d" % n * 40_000 for n in range(3000)}
         first, second = self.pair(lambda a, b, p, n: moved(b.url + p))
         self.assert_all(first)

@@ -11,8 +11,8 @@ from pathlib import Path
 from pipegrid.disk.file_system_calls import open_locked
 from pipegrid.mirror import stat_cache
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.file_list_format import list_line
 from pipegrid.mirror.local_check import VerifyPolicy
-from pipegrid.mirror.mirror_list_format import list_line
 from pipegrid.mirror.stat_cache import QuickCheck, Rows, glimpse
 from pipegrid.mirror.verify import verify, verify_rest
 from tests.descriptors import left_open, open_files

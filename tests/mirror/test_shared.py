@@ -9,12 +9,12 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror import mirror_run
+from pipegrid.mirror import fetch_run
 from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.fetch_run import FILE_BYTES, MirrorRun, WorkerProcesses, parts_of
 from pipegrid.mirror.file_scheduler import Report, Scheduler, Tally
 from pipegrid.mirror.local_check import VerifyPolicy
-from pipegrid.mirror.mirror_run import FILE_BYTES, MirrorRun, WorkerProcesses, parts_of
 from pipegrid.mirror.mirror_urls import parse_url
 from tests.children import children
 from tests.mirror.test_sprint import Server, SprintCase, ok
@@ -58,7 +58,7 @@ class SharedTests(SprintCase):
 
     def shared(self, *servers: Server, jobs: int = 3) -> tuple[MirrorRun, bool]:
         """Run one; returns it, and whether that was all."""
-        self.patch(mirror_run, "WORTHWHILE_FILES", 1)
+        self.patch(fetch_run, "WORTHWHILE_FILES", 1)
         before = children()
         destination = Destination(str(self.dest))
         try:
@@ -119,13 +119,13 @@ class SharedTests(SprintCase):
     def test_one_dies(self) -> None:
         """The part of a process that ends without a word waits for others; what it had done is done."""
         server = self.server()
-        real = mirror_run._result
+        real = fetch_run._result
 
         def die(*arguments: object) -> object:
             os.kill(os.getpid(), 9)
             return real(*arguments)  # type: ignore[arg-type]
 
-        self.patch(mirror_run, "_result", die)
+        self.patch(fetch_run, "_result", die)
         work, done = self.shared(server)
         self.assertTrue(done)
         self.assertEqual(self.found(), self.files)
@@ -181,7 +181,7 @@ class SharedTests(SprintCase):
 
     def test_those_that_do_not_stop(self) -> None:
         """They are not waited for long."""
-        self.patch(mirror_run, "END_S", 0.2)
+        self.patch(fetch_run, "END_S", 0.2)
         self.told_to_stop(signal.SIG_IGN)
 
     def test_stopped(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror import mirror_without_reactor
-from pipegrid.mirror.response_head import MAX_HEAD_BYTES, SmallResponses, UnsupportedResponse
+from pipegrid.mirror.epoll_response_head import MAX_HEAD_BYTES, SmallResponses, UnsupportedResponse
 from tests.mirror.test_sprint import ok
 
 MOST_BYTES = 8 << 20

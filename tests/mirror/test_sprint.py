@@ -21,17 +21,17 @@ from pipegrid.disk import file_system_calls
 from pipegrid.disk.durability import Policy
 from pipegrid.mirror import epoll_driver, epoll_file_store
 from pipegrid.mirror.archive_file import MirrorError
+from pipegrid.mirror.connection_scheduler import FetchSchedule
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.epoll_connection import Connection, Lost
 from pipegrid.mirror.epoll_driver import HostConnector
+from pipegrid.mirror.epoll_response_head import UnsupportedResponse, parse_head
 from pipegrid.mirror.epoll_socket_cache import SocketCache, can_use_epoll
+from pipegrid.mirror.fetch_run import MirrorRun
 from pipegrid.mirror.file_scheduler import Scheduler, Tally
-from pipegrid.mirror.host_scheduler import FetchSchedule
 from pipegrid.mirror.local_check import VerifyPolicy
-from pipegrid.mirror.mirror_run import MirrorRun
 from pipegrid.mirror.mirror_urls import parse_url
 from pipegrid.mirror.preconnect_mirrors import begin, place_of
-from pipegrid.mirror.response_head import UnsupportedResponse, parse_head
 
 PATIENCE_S = 30
 

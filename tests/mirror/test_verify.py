@@ -20,11 +20,11 @@ from pipegrid.mirror import HIDDEN, NEW_MANIFEST, destination, manifest
 from pipegrid.mirror import destination as destinations
 from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.file_list_format import list_line
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, Report
 from pipegrid.mirror.hash_cache import Ledger, is_noted_at
 from pipegrid.mirror.local_check import VerifyPolicy
 from pipegrid.mirror.manifest import begin_manifest, parts_of_manifest, read_pieces, write_manifest
-from pipegrid.mirror.mirror_list_format import list_line
 from pipegrid.mirror.verify import verify
 
 

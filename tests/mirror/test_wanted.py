@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror.archive_file import ArchiveFile, BadEntry, check_path, wanted
-from pipegrid.mirror.mirror_list_format import MAX_LINE_BYTES, read_list
+from pipegrid.mirror.file_list_format import MAX_LINE_BYTES, read_list
 
 DIGEST = sha256(b"x").digest()
 

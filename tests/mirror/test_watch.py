@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror.host_scheduler import (
+from pipegrid.mirror.connection_scheduler import (
     MirrorRating,
     ReceiveRate,
     Theft,

@@ -18,7 +18,7 @@ from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap
 from pipegrid.core.packed_directory import PackedChild, pack_immutable
 from pipegrid.errors import GridError
 from pipegrid.mount.block_cache import BlockCache
-from pipegrid.mount.file_contents import FileContents
+from pipegrid.mount.file_reads import FileContents
 from pipegrid.mount.fuse_operations import (
     FAILED_S,
     MESSAGES_S,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mount.mount_point import READ_AHEAD_KIB, set_read_ahead
+from pipegrid.mount.mount_point_checks import READ_AHEAD_KIB, set_read_ahead
 from tests.scratch import scratch_path
 
 

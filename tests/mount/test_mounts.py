@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import skipUnless
 
 from pipegrid.errors import UsageError
-from pipegrid.mount import mount_point
+from pipegrid.mount import mount_point_checks
 from pipegrid.speedtest.child_processes import Servers
 from tests.cli.processes import TIMEOUT_S, ProcessTestCase
 from tests.transfer.world import content
@@ -25,9 +25,9 @@ MOUNT_S = 60.0
 def no_fuse() -> str | None:
     """Return why nothing can be mounted here; None: it can."""
     try:
-        os.close(os.open(mount_point.DEVICE, os.O_RDWR))
+        os.close(os.open(mount_point_checks.DEVICE, os.O_RDWR))
     except OSError as error:
-        return f"{mount_point.DEVICE} cannot be opened: {error.strerror}"
+        return f"{mount_point_checks.DEVICE} cannot be opened: {error.strerror}"
     return None
 
 
@@ -61,9 +61,9 @@ class MountTestCase(ProcessTestCase):
     def unmount(self) -> None:
         """Unmount whatever is there."""
         for _ in range(5):
-            if mount_point.mounted_type(os.path.realpath(self.point)) is None:
+            if mount_point_checks.mounted_type(os.path.realpath(self.point)) is None:
                 return
-            mount_point.unmount(str(self.point), lazy=True)
+            mount_point_checks.unmount(str(self.point), lazy=True)
 
     def mount(self, *arguments: str) -> subprocess.Popen[str]:
         """Mount, and return the process when the tree can be used."""
@@ -187,7 +187,7 @@ class BackupsTests(MountTestCase):
         process = self.mount("point")
         device = os.stat(self.point).st_dev
         setting = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
-        self.assertEqual(Path(setting).read_text("ascii"), f"{mount_point.READ_AHEAD_KIB}\n")
+        self.assertEqual(Path(setting).read_text("ascii"), f"{mount_point_checks.READ_AHEAD_KIB}\n")
         self.assertEqual(
             (self.point / "src/latest/large").read_bytes(), content(3_000_000, "large")
         )
@@ -328,7 +328,7 @@ class EndingTests(MountTestCase):
         _, err = process.communicate(timeout=TIMEOUT_S)
         self.assertNotIn("programs still had files open", err)
         self.assertNotIn("Traceback", err)
-        self.assertIsNone(mount_point.mounted_type(os.path.realpath(self.point)))
+        self.assertIsNone(mount_point_checks.mounted_type(os.path.realpath(self.point)))
 
     def test_killed(self) -> None:
         """The next mount frees the mount point, says so, and works."""
@@ -354,10 +354,10 @@ class EndingTests(MountTestCase):
         process = self.mount("point")
         process.kill()
         process.wait()
-        self.patch(mount_point, "FILE_SYSTEM", "other")
+        self.patch(mount_point_checks, "FILE_SYSTEM", "other")
         said: list[str] = []
         error = self.assertRaises(
-            UsageError, mount_point.check_mount_point, str(self.point), said.append
+            UsageError, mount_point_checks.check_mount_point, str(self.point), said.append
         )
         self.assertIn("Transport endpoint is not connected", str(error))
         self.assertIn(f"'fusermount3 -u {self.point}'", str(error))
@@ -401,7 +401,7 @@ class WrongInputTests(MountTestCase):
         (self.home / "file").write_bytes(b"")
         _, err = self.run_command("mount", "--cache-dir", "file/x", "point", status=1)
         self.assertIn(f"no cache can be kept in {self.home}/file/x: Not a directory", err)
-        self.assertIsNone(mount_point.mounted_type(str(self.point)))
+        self.assertIsNone(mount_point_checks.mounted_type(str(self.point)))
 
     def run_changed(self, change: str) -> str:
         """Mount in a process that was changed; returns what it printed."""
@@ -425,7 +425,7 @@ class WrongInputTests(MountTestCase):
     def test_no_fuse(self) -> None:
         """Without the device, the program, the library or the module it says what to install."""
         self.run_command("init", "--local")
-        module = "import pipegrid.mount.mount_point as m"
+        module = "import pipegrid.mount.mount_point_checks as m"
         err = self.run_changed(f"{module}; m.DEVICE = '/dev/nothing'")
         self.assertIn("this system has no FUSE, since /dev/nothing is missing: install", err)
         err = self.run_changed(f"{module}; m.DEVICE = '/'")

@@ -199,7 +199,7 @@ class WallTimeTests(SynchronousTestCase):
             "cli/cmd_backups_restore.py",  # which runs are of the future
             "cli/cmd_find_diff.py",  # the same
             "tree/backup/run_paths.py",  # the same
-            "cli/cmd_forget_prune.py",  # which runs are of the future, and when leases end
+            "cli/cmd_forget_prune_pins.py",  # which runs are of the future, and when leases end
             "server/server_certificates.py",  # the same
             "disk/directory_claim.py",  # when a process began, for other programs
             "gateway/transfer_records.py",  # when a transfer began, for people
@@ -208,7 +208,7 @@ class WallTimeTests(SynchronousTestCase):
             "gateway/root_resource.py",  # since when a server has been connected, for people
             "wire/grid_manager_certificates.py",  # whether a certificate has expired
             "grid/introducer_discovery.py",  # since when an introducer has not named a server
-            "grid/embedded_grid.py",
+            "grid/local_grid.py",
             "mirror/destination.py",  # how old is what a dry run has left
             "server/serve.py",  # leases, the ages of uploads, advisories
             "storage/garbage_collector.py",  # leases

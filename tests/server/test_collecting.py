@@ -6,7 +6,7 @@ import os
 from unittest import mock
 
 from pipegrid.server.serve import LeaseCollector
-from pipegrid.storage.lease_clock import HELD_S, NonDecreasingDate
+from pipegrid.storage.lease_check_log import HELD_S, NonDecreasingDate
 from pipegrid.storage.share_file import LEASE_DURATION_S, Expiry
 from tests.storage.support import NOW, SECRETS, SI, StoreTestCase
 
@@ -75,7 +75,7 @@ class CollectingTests(StoreTestCase):
             self.store.add_lease(SI, SECRETS.lease)
             self.now = right
         self.passes(LEASE_DURATION_S - DAY_S)
-        with mock.patch("pipegrid.storage.lease_clock.MOST_APART_S", LEASE_DURATION_S):
+        with mock.patch("pipegrid.storage.lease_check_log.MOST_APART_S", LEASE_DURATION_S):
             self.assertEqual(self.collecting()(), 0)
             self.passes(2 * DAY_S)
             self.assertEqual(self.collecting()(), 3)

@@ -20,7 +20,7 @@ from zope.interface import implementer
 from pipegrid.disk.atomic_write import replace_file
 from pipegrid.errors import RemoteCallError, ServerRefused, UsageError
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
-from pipegrid.server import introducer_file, introducer_registry, introducer_service
+from pipegrid.server import introducer_announcement_file, introducer_registry, introducer_service
 from pipegrid.server.introducer_pages import IntroducerPages
 from pipegrid.server.introducer_process import IntroducerNode, IntroducerSettings
 from pipegrid.server.introducer_registry import MAX_PER_CONNECTION, MAX_UNITS, UNIT_BYTES
@@ -310,7 +310,7 @@ class ListingFileTests(SynchronousTestCase):
     def test_a_reactor_that_has_stopped_the_workers(self) -> None:
         """The file is written all the same, and nothing is said."""
         directory, clock = Path(self.mktemp()), Clock()
-        path = directory / introducer_file.LISTED_NAME
+        path = directory / introducer_announcement_file.LISTED_NAME
         path.parent.mkdir(parents=True)
         service = introducer_service.IntroducerService(clock, introducer_service.LimitedLog(clock))
 
@@ -322,10 +322,10 @@ class ListingFileTests(SynchronousTestCase):
                 return fail(CancelledError())
 
         workers: Any = StoppedWorkers()
-        file = introducer_file.ListingFile(clock, service, directory, workers)
+        file = introducer_announcement_file.ListingFile(clock, service, directory, workers)
         file.start()
         service.changed()
-        clock.advance(introducer_file.SAVES_APART_S)
+        clock.advance(introducer_announcement_file.SAVES_APART_S)
         self.assertFalse(path.exists())
         self.successResultOf(Deferred.fromCoroutine(file.stop()))
         self.assertIsInstance(json.loads(path.read_bytes()), (dict, list))
@@ -421,7 +421,9 @@ class NodeTests(TestCase):
         await server.callRemote("publish_v2", announced(1), Referenceable())
         await subscriber.have(1)
         await self.stop()
-        self.assertEqual((self.directory / introducer_file.LISTED_NAME).stat().st_mode & 0o77, 0)
+        self.assertEqual(
+            (self.directory / introducer_announcement_file.LISTED_NAME).stat().st_mode & 0o77, 0
+        )
         self.assertEqual((await self.start()).furl, furl)
         client = await self.connect()
         again = Subscribed()
@@ -435,8 +437,12 @@ class NodeTests(TestCase):
 
     async def _damaged(self) -> None:
         said: list[str] = []
-        self.patch(introducer_file.log, "observer", lambda event: said.append(formatEvent(event)))
-        path = self.directory / introducer_file.LISTED_NAME
+        self.patch(
+            introducer_announcement_file.log,
+            "observer",
+            lambda event: said.append(formatEvent(event)),
+        )
+        path = self.directory / introducer_announcement_file.LISTED_NAME
         path.parent.mkdir(parents=True)
         path.write_text('{"format": 1, "announcements": [')
         node = await self.start()
@@ -470,14 +476,18 @@ class NodeTests(TestCase):
 
     async def _full(self) -> None:
         said: list[str] = []
-        self.patch(introducer_file.log, "observer", lambda event: said.append(formatEvent(event)))
+        self.patch(
+            introducer_announcement_file.log,
+            "observer",
+            lambda event: said.append(formatEvent(event)),
+        )
 
         def full(*_: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         node = await self.start()
-        self.patch(introducer_file, "replace_file", full)
-        path = self.directory / introducer_file.LISTED_NAME
+        self.patch(introducer_announcement_file, "replace_file", full)
+        path = self.directory / introducer_announcement_file.LISTED_NAME
         for _ in range(2):
             node._listing._save()
             await node._listing._saved()
@@ -487,7 +497,7 @@ class NodeTests(TestCase):
             [each for each in said if "cannot" in each],
             [f"cannot write {path}: No space left on device; it is tried again"],
         )
-        self.patch(introducer_file, "replace_file", replace_file)
+        self.patch(introducer_announcement_file, "replace_file", replace_file)
         await self.stop()
         self.assertEqual(len(json.loads(path.read_bytes())["announcements"]), 1)
 

@@ -18,10 +18,10 @@ from twisted.protocols.basic import LineOnlyReceiver
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.reactor import tor_control
+from pipegrid.reactor import tor_control_port
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS, ProxyAddress
 from pipegrid.reactor.tcp_socks5_endpoints import ProxyError
-from pipegrid.reactor.tor_control import TorControl, connect_control, listeners_in
+from pipegrid.reactor.tor_control_port import TorControl, connect_control, listeners_in
 from pipegrid.server.onion_service import KEY_NAME, OnionService, OnionSettings, load_onion_key
 from pipegrid.server.serve import ServeSettings, StorageNode, check_hidden
 
@@ -260,7 +260,7 @@ class OnionServiceTests(TestCase):
         waiting.cancel()
         with self.assertRaises(CancelledError):
             await waiting
-        self.patch(tor_control, "CONTROL_S", 0.05)
+        self.patch(tor_control_port, "CONTROL_S", 0.05)
         with self.assertRaises(ProxyError):
             await connect_control(reactor, self.address)
         while self.tor.connections:

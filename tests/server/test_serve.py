@@ -38,7 +38,7 @@ from pipegrid.core import base32
 from pipegrid.errors import UsageError
 from pipegrid.server import announce, identity, serve
 from pipegrid.server.serve import ServeSettings
-from pipegrid.storage import lease_clock, share_file
+from pipegrid.storage import lease_check_log, share_file
 from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.share_store import ShareStore
 from pipegrid.storage.space_quota import read_note
@@ -559,7 +559,7 @@ class LoopbackTests(TestCase):
         path.write_bytes(share)
         now = time.time()
         for since_s, remains in ((None, True), (now - 6 * 86400, True), (now - 8 * 86400, False)):
-            note = storage / lease_clock.NOTE_NAME
+            note = storage / lease_check_log.NOTE_NAME
             if since_s is not None:
                 note.write_text(f'{{"since_s": {since_s}, "last_s": {now - 60}}}')
             node = await self.start(expiry=Expiry())

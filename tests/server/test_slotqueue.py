@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.disk.durability import Policy
 from pipegrid.disk.group_commit import GroupCommit
-from pipegrid.server.gbs.slot_requests import SlotQueue
+from pipegrid.server.gbs.read_test_write_requests import SlotQueue
 
 
 class LateWorkers:

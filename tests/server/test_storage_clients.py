@@ -22,7 +22,7 @@ from pipegrid.errors import PipegridError, UnhappyError, UsageError
 from pipegrid.grid import Grid
 from pipegrid.grid.client_creation import create_client
 from pipegrid.grid.client_paths import SERVERS_NAME
-from pipegrid.grid.servers_yaml import servers_of
+from pipegrid.grid.servers_and_introducers_yaml import servers_of
 from pipegrid.server import storage_clients
 from pipegrid.server.foolscap.remote_objects import FoolscapStorage
 from pipegrid.server.gbs.request_check import KnownSecrets, Request

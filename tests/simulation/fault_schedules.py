@@ -43,7 +43,7 @@ from pipegrid.server.gbs import body_receivers as http_bodies
 from pipegrid.server.gbs import storage_operations as http_service
 from pipegrid.testing.fault_plan import Crash, Cut, FaultPlan, Partition, Refuse, Slow, Stall
 from pipegrid.testing.network import Hung, timeline
-from pipegrid.transfer.get import hedge_policy, share_readers
+from pipegrid.transfer.get import hedge_policy, share_downloads
 from pipegrid.transfer.put import ask_first_policy, write_batches
 from pipegrid.transfer.results import PutResult
 from pipegrid.transfer.settings import DownloadSettings, UploadSettings
@@ -67,7 +67,7 @@ SMALL: tuple[tuple[Any, str, int], ...] = (
     (ask_first_policy, "SMALL_BYTES", 500),
     (request_sender, "PIECE_BYTES", 900),
     (request_sender, "LARGEST_PIECE_BYTES", 1000),
-    (share_readers, "STREAM_BYTES", 1500),
+    (share_downloads, "STREAM_BYTES", 1500),
     (decoder, "_APART_BYTES", 1500),
     (hedge_policy, "PROBE_BYTES", 300),
     (http_service, "INLINE_READ_BYTES", 1000),

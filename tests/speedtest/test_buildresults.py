@@ -9,8 +9,8 @@ import random
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.speedtest import buildbot_verdict
-from pipegrid.speedtest.buildbot_verdict import EarlierBuilds, Follower, judge, result_sets
+from pipegrid.speedtest import buildbot_results
+from pipegrid.speedtest.buildbot_results import EarlierBuilds, Follower, judge, result_sets
 from pipegrid.speedtest.run_results import Measurement, Parameters, RoundTrip, Run
 
 LINES = """\
@@ -35,17 +35,17 @@ class PrefixTests(SynchronousTestCase):
 
     def test_names_that_buildbot_finds(self) -> None:
         """None at all, or letters, digits, ``_``, ``-`` and ``.``."""
-        for prefix in ("", "ten-", "ten_servers.", "-", "_1", "a" * buildbot_verdict.MAX_PREFIX):
-            self.assertIsNone(buildbot_verdict.prefix_problem(prefix), prefix)
+        for prefix in ("", "ten-", "ten_servers.", "-", "_1", "a" * buildbot_results.MAX_PREFIX):
+            self.assertIsNone(buildbot_results.prefix_problem(prefix), prefix)
 
     def test_names_that_end_the_second_build(self) -> None:
         """Blanks, digits and dots at the beginning, slashes, letters with accents; they are named."""
         for prefix in ("10 servers ", "ten servers", "10-", ".a", "a/b", "a\n", "süd-", "a%"):
-            problem = buildbot_verdict.prefix_problem(prefix)
+            problem = buildbot_results.prefix_problem(prefix)
             assert problem is not None, prefix
             self.assertIn(repr(prefix), problem)
-        self.assertIn("100 characters", str(buildbot_verdict.prefix_problem("a" * 101)))
-        self.assertIn("a string", str(buildbot_verdict.prefix_problem(10)))
+        self.assertIn("100 characters", str(buildbot_results.prefix_problem("a" * 101)))
+        self.assertIn("a string", str(buildbot_results.prefix_problem(10)))
 
 
 def make_run(seed: int = 1, factor: float = 1.0, *, rounds: int = 5, servers: int = 10) -> Run:
@@ -269,13 +269,13 @@ class PageTests(SynchronousTestCase):
     def test_the_report_stays_in_its_frame(self) -> None:
         """Whatever the report holds, it is text of the frame's attribute."""
         report = '<p title="x">\'"></iframe><script>alert(1)</script>\n'
-        page = buildbot_verdict.framed(report)
+        page = buildbot_results.framed(report)
         self.assertEqual(page.count("<"), 2)
         inner = page.partition('srcdoc="\n')[2].partition('"></iframe>')[0]
         self.assertEqual(html.unescape(inner), report)
 
     def test_last_words(self) -> None:
         """The last line that says something, at a length that fits a page."""
-        self.assertEqual(buildbot_verdict.last_words(["a", " b ", "", "  "]), "b")
-        self.assertEqual(buildbot_verdict.last_words([]), "")
-        self.assertEqual(len(buildbot_verdict.last_words(["x" * 1000])), 500)
+        self.assertEqual(buildbot_results.last_words(["a", " b ", "", "  "]), "b")
+        self.assertEqual(buildbot_results.last_words([]), "")
+        self.assertEqual(len(buildbot_results.last_words(["x" * 1000])), 500)

@@ -11,7 +11,7 @@ from misc.speedtest import links_check
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.speedtest.child_processes import environment
-from pipegrid.speedtest.emulated_links import PROFILES
+from pipegrid.speedtest.link_proxies import PROFILES
 from pipegrid.speedtest.run_results import (
     COLD_START,
     DIRECTIONS,

@@ -11,7 +11,7 @@ from misc.speedtest import power
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.speedtest.build_comparison import FASTER, SAME, SLOWER, UNJUDGED, compare
+from pipegrid.speedtest.run_comparison import FASTER, SAME, SLOWER, UNJUDGED, compare
 from pipegrid.speedtest.run_results import DOWN, SCENARIO, UP, Measurement, Run
 from tests.speedtest.sample import sample_run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.speedtest.emulated_links import (
+from pipegrid.speedtest.link_proxies import (
     PROFILES,
     describe,
     make_link,

@@ -21,7 +21,7 @@ from misc.speedtest.mirror.runs import Run, ratio, summed_up
 from misc.speedtest.mirror.webserver import damaged
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.mirror.mirror_list_format import read_list
+from pipegrid.mirror.file_list_format import read_list
 
 
 class ArchiveTests(SynchronousTestCase):

@@ -33,7 +33,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import CorruptionError
-from pipegrid.grid.servers_yaml import parse_static_servers
+from pipegrid.grid.servers_and_introducers_yaml import parse_static_servers
 from pipegrid.speedtest.benchmark_clients import Comparing
 from pipegrid.wire.server_address import Furl, Nurl
 

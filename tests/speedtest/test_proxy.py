@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid.errors import UsageError
 from pipegrid.speedtest.child_processes import ChildError, start_child
-from pipegrid.speedtest.emulated_links import Forwarding, parse_pair, proxy_main, start_proxy
+from pipegrid.speedtest.link_proxies import Forwarding, parse_pair, proxy_main, start_proxy
 from pipegrid.speedtest.raw_tcp_baseline import ping_responders
 from pipegrid.speedtest.responder import start_responders
 from pipegrid.speedtest.responder_client import ResponderError
@@ -130,9 +130,9 @@ class ChildrenTests(TestCase):
 
         async def start() -> None:
             try:
-                await start_child(reactor, "pipegrid.speedtest.emulated_links", {})
+                await start_child(reactor, "pipegrid.speedtest.link_proxies", {})
             except ChildError as error:
-                self.assertIn("pipegrid.speedtest.emulated_links", str(error))
+                self.assertIn("pipegrid.speedtest.link_proxies", str(error))
             else:
                 self.fail("that is no child")
 

@@ -7,7 +7,7 @@ import random
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.speedtest.build_comparison import RELABELLINGS, PairedSamples, greater, least_p
+from pipegrid.speedtest.run_comparison import RELABELLINGS, PairedSamples, greater, least_p
 
 
 def noise(rng: random.Random, count: int, middle: float = 0.0) -> tuple[float, ...]:

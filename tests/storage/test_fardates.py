@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.cli.log_file import line
 from pipegrid.core import base32, clamped_dates
 from pipegrid.storage import share_file
-from pipegrid.storage.lease_clock import why_wrong
+from pipegrid.storage.lease_check_log import why_wrong
 from pipegrid.storage.mutable import slot_file as mutable_containers
 from pipegrid.storage.share_file import NEVER_S, Expiry
 from pipegrid.storage.share_store import Advisories

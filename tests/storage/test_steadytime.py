@@ -6,7 +6,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.storage.lease_clock import (
+from pipegrid.storage.lease_check_log import (
     HELD_S,
     MAX_NOTE_BYTES,
     MOST_APART_S,

@@ -25,7 +25,7 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.mutable.decoder import VersionReader
 from pipegrid.core.mutable.mutable_share import MutableShare
 from pipegrid.errors import NotEnoughSharesError, ServerProtocolError, ServerRefused, SinkError
-from pipegrid.transfer.get import hedge_policy, share_readers
+from pipegrid.transfer.get import hedge_policy, share_downloads
 from pipegrid.transfer.get.sink import CONSUMER_BYTES
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
@@ -476,7 +476,7 @@ class MemoryTests(DownloadTestCase):
         What the guess asked for has hashes behind blocks, and bytes that nobody needs: neither may
         hold back what comes behind them, or it would never come.
         """
-        self.patch(share_readers, "STREAM_BYTES", 1500)
+        self.patch(share_downloads, "STREAM_BYTES", 1500)
         self.patch(decoder, "_APART_BYTES", 1500)
         self.patch(tests.transfer.world, "CHUNK_BYTES", 500)
         for segment_bytes in (700, 3000, 10_000):
@@ -489,7 +489,7 @@ class MemoryTests(DownloadTestCase):
 
     def test_hashes_of_a_late_share_with_little_memory(self) -> None:
         """A share that joins in the middle brings hashes, and blocks that have left already."""
-        self.patch(share_readers, "STREAM_BYTES", 1500)
+        self.patch(share_downloads, "STREAM_BYTES", 1500)
         self.patch(decoder, "_APART_BYTES", 1500)
         self.patch(tests.transfer.world, "CHUNK_BYTES", 500)
         settings = DownloadSettings(memory_bytes=5000)
@@ -502,7 +502,7 @@ class MemoryTests(DownloadTestCase):
 
     def little_memory(self, size: int, params: Params, memory_bytes: int, rate: float) -> None:
         """Pieces so small that a small file is streamed like a large one, and may hardly be held."""
-        self.patch(share_readers, "STREAM_BYTES", 1500)
+        self.patch(share_downloads, "STREAM_BYTES", 1500)
         self.patch(decoder, "_APART_BYTES", 1500)
         self.patch(hedge_policy, "PROBE_BYTES", 300)
         self.patch(tests.transfer.world, "CHUNK_BYTES", 500)

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UnhappyError
 from pipegrid.storage.share_store import ShareStore
-from pipegrid.transfer.put.put_context import FULL_S
+from pipegrid.transfer.put.client_put_state import FULL_S
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import CLIENT, GridWorld
 

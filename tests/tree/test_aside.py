@@ -10,8 +10,8 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import SinkError
-from pipegrid.tree.directory_descriptor import DirectoryFd
 from pipegrid.tree.file_metadata import RestoredMetadata
+from pipegrid.tree.local_directory_descriptor import DirectoryFd
 from pipegrid.tree.local_files import make_directory, make_link
 
 

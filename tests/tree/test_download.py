@@ -25,8 +25,8 @@ from pipegrid.errors import CapError, NotEnoughSharesError, SinkError
 from pipegrid.transfer.put.put_many import MAX_FILES
 from pipegrid.transfer.settings import Limits
 from pipegrid.tree import local_files, small_file_writes
-from pipegrid.tree.directory_descriptor import DirectoryFd
 from pipegrid.tree.file_metadata import RestoredMetadata
+from pipegrid.tree.local_directory_descriptor import DirectoryFd
 from pipegrid.tree.small_file_writes import WholeFile, WriteOutcome
 from pipegrid.tree.tree_download import GetTreeLimits, TreeGet, TreeGetResult, bounded
 from pipegrid.tree.tree_grid import Trees

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.tree.directory_descriptor import DirectoryFd
+from pipegrid.tree.local_directory_descriptor import DirectoryFd
 from pipegrid.tree.local_files import folds_names
 
 

@@ -18,9 +18,9 @@ from pipegrid.disk.atomic_write import current_umask, sync_directory
 from pipegrid.disk.part_file import PartInUse, TargetExists
 from pipegrid.errors import SinkError, UsageError
 from pipegrid.tree import small_file_writes
-from pipegrid.tree.directory_descriptor import DirectoryFd
 from pipegrid.tree.extended_metadata import ACCESS_LIST, DEFAULT_LIST, StoredMetadata
 from pipegrid.tree.file_metadata import RestoredMetadata, restored
+from pipegrid.tree.local_directory_descriptor import DirectoryFd
 from pipegrid.tree.local_files import TreePart, UnnamedFile, stops_all
 from pipegrid.tree.metadata_restore import ExtendedRestore, RestoredExtended
 from pipegrid.tree.small_file_writes import (

@@ -46,7 +46,7 @@ def main() -> None:
         import gc
 
         gc.disable()  # until the work begins: modules are not garbage
-        from pipegrid.cli.startup.fast_args import cut_short, dial, read
+        from pipegrid.cli.startup.fast_mirror_args import cut_short, dial, read
 
         plain = read(sys.argv[1:])
         found = None if plain is None else cut_short(plain)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from pipegrid.cli import backup_hooks, backup_metrics, configured_options
+from pipegrid.cli import backup_end_hooks, backup_metrics, configured_options
 from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, status_of_job
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, sentence
@@ -211,7 +211,7 @@ class ReportedJob(GridJob):
 
     async def _run_hook(self, console: Console, reactor: Any, command: str, when: str) -> None:
         outcome = self._outcome
-        ended = await backup_hooks.run_hook(reactor, command, outcome.variables)
+        ended = await backup_end_hooks.run_hook(reactor, command, outcome.variables)
         for line in ended.output.decode("utf-8", "backslashreplace").splitlines():
             console.say(f"--on-{when}: {printable(line)}")
         if ended.dropped_bytes:

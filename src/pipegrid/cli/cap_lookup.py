@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import attrs
 import click
 
-from pipegrid.cli import cap_file
-from pipegrid.cli.cap_file import CapLine, caps_in_file, read_cap_file
+from pipegrid.cli import cap_list_files
+from pipegrid.cli.cap_list_files import CapLine, caps_in_file, read_cap_file
 from pipegrid.cli.command_job import Invocation
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, one_status
@@ -435,7 +435,7 @@ async def root_of(grid: Grid, text: str) -> tuple[str, tuple[str, ...]]:
             return grid_paths.parse_here(text, grid.config.directory)
         return await run_paths.RunFinder(grid).root_of(text)
     except UsageError:
-        cap_file.check_no_file(text)
+        cap_list_files.check_no_file(text)
         raise
 
 

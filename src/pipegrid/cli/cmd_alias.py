@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipegrid.cli import cap_file, cap_lookup
+from pipegrid.cli import cap_list_files, cap_lookup
 from pipegrid.cli.command_grammar import CommandGroup
 from pipegrid.cli.command_job import GridJob, OfflineJob
 from pipegrid.cli.console import Console
@@ -21,7 +21,7 @@ from pipegrid.cli.options import (
 from pipegrid.core import caps
 from pipegrid.core.text import as_pasted, printable
 from pipegrid.errors import CapError, UsageError
-from pipegrid.grid import client_config, client_paths, embedded_grid
+from pipegrid.grid import client_config, client_paths, local_grid
 from pipegrid.tree import aliases, grid_paths
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def add(name: str, cap: str) -> OfflineJob:
     directory = _configured()
 
     def work(console: Console) -> int:
-        cap_file.check_no_file(cap)
+        cap_list_files.check_no_file(cap)
         text = as_pasted(cap).removesuffix("/")
         if grid_paths.has_path(text):
             raise UsageError(
@@ -145,7 +145,7 @@ def _warn_of_missing_servers(console: Console, directory: Path, cap: str) -> Non
     known = caps.parse_cap(cap)
     storage_index = None if isinstance(known, caps.UnknownCap) else known.storage_index
     try:
-        on_other_servers = storage_index is not None and embedded_grid.lacks(
+        on_other_servers = storage_index is not None and local_grid.lacks(
             client_config.load(directory, offline=True), storage_index
         )
     except UsageError:

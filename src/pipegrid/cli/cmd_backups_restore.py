@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from pipegrid.cli import cap_file, cap_lookup, restore_run, tree_transfers
+from pipegrid.cli import cap_list_files, cap_lookup, restore_run, tree_transfers
 from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
@@ -339,7 +339,7 @@ def _too_many(paths: list[str], cap: str | None, missing: str) -> str:
         return (
             f"{missing and missing + '; '}give one CAP and one PATH; --as NAME says of which backup"
         )
-    return cap_file.caps_in_file(paths[0], by_option=False) or (
+    return cap_list_files.caps_in_file(paths[0], by_option=False) or (
         f"'{printable(paths[0])}' is neither a cap nor an alias; give one PATH, and with --as NAME of which "
         "backup"
     )
@@ -370,7 +370,7 @@ async def _found(
             ) from None
         if alone:
             run_paths.parse_run_path(path, {})  # a run without its colon
-            cap_file.check_no_file(path)
+            cap_list_files.check_no_file(path)
         raise
 
 

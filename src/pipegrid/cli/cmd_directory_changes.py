@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pipegrid.cli import cap_lookup, copy_operands, destination_child
-from pipegrid.cli.cap_file import print_cap
+from pipegrid.cli.cap_list_files import print_cap
 from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus

@@ -28,7 +28,7 @@ from pipegrid.cli.options import (
 from pipegrid.core import caps as core_caps
 from pipegrid.core.text import counted, printable
 from pipegrid.errors import UsageError
-from pipegrid.tree import directory_descriptor
+from pipegrid.tree import local_directory_descriptor
 
 if TYPE_CHECKING:
     from pipegrid.cli.cap_lookup import NamedFile
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from pipegrid.disk.part_file import PartFile
     from pipegrid.grid import Grid
     from pipegrid.transfer.results import GetResult
-    from pipegrid.tree.directory_descriptor import DirectoryFd
     from pipegrid.tree.file_metadata import Modes
+    from pipegrid.tree.local_directory_descriptor import DirectoryFd
 
 
 # The output paths of one ``get``.
@@ -78,7 +78,7 @@ class OutputPaths:
         self.home = made_home(self.directory)
 
 
-def made_home(path: str) -> directory_descriptor.DirectoryFd:
+def made_home(path: str) -> local_directory_descriptor.DirectoryFd:
     """
     Open the output directory; make it if it is missing.
 
@@ -88,8 +88,8 @@ def made_home(path: str) -> directory_descriptor.DirectoryFd:
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
-        raise directory_descriptor.unmade(path, error) from error
-    return directory_descriptor.DirectoryFd(path)
+        raise local_directory_descriptor.unmade(path, error) from error
+    return local_directory_descriptor.DirectoryFd(path)
 
 
 def destinations(files: Sequence[NamedFile[Any]], output: str | None) -> OutputPaths:

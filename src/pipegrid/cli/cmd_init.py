@@ -22,7 +22,7 @@ from pipegrid.cli.options import (
 from pipegrid.core import encoding_parameters
 from pipegrid.core.text import counted, decode_text
 from pipegrid.errors import UsageError
-from pipegrid.grid import client_config, client_creation, client_paths, servers_yaml
+from pipegrid.grid import client_config, client_creation, client_paths, servers_and_introducers_yaml
 from pipegrid.wire import server_address
 
 if TYPE_CHECKING:
@@ -247,8 +247,8 @@ def _count_or_file(servers: str | None) -> tuple[int, str | None]:
 def _named_servers(directory: Path) -> int | None:
     """Return how many servers the directory's files name; 0 without files; None if introducers know."""
     static, introducers = (
-        servers_yaml.load_static_servers(directory),
-        servers_yaml.load_introducers(directory),
+        servers_and_introducers_yaml.load_static_servers(directory),
+        servers_and_introducers_yaml.load_introducers(directory),
     )
     if introducers.addresses:
         return None
@@ -281,11 +281,15 @@ def _files(
             name = "default" if len(introducer_furls) == 1 else f"introducer-{number}"
             try:
                 addresses.append(
-                    servers_yaml.IntroducerAddress(name, server_address.parse_furl(text.strip()))
+                    servers_and_introducers_yaml.IntroducerAddress(
+                        name, server_address.parse_furl(text.strip())
+                    )
                 )
             except UsageError as error:
                 raise UsageError(f"--introducer: {error}") from None
-        files[client_paths.INTRODUCERS_NAME] = servers_yaml.Introducers(tuple(addresses)).as_text()
+        files[client_paths.INTRODUCERS_NAME] = servers_and_introducers_yaml.Introducers(
+            tuple(addresses)
+        ).as_text()
         number = None
     return files, number
 
@@ -297,17 +301,17 @@ def _servers_file(sources: tuple[str, ...]) -> tuple[str, int]:
     addresses: list[tuple[str, str]] = []
     text, name = "", "the command line"
     for number, source in enumerate(sources, 1):
-        if servers_yaml.is_address(source):
+        if servers_and_introducers_yaml.is_address(source):
             addresses.append((f"address {number}", source.strip()))
             continue
-        data = servers_yaml.read_bounded(Path(source))
+        data = servers_and_introducers_yaml.read_bounded(Path(source))
         if data is None:
             raise UsageError(
                 f"{source} does not exist; give NURLs or fURLs as 'pipegrid serve' prints them, a file with "
                 "one per line, or a file in the format of servers.yaml"
             )
         content = decode_text(data, source)
-        found = servers_yaml.addresses_of(content, source)
+        found = servers_and_introducers_yaml.addresses_of(content, source)
         if found is not None:
             addresses += found
         elif len(sources) > 1:
@@ -316,8 +320,8 @@ def _servers_file(sources: tuple[str, ...]) -> tuple[str, int]:
             )
         else:
             text, name = content, source
-    text = text or json.dumps(servers_yaml.servers_of(addresses), indent=2) + "\n"
-    servers = servers_yaml.parse_static_servers(text.encode("utf-8"), name)
+    text = text or json.dumps(servers_and_introducers_yaml.servers_of(addresses), indent=2) + "\n"
+    servers = servers_and_introducers_yaml.parse_static_servers(text.encode("utf-8"), name)
     if not servers.servers:
         because = "".join(f" ({warning})" for warning in servers.warnings[:1])
         raise UsageError(f"{name} names no servers that can be used{because}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from pipegrid.cli import cap_file, cap_lookup
+from pipegrid.cli import cap_list_files, cap_lookup
 from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
@@ -339,7 +339,7 @@ def manifest_command(path: str, verifier: bool, storage_index: bool) -> GridJob:
             shown = printable(fields[kind])
             told = console.json and not isinstance(met, walk.Found)  # the error is in its JSON line
             if shown and not told:
-                line = shown if storage_index or not name else cap_file.as_line(shown, name)
+                line = shown if storage_index or not name else cap_list_files.as_line(shown, name)
                 console.result(line, fields)
 
         return await cap_lookup.walk_through(

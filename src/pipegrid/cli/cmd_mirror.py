@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipegrid.cli import mirror_listed_files, mirror_options, mirror_verify, output_file
-from pipegrid.cli.cap_file import check_no_file
+from pipegrid.cli.cap_list_files import check_no_file
 from pipegrid.cli.command_grammar import CommandGroup
 from pipegrid.cli.command_job import GridJob, OfflineJob, ReactorGridJob, ReactorJob
 from pipegrid.cli.console import Console
@@ -33,7 +33,7 @@ from pipegrid.cli.options import (
     gathered,
     usage_error,
 )
-from pipegrid.cli.startup import fast_args
+from pipegrid.cli.startup import fast_mirror_args
 from pipegrid.errors import SinkError
 from pipegrid.mirror import (
     archive_from_grid,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 # The common options of the commands of ``pipegrid mirror``.
 
 check_options = all_of(
-    as_click(fast_args.PARANOID),
+    as_click(fast_mirror_args.PARANOID),
     click.option(
         "--sample",
         type=click.FloatRange(0, 100),
@@ -73,15 +73,17 @@ from_grid_option = click.option(
 )
 
 
-keep_going_option = as_click(fast_args.KEEP_GOING)
+keep_going_option = as_click(fast_mirror_args.KEEP_GOING)
 
 
-def keyring_option(help: str = fast_args.KEYRING.help) -> Callable[[F], F]:
+def keyring_option(help: str = fast_mirror_args.KEYRING.help) -> Callable[[F], F]:
     """Return the option for keys, with the value ``keyrings``."""
-    return as_click(fast_args.KEYRING, type=click.Path(readable=False), metavar="FILE", help=help)
+    return as_click(
+        fast_mirror_args.KEYRING, type=click.Path(readable=False), metavar="FILE", help=help
+    )
 
 
-unsigned_option = as_click(fast_args.UNSIGNED)
+unsigned_option = as_click(fast_mirror_args.UNSIGNED)
 
 
 def _fetching(
@@ -105,13 +107,13 @@ def _file(name: str, help: str) -> Callable[[F], F]:
 fetch_options = as_one(
     "fetching",
     _fetching,
-    as_click(fast_args.DURABILITY),
+    as_click(fast_mirror_args.DURABILITY),
     click.option(
         "--limit-rate",
         metavar="BYTES",
         help="Fetch at most BYTES per second, such as 500K or 10M, from all mirrors together.",
     ),
-    as_click(fast_args.CONNECTIONS),
+    as_click(fast_mirror_args.CONNECTIONS),
     click.option(
         "--dry-run",
         is_flag=True,
@@ -131,8 +133,8 @@ fetch_options = as_one(
         metavar="[SECONDS]",
         help="Wait for another run to DEST to end, at most SECONDS, or an hour; without it that is an error.",
     ),
-    as_click(fast_args.DELETE),
-    as_click(fast_args.FROM, metavar="URL"),
+    as_click(fast_mirror_args.DELETE),
+    as_click(fast_mirror_args.FROM, metavar="URL"),
     _file("--ca", "Trust the authorities in FILE (PEM) instead of the system's."),
     _file("--client-cert", "Show this certificate (PEM) to the mirrors, and to no other host."),
     _file("--client-key", "The key of --client-cert, if it is not in the same file."),
@@ -246,7 +248,7 @@ def mirror_command() -> None:
 @mirror_command.command(name="list")
 @click.argument("file", type=click.Path(readable=False))
 @click.argument("dest", type=click.Path(readable=False))
-@as_click(fast_args.JOBS)
+@as_click(fast_mirror_args.JOBS)
 @fetch_options
 @common_options
 def list_command(
@@ -268,18 +270,18 @@ def list_command(
 
 @mirror_command.command(name="debian")
 @click.argument("dest", type=click.Path(readable=False))
-@as_click(fast_args.SUITE)
-@as_click(fast_args.COMPONENT)
-@as_click(fast_args.ARCHITECTURE)
-@as_click(fast_args.SOURCE)
+@as_click(fast_mirror_args.SUITE)
+@as_click(fast_mirror_args.COMPONENT)
+@as_click(fast_mirror_args.ARCHITECTURE)
+@as_click(fast_mirror_args.SOURCE)
 @keep_going_option
 @keyring_option(f"Keys that may sign the release file.  [default: {DEBIAN_KEYRING}, if it exists]")
 @from_grid_option
 @unsigned_option
-@as_click(fast_args.IGNORE_DATES)
-@as_click(fast_args.INDEXES)
-@as_click(fast_args.DIFFS)
-@as_click(fast_args.ALSO, metavar="GLOB")
+@as_click(fast_mirror_args.IGNORE_DATES)
+@as_click(fast_mirror_args.INDEXES)
+@as_click(fast_mirror_args.DIFFS)
+@as_click(fast_mirror_args.ALSO, metavar="GLOB")
 @debian_filters
 @fetch_options
 @common_options
@@ -306,7 +308,7 @@ def debian_command(
 
 @mirror_command.command(name="rpm")
 @click.argument("dest", type=click.Path(readable=False))
-@as_click(fast_args.NEWEST_ONLY)
+@as_click(fast_mirror_args.NEWEST_ONLY)
 @keep_going_option
 @keyring_option()
 @from_grid_option

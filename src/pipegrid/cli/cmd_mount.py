@@ -24,7 +24,7 @@ from pipegrid.core import caps
 from pipegrid.core.text import printable
 from pipegrid.errors import CapError, UsageError
 from pipegrid.grid import client_paths
-from pipegrid.mount import mount_point, mount_service
+from pipegrid.mount import mount_point_checks, mount_service
 from pipegrid.tree.backup import backup_run
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def mount_command(arguments: tuple[str, ...], options: MountOptions) -> GridJob:
             console.say(f"pipegrid: {sentence}")
 
         _bring_in()
-        mount_point.check_fuse()
-        path = mount_point.check_mount_point(directory, say)
+        mount_point_checks.check_fuse()
+        path = mount_point_checks.check_mount_point(directory, say)
         root = await _root_of(grid, cap, say)
         kept = options.cache_directory or client_paths.cache_directory() / "mount"
         settings = mount_service.MountSettings(
@@ -105,7 +105,7 @@ def mount_command(arguments: tuple[str, ...], options: MountOptions) -> GridJob:
             await mount.start()
             shown = printable(directory)
             console.result(shown, {"directory": path})
-            say(f"mounted; Ctrl-C or {mount_point.unmount_command(path)} unmounts it")
+            say(f"mounted; Ctrl-C or {mount_point_checks.unmount_command(path)} unmounts it")
             await mount.wait()
         finally:
             if not await mount.stop():
@@ -123,7 +123,7 @@ def _bring_in() -> None:
         UsageError: a library is missing.
     """
     try:
-        lazy_modules.bring_in(mount_point, mount_service)
+        lazy_modules.bring_in(mount_point_checks, mount_service)
     except ModuleNotFoundError as error:
         raise UsageError(
             f"'pipegrid mount' needs the module {error.name}, which is not installed; install it with "

@@ -16,7 +16,7 @@ from pipegrid.cli.error_report import ExitStatus, unreadable
 from pipegrid.cli.options import byte_size, common_options
 from pipegrid.cli.speedtest_run import SpeedTestJob
 from pipegrid.errors import UsageError
-from pipegrid.speedtest import build_comparison, emulated_links, html_report, run_results
+from pipegrid.speedtest import html_report, link_proxies, run_comparison, run_results
 from pipegrid.speedtest import responder as far_end
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def compare(
     """
 
     def work(console: Console) -> int:
-        comparison = build_comparison.compare(
+        comparison = run_comparison.compare(
             [read_run(path) for path in (before, *more_before)],
             [read_run(path) for path in (after, *more_after)],
             anyway,
@@ -258,14 +258,14 @@ def proxy(
     """
 
     async def relay(reactor: Any, invocation: Invocation) -> int:
-        found = emulated_links.make_link(link, rtt, up, down)
+        found = link_proxies.make_link(link, rtt, up, down)
         if found is None:
             raise UsageError("name the link to emulate: --link dsl, or --rtt, --up and --down")
         console = invocation.console
-        await emulated_links.proxy_main(
+        await link_proxies.proxy_main(
             reactor,
-            emulated_links.shape_of(found),
-            [emulated_links.parse_pair(pair) for pair in pairs],
+            link_proxies.shape_of(found),
+            [link_proxies.parse_pair(pair) for pair in pairs],
             lambda text: console.result(str(text), {"proxy": str(text)}),
         )
         return ExitStatus.DONE

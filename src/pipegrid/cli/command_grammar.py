@@ -16,7 +16,7 @@ from pipegrid.cli.command_job import GridJob, Invocation, Job, OfflineJob, React
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, Interrupted
 from pipegrid.cli.options import common_options
-from pipegrid.cli.startup.fast_args import COMPLETION
+from pipegrid.cli.startup.fast_mirror_args import COMPLETION
 from pipegrid.errors import SinkError
 from pipegrid.tree import tree_grid
 from pipegrid.version import __version__
@@ -124,15 +124,15 @@ SECTIONS = {
         "backup": "cmd_backup",
         "backups": "cmd_backups_restore",
         "restore": "cmd_backups_restore",
-        "forget": "cmd_forget_prune",
-        "prune": "cmd_forget_prune",
-        "pin": "cmd_forget_prune",
-        "unpin": "cmd_forget_prune",
-        "pins": "cmd_forget_prune",
+        "forget": "cmd_forget_prune_pins",
+        "prune": "cmd_forget_prune_pins",
+        "pin": "cmd_forget_prune_pins",
+        "unpin": "cmd_forget_prune_pins",
+        "pins": "cmd_forget_prune_pins",
         "mount": "cmd_mount",
         "find": "cmd_find_diff",
         "diff": "cmd_find_diff",
-        "space": "cmd_forget_prune",
+        "space": "cmd_forget_prune_pins",
     },
     "Maintenance": {
         "check": "cmd_upkeep",

@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem, ShellComplete, add_completion
 
 from pipegrid.cli.command_job import GridJob, Invocation
 from pipegrid.cli.console import Console
-from pipegrid.cli.startup.fast_args import COMPLETION
+from pipegrid.cli.startup.fast_mirror_args import COMPLETION
 from pipegrid.core import caps
 from pipegrid.core.text import CAP_STARTS
 from pipegrid.errors import UsageError

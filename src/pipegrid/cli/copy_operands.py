@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.tree.copy_to_grid import Copier, Item
     from pipegrid.tree.directory import Child
-    from pipegrid.tree.directory_descriptor import DirectoryFd
+    from pipegrid.tree.local_directory_descriptor import DirectoryFd
     from pipegrid.tree.tree_grid import Grid
 
 

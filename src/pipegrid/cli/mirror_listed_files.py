@@ -12,10 +12,10 @@ from pipegrid.cli.mirror_options import MirrorOptions, MirrorProgress, RunOutcom
 from pipegrid.errors import SourceError, UsageError
 from pipegrid.mirror import (
     destination,
+    fetch_run,
+    file_list_format,
     local_check,
     manifest,
-    mirror_list_format,
-    mirror_run,
     preconnect_mirrors,
 )
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pipegrid.grid import Grid
     from pipegrid.mirror.archive_file import ArchiveFile
     from pipegrid.mirror.destination import Destination
-    from pipegrid.mirror.mirror_run import MirrorRun
+    from pipegrid.mirror.fetch_run import MirrorRun
 
 
 def list_job(file: str, dest: str, jobs: int, fetching: MirrorOptions) -> ReactorJob | GridJob:
@@ -66,7 +66,7 @@ class ListRun:
             if target is None:
                 target = destination.Destination(self._dest)
                 stack.callback(target.close)
-            work = mirror_run.MirrorRun(
+            work = fetch_run.MirrorRun(
                 target,
                 addresses,
                 local_check.VerifyPolicy(fetching.paranoid, fetching.sample_share),
@@ -205,7 +205,7 @@ class ListRun:
         """Yield the files in the list, from its beginning."""
 
         source.seek(0)
-        yield from mirror_list_format.read_list(mirror_list_format.lines_of(source), self._file)
+        yield from file_list_format.read_list(file_list_format.lines_of(source), self._file)
 
 
 def _look_of(source: BinaryIO) -> tuple[int, int]:

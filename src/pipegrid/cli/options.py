@@ -11,7 +11,7 @@ import click
 
 from pipegrid.cli import completion
 from pipegrid.cli.command_job import Invocation
-from pipegrid.cli.startup.fast_args import JSON, QUIET, Option
+from pipegrid.cli.startup.fast_mirror_args import JSON, QUIET, Option
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
 from pipegrid.flow import rate_timetable

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from pipegrid.core.text import amount
 from pipegrid.disk.part_file import PartFile
 from pipegrid.transfer.results import GetResult
-from pipegrid.tree import directory_descriptor
+from pipegrid.tree import local_directory_descriptor
 
 if TYPE_CHECKING:
-    from pipegrid.tree.directory_descriptor import DirectoryFd
+    from pipegrid.tree.local_directory_descriptor import DirectoryFd
 
 Say = Callable[[str], object]
 
@@ -83,4 +83,4 @@ def _part(path: str, force: bool, resume: bool, home: DirectoryFd | None) -> Par
     if home is None:
         return PartFile(path, force, resume)
 
-    return directory_descriptor.DirectoryPartFile(home, path, force, keeps_mode=True)
+    return local_directory_descriptor.DirectoryPartFile(home, path, force, keeps_mode=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twisted.python.failure import Failure
 
-from pipegrid.cli import cap_file, cap_lookup, destination_child
-from pipegrid.cli.cap_file import as_line, keep_caps, print_cap
+from pipegrid.cli import cap_list_files, cap_lookup, destination_child
+from pipegrid.cli.cap_list_files import as_line, keep_caps, print_cap
 from pipegrid.cli.console import Console, source_of
 from pipegrid.cli.error_report import ExitStatus, UnprintedCap, one_status
 from pipegrid.cli.progress_bar import ProgressBar
@@ -258,7 +258,7 @@ def _show(console: Console, keep_in: Path | None, file: str, cap: Cap, read_only
     if keep_in is None:
         console.result(text, fields)
     else:
-        cap_file.print_cap(console, keep_in, text, fields, str(cap), file)
+        cap_list_files.print_cap(console, keep_in, text, fields, str(cap), file)
 
 
 def _name_of(file: str) -> str | None:

@@ -18,7 +18,7 @@ from pipegrid.disk.atomic_write import replace_file
 from pipegrid.disk.private_files import make_directory
 from pipegrid.errors import UsageError
 from pipegrid.grid import storage_server_settings
-from pipegrid.grid.servers_yaml import read_bounded
+from pipegrid.grid.servers_and_introducers_yaml import read_bounded
 from pipegrid.server.onion_service import KEY_NAME
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from pipegrid.core import encoding_parameters
 from pipegrid.errors import SinkError, UsageError
 from pipegrid.speedtest import (
     child_processes,
-    emulated_links,
     html_report,
+    link_proxies,
     output_formats,
     raw_tcp_baseline,
     responder_client,
@@ -222,7 +222,7 @@ def link_of(given: dict[str, Any]) -> EmulatedLink | None:
         return None
     if profile is None and not any(details):
         profile = DEFAULT_LINK
-    return emulated_links.make_link(profile, *details)
+    return link_proxies.make_link(profile, *details)
 
 
 def params_of(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from pipegrid.cli import cap_file, cap_lookup, progress_bar
-from pipegrid.cli.cap_file import as_line
+from pipegrid.cli import cap_list_files, cap_lookup, progress_bar
+from pipegrid.cli.cap_list_files import as_line
 from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import read_given
 from pipegrid.cli.error_report import ExitStatus, one_status, with_options
@@ -21,9 +21,9 @@ from pipegrid.tree import file_selection, ignore_patterns, tree_upload
 
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
-    from pipegrid.tree.directory_descriptor import DirectoryFd
     from pipegrid.tree.extended_metadata import MetadataLosses
     from pipegrid.tree.file_metadata import Modes
+    from pipegrid.tree.local_directory_descriptor import DirectoryFd
     from pipegrid.tree.metadata_restore import ExtendedRestore
     from pipegrid.tree.tree_download import TreeGetResult
     from pipegrid.tree.tree_grid import Grid
@@ -509,7 +509,7 @@ async def put_trees(
         }
         text = as_line(cap, directory) if with_names else cap
         if options.get("random_key"):
-            cap_file.print_cap(console, grid.config.directory, text, fields, cap, directory)
+            cap_list_files.print_cap(console, grid.config.directory, text, fields, cap, directory)
         else:
             console.result(text, fields)
     if all_met:

@@ -32,7 +32,7 @@ from pipegrid.disk.atomic_write import replace_file
 from pipegrid.disk.directory_claim import DirectoryClaim
 from pipegrid.errors import UsageError
 from pipegrid.gateway.gateway_settings import GatewaySettings, SftpSettings
-from pipegrid.gateway.http_server import GatewaySite
+from pipegrid.gateway.http_site import GatewaySite
 from pipegrid.gateway.request_origin import LOOPBACK
 from pipegrid.gateway.restic.restic_resource import restic_resource
 from pipegrid.gateway.root_resource import Monitoring, SiteParts, root_resource

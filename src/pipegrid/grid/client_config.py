@@ -26,7 +26,7 @@ from pipegrid.grid.client_paths import (
     is_configured,
     state_directory,
 )
-from pipegrid.grid.servers_yaml import (
+from pipegrid.grid.servers_and_introducers_yaml import (
     Introducers,
     StaticServers,
     load_introducers,

@@ -39,7 +39,11 @@ from pipegrid.grid.client_paths import (
     aside_of,
     is_configured,
 )
-from pipegrid.grid.servers_yaml import IntroducerAddress, load_introducers, load_static_servers
+from pipegrid.grid.servers_and_introducers_yaml import (
+    IntroducerAddress,
+    load_introducers,
+    load_static_servers,
+)
 from pipegrid.grid.strict_config import read_config, settings_in
 from pipegrid.grid.tor_socks_settings import settings_to_copy
 from pipegrid.wire.announcements import KnownServer

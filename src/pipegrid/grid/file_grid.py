@@ -786,7 +786,7 @@ class FetchingGrid(FileGrid):
     ) -> GetResult:
         """Fetch a range, once more from the beginning if servers were found that were not known before."""
         from pipegrid.transfer.get.download import Download
-        from pipegrid.transfer.get.share_readers import DownloadRequest
+        from pipegrid.transfer.get.share_downloads import DownloadRequest
 
         delivered = False
 

@@ -16,7 +16,7 @@ from foolscap.api import Referenceable
 from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
-from pipegrid.grid.servers_yaml import IntroducerAddress
+from pipegrid.grid.servers_and_introducers_yaml import IntroducerAddress
 from pipegrid.reactor.deferreds import as_deferred
 from pipegrid.version import __version__
 from pipegrid.wire.announcements import (

@@ -25,7 +25,7 @@ from pipegrid.core.text import counted
 from pipegrid.disk.atomic_write import replace_file
 from pipegrid.errors import UsageError
 from pipegrid.grid.introducer_client import IntroducerCallbacks, IntroducerClient, IntroducerStatus
-from pipegrid.grid.servers_yaml import IntroducerAddress, read_bounded
+from pipegrid.grid.servers_and_introducers_yaml import IntroducerAddress, read_bounded
 from pipegrid.grid.strict_config import parse_yaml
 from pipegrid.reactor.deferreds import timeout_or
 from pipegrid.wire.announcements import (

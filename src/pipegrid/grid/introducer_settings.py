@@ -19,7 +19,7 @@ from pipegrid.grid.client_paths import (
     TAHOE_CONFIG_NAME,
     default_directory,
 )
-from pipegrid.grid.servers_yaml import read_bounded
+from pipegrid.grid.servers_and_introducers_yaml import read_bounded
 from pipegrid.grid.strict_config import RefusedSetting, SettingsFile, read_config
 from pipegrid.grid.tahoe_settings_check import check
 from pipegrid.grid.tor_socks_settings import FALSE, TRUE

@@ -14,7 +14,7 @@ from pipegrid.core import base32
 from pipegrid.core.caps import DirectoryCap, parse_cap
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import CapError, InvitationError, UsageError
-from pipegrid.grid.servers_yaml import MAX_INTRODUCERS, IntroducerAddress
+from pipegrid.grid.servers_and_introducers_yaml import MAX_INTRODUCERS, IntroducerAddress
 from pipegrid.wire import server_address
 from pipegrid.wire.announcements import BUNDLES, FURL, NURLS, SEED, KnownServer, describe, printable
 from pipegrid.wire.grid_manager_certificates import CERTIFICATES, ManagerKey, parse_manager_key

@@ -31,7 +31,7 @@ from pipegrid.grid.client_paths import (
     is_configured,
 )
 from pipegrid.grid.invitation import GridNumbers, Invitation, entries_of
-from pipegrid.grid.servers_yaml import (
+from pipegrid.grid.servers_and_introducers_yaml import (
     IntroducerAddress,
     Introducers,
     parse_static_servers,

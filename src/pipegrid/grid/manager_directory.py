@@ -31,7 +31,7 @@ from pipegrid.disk.file_system_calls import FULL
 from pipegrid.disk.private_files import make_directory
 from pipegrid.disk.safe_open import CannotLock, open_locked, read_file
 from pipegrid.errors import SinkError, UsageError
-from pipegrid.storage.lease_clock import why_wrong
+from pipegrid.storage.lease_check_log import why_wrong
 from pipegrid.wire.announcements import AnnouncementKey, make_signing_key, parse_signing_key
 from pipegrid.wire.grid_manager_certificates import (
     ManagerKey,

@@ -40,8 +40,8 @@ from pipegrid.wire.announcements import KnownServer
 from pipegrid.wire.grid_manager_certificates import Certification, certified_by
 
 if TYPE_CHECKING:
-    from pipegrid.grid.embedded_grid import OpenLocalGrid
     from pipegrid.grid.introducer_discovery import Discovery
+    from pipegrid.grid.local_grid import OpenLocalGrid
     from pipegrid.reactor.preconnect import Preconnector
 
 
@@ -296,7 +296,7 @@ class _Opener:
     def finished(self, peer: Peer) -> Peer:
         """Return a peer with the settings that all peers of the grid have."""
         if self._tracer is not None:
-            from pipegrid.grid.grid_trace import TracedServer
+            from pipegrid.grid.server_tracing import TracedServer
 
             peer.server = TracedServer(peer.server, self._tracer)
         if self._fixed_window_bytes is not None:
@@ -313,7 +313,7 @@ def _open_local(
 ) -> OpenLocalGrid | None:
     if grid is None:
         return None
-    from pipegrid.grid.embedded_grid import open_local  # imports the storage server
+    from pipegrid.grid.local_grid import open_local  # imports the storage server
 
     local = open_local(reactor, grid)
     for peer in local.peers:
@@ -391,6 +391,6 @@ def _start(
 def _workers(reactor: Any, tracer: Tracing | None) -> CpuWorkers:
     if tracer is None:
         return Workers(reactor)
-    from pipegrid.grid.grid_trace import TracedWorkers
+    from pipegrid.grid.server_tracing import TracedWorkers
 
     return TracedWorkers(Workers(reactor), tracer)

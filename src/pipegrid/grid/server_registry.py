@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable
 
 from twisted.internet.defer import Deferred
 
-from pipegrid.grid.servers_yaml import same_address
+from pipegrid.grid.servers_and_introducers_yaml import same_address
 from pipegrid.transfer.peers import Peer
 from pipegrid.transfer.results import ServerStatus
 from pipegrid.wire.announcements import KnownServer

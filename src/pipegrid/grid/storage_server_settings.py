@@ -15,7 +15,7 @@ from pipegrid.errors import UsageError
 from pipegrid.grid.client_config import nickname_of, old_introducer, parse_kept
 from pipegrid.grid.client_paths import TAHOE_CONFIG_NAME, expanded, is_configured
 from pipegrid.grid.introducer_settings import TAC_NAME
-from pipegrid.grid.servers_yaml import load_introducers, read_bounded
+from pipegrid.grid.servers_and_introducers_yaml import load_introducers, read_bounded
 from pipegrid.grid.strict_config import SettingsFile
 from pipegrid.grid.tahoe_settings_check import checked_config
 from pipegrid.grid.tor_socks_settings import (
@@ -32,7 +32,7 @@ from pipegrid.reactor.connection_policy import (
     RefusedWay,
     parse_proxy_address,
 )
-from pipegrid.reactor.tor_control import TorControl
+from pipegrid.reactor.tor_control_port import TorControl
 from pipegrid.server.identity import INTRODUCER_FURL_NAME, load_furl
 from pipegrid.server.listener import MAX_CONNECTIONS
 from pipegrid.server.onion_service import KEY_NAME, OnionSettings

@@ -23,7 +23,7 @@ from pipegrid.errors import UsageError
 from pipegrid.reactor.connection_policy import ProxyAddress, parse_proxy_address
 from pipegrid.reactor.process_settings import TOR_START
 from pipegrid.reactor.tcp_socks5_endpoints import ProxyError
-from pipegrid.reactor.tor_control import CONTROL_S, connect_control, listeners_in, reason_of
+from pipegrid.reactor.tor_control_port import CONTROL_S, connect_control, listeners_in, reason_of
 
 START_S = 180.0
 """How long Tor may take until it can be used; the first time it fetches a directory of relays."""

@@ -161,7 +161,7 @@ def launched_tor(parser: SettingsFile) -> LaunchedTor:
     """
     # Most clients start no Tor.
     from pipegrid.grid.tor_process import LaunchedTor
-    from pipegrid.reactor.tor_control import MISSING_LIBRARY
+    from pipegrid.reactor.tor_control_port import MISSING_LIBRARY
 
     if find_spec("txtorcon") is None:
         raise RefusedSetting(f"{MISSING_LIBRARY}; or set [tor] socks.port; {_SENT}")
@@ -174,7 +174,7 @@ def launched_tor(parser: SettingsFile) -> LaunchedTor:
 
 def _found_by_control(control: ProxyAddress) -> Find:
     # Most clients do not use a control port.
-    from pipegrid.reactor.tor_control import MISSING_LIBRARY, TorControl
+    from pipegrid.reactor.tor_control_port import MISSING_LIBRARY, TorControl
 
     if find_spec("txtorcon") is None:
         raise RefusedSetting(f"{MISSING_LIBRARY}; or set [tor] socks.port; {_SENT}")

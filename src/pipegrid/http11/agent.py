@@ -39,7 +39,7 @@ from pipegrid.http11.endpoints import ProxyEndpoints, StandardEndpoints
 from pipegrid.http11.exchange import AgentClosed, Exchange
 from pipegrid.http11.host_pool import HostPool
 from pipegrid.http11.proxy_settings import Proxy
-from pipegrid.http11.request_body import framing_of
+from pipegrid.http11.request_body_sender import framing_of
 from pipegrid.http11.response_parser import ResponseHead
 from pipegrid.reactor.deferreds import check_own_thread
 

@@ -15,7 +15,7 @@ from pipegrid.http11.response_parser import ResponseParser
 from pipegrid.reactor.tcp_transport import Buffer, send_now, socket_of
 
 if TYPE_CHECKING:
-    from pipegrid.http11.request_body import BodySender
+    from pipegrid.http11.request_body_sender import BodySender
 
 PIECE_BYTES = 112 * 1024
 """The size of one write: whole TLS records, and with a request's head not above 128 KiB."""
@@ -199,7 +199,7 @@ class RequestWriter:
 
     def _begin_body(self, exchange: Exchange) -> None:
         # Storage servers get no such bodies, and these need more of Twisted.
-        from pipegrid.http11.request_body import BodySender
+        from pipegrid.http11.request_body_sender import BodySender
 
         self._sender = BodySender(self, exchange, self._server)
         if exchange.expects_continue:

@@ -29,10 +29,10 @@ from pipegrid.mirror.archive_file import (
 from pipegrid.mirror.archive_to_grid import is_index
 from pipegrid.mirror.debian_release_files import remove_in_order
 from pipegrid.mirror.destination import Destination, hash_file
+from pipegrid.mirror.file_list_format import lines_of, read_list
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, Report
 from pipegrid.mirror.manifest import begin_manifest
 from pipegrid.mirror.mirror_api import Mirror
-from pipegrid.mirror.mirror_list_format import lines_of, read_list
 from pipegrid.mirror.twisted_driver import LOOKED_AT_ONCE
 from pipegrid.reactor.deferreds import gather
 
@@ -73,7 +73,7 @@ class FileOfEntries:
     A list in a file, which can be read repeatedly; it is never in memory as a whole.
 
     Args:
-        file: in the format of ``mirror_list_format``; not read by others meanwhile.
+        file: in the format of ``file_list_format``; not read by others meanwhile.
     """
 
     def __init__(self, file: BinaryIO) -> None:

@@ -31,9 +31,9 @@ from pipegrid.mirror.archive_file import (
 )
 from pipegrid.mirror.debian_index_selection import base_of
 from pipegrid.mirror.debian_release_files import OWN
+from pipegrid.mirror.file_list_format import list_line
 from pipegrid.mirror.manifest import read_manifest
 from pipegrid.mirror.mirror_api import Mirror
-from pipegrid.mirror.mirror_list_format import list_line
 
 # A mirror's files in a storage grid: one cap from which all of them can be restored.
 #

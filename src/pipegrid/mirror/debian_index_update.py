@@ -19,8 +19,8 @@ from pipegrid.mirror.file_scheduler import Report
 from pipegrid.mirror.pdiff import MAX_PATCHES, apply_patches
 
 if TYPE_CHECKING:
+    from pipegrid.mirror.epoll_response_head import SmallResponses
     from pipegrid.mirror.local_check import MirrorEntry
-    from pipegrid.mirror.response_head import SmallResponses
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -9,10 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pipegrid.mirror.archive_file import MAX_UNTOLD_BYTES
-from pipegrid.mirror.epoll_socket_cache import PAGE_BYTES, Page
-from pipegrid.mirror.file_scheduler import FetchJob
-from pipegrid.mirror.host_scheduler import HostSchedule, ScheduledConnection
-from pipegrid.mirror.response_head import (
+from pipegrid.mirror.connection_scheduler import HostSchedule, ScheduledConnection
+from pipegrid.mirror.epoll_response_head import (
     LF_ALONE,
     MAX_HEAD_BYTES,
     REDIRECTS,
@@ -22,6 +20,8 @@ from pipegrid.mirror.response_head import (
     judge,
     parse_head,
 )
+from pipegrid.mirror.epoll_socket_cache import PAGE_BYTES, Page
+from pipegrid.mirror.file_scheduler import FetchJob
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from functools import cached_property, partial
 from itertools import islice
 
 from pipegrid.mirror.archive_file import ArchiveFile
+from pipegrid.mirror.connection_scheduler import FetchSchedule, HostSchedule
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.epoll_connection import Connection, Lost
+from pipegrid.mirror.epoll_response_head import UnsupportedResponse
 from pipegrid.mirror.epoll_socket_cache import SocketCache, securing
 from pipegrid.mirror.file_scheduler import FetchJob, Scheduler, Tally
-from pipegrid.mirror.host_scheduler import FetchSchedule, HostSchedule
 from pipegrid.mirror.mirror_urls import Address, RedirectRefused
 from pipegrid.mirror.preconnect_mirrors import begin, place_of
-from pipegrid.mirror.response_head import UnsupportedResponse
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pipegrid.mirror import HIDDEN, MANIFEST, NEW_MANIFEST
 from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.mirror_list_format import MAX_LINE_BYTES, lines_of, list_line, read_list
+from pipegrid.mirror.file_list_format import MAX_LINE_BYTES, lines_of, list_line, read_list
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ PIECE_BYTES = 32 << 10
 
 
 def write_manifest(destination: Destination, entries: Iterable[ArchiveFile]) -> None:
-    """Record the files of a complete run, in the format of ``mirror_list_format``; atomically."""
+    """Record the files of a complete run, in the format of ``file_list_format``; atomically."""
     for _ in noting(destination, entries):
         pass
     keep_manifest(destination)

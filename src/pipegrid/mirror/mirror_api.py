@@ -29,14 +29,15 @@ from pipegrid.errors import ServerError, UsageError
 from pipegrid.http11 import HostPool, Limits, RawRequest, RawResponse, StandardEndpoints
 from pipegrid.http11.endpoints import tunnelled
 from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
+from pipegrid.mirror.connection_scheduler import SmallRoutes
 from pipegrid.mirror.credentials import TlsFiles
 from pipegrid.mirror.destination import Destination, ReadOnlyDestination
+from pipegrid.mirror.epoll_response_head import BUSY, REDIRECTS, SmallResponses, may_be
 from pipegrid.mirror.epoll_socket_cache import can_use_epoll
+from pipegrid.mirror.fetch_run import MirrorRun
 from pipegrid.mirror.file_scheduler import Report
-from pipegrid.mirror.host_scheduler import SmallRoutes
 from pipegrid.mirror.local_check import MirrorEntry, VerifyPolicy
 from pipegrid.mirror.manifest import write_manifest
-from pipegrid.mirror.mirror_run import MirrorRun
 from pipegrid.mirror.mirror_urls import (
     Address,
     FileRoute,
@@ -44,7 +45,6 @@ from pipegrid.mirror.mirror_urls import (
     RedirectRefused,
     small_request,
 )
-from pipegrid.mirror.response_head import BUSY, REDIRECTS, SmallResponses, may_be
 from pipegrid.mirror.twisted_driver import CONNECTIONS, SyncOptions, TwistedDriver
 from pipegrid.mirror.twisted_file_store import retry_after_s
 from pipegrid.mirror.verify import verify

@@ -12,15 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from pipegrid.disk.durability import Policy
 from pipegrid.mirror.archive_file import MirrorError
+from pipegrid.mirror.connection_scheduler import SmallRoutes
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.epoll_socket_cache import SocketCache, securing
-from pipegrid.mirror.file_scheduler import Report
-from pipegrid.mirror.host_scheduler import SmallRoutes
-from pipegrid.mirror.local_check import MirrorEntry, VerifyPolicy
-from pipegrid.mirror.mirror_run import MirrorRun
-from pipegrid.mirror.mirror_urls import Address, RedirectRefused, small_request
-from pipegrid.mirror.preconnect_mirrors import begin, place_of
-from pipegrid.mirror.response_head import (
+from pipegrid.mirror.epoll_response_head import (
     LF_ALONE,
     MAX_HEAD_BYTES,
     REDIRECTS,
@@ -30,6 +24,12 @@ from pipegrid.mirror.response_head import (
     may_be,
     parse_head,
 )
+from pipegrid.mirror.epoll_socket_cache import SocketCache, securing
+from pipegrid.mirror.fetch_run import MirrorRun
+from pipegrid.mirror.file_scheduler import Report
+from pipegrid.mirror.local_check import MirrorEntry, VerifyPolicy
+from pipegrid.mirror.mirror_urls import Address, RedirectRefused, small_request
+from pipegrid.mirror.preconnect_mirrors import begin, place_of
 
 if TYPE_CHECKING:
     from pipegrid.mirror.mirror_api import Mirror, SmallFiles

@@ -263,7 +263,7 @@ class QuickCheck:
         Check the files in some lines.
 
         Args:
-            text: whole lines, in the format of ``mirror_list_format``.
+            text: whole lines, in the format of ``file_list_format``.
 
         Returns:
             How many files are unchanged, and their bytes; and the other lines, in order.
@@ -273,7 +273,7 @@ class QuickCheck:
         try:
             *lines, rest = text.decode("utf-8").split("\n")
         except UnicodeDecodeError:
-            from pipegrid.mirror.mirror_list_format import lines_in  # few runs need it
+            from pipegrid.mirror.file_list_format import lines_in  # few runs need it
 
             return 0, 0, lines_in(text)
         last, start, cut = None, -1, 0

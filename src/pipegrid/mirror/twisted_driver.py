@@ -17,10 +17,10 @@ from pipegrid.http11 import Exchange, Limits, Loss, PipelinedConnection, Request
 from pipegrid.http11.dialer import quiet
 from pipegrid.http11.host_pool import HostStats
 from pipegrid.mirror.archive_file import ArchiveFile, kept_first
+from pipegrid.mirror.connection_scheduler import FetchSchedule, HostSchedule, ScheduledConnection
+from pipegrid.mirror.fetch_run import MirrorRun
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, FetchJob, Report
-from pipegrid.mirror.host_scheduler import FetchSchedule, HostSchedule, ScheduledConnection
 from pipegrid.mirror.local_check import MirrorEntry, checked
-from pipegrid.mirror.mirror_run import MirrorRun
 from pipegrid.mirror.mirror_urls import Address, RedirectRefused
 from pipegrid.mirror.twisted_file_store import LIMITS, ArchiveSink, FileExchange, FileReceiver
 from pipegrid.reactor.workers import CpuWorkers

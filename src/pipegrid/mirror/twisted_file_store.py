@@ -19,13 +19,13 @@ from pipegrid.http11 import Exchange, Limits
 from pipegrid.http11.response_parser import ResponseHead
 from pipegrid.mirror.archive_file import ArchiveFile, BadEntry, MirrorError, most_bytes
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.epoll_response_head import BUSY, REDIRECTS, judge
 from pipegrid.mirror.file_scheduler import FetchJob
-from pipegrid.mirror.response_head import BUSY, REDIRECTS, judge
 from pipegrid.reactor.workers import CpuWorkers
 
 if TYPE_CHECKING:
+    from pipegrid.mirror.connection_scheduler import HostSchedule
     from pipegrid.mirror.file_scheduler import Failure
-    from pipegrid.mirror.host_scheduler import HostSchedule
 
 
 # From received bytes to verified files under their names.

@@ -19,10 +19,10 @@ from pipegrid.disk.safe_open import read_file
 from pipegrid.mirror import MANIFEST
 from pipegrid.mirror.archive_file import ArchiveFile, BadEntry, MirrorError
 from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.file_list_format import lines_in, read_list
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, Report
 from pipegrid.mirror.local_check import VerifyPolicy
 from pipegrid.mirror.manifest import ManifestPart, parts_of_manifest, read_pieces
-from pipegrid.mirror.mirror_list_format import lines_in, read_list
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:

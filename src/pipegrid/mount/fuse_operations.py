@@ -25,7 +25,7 @@ from twisted.python.failure import Failure
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.text import printable
 from pipegrid.errors import PipegridError
-from pipegrid.mount.file_contents import FileContents, OpenedFile
+from pipegrid.mount.file_reads import FileContents, OpenedFile
 from pipegrid.mount.mounted_tree import MountedPath, MountedTree
 
 T = TypeVar("T")

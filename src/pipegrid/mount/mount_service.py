@@ -22,9 +22,9 @@ from twisted.internet.defer import CancelledError
 from pipegrid.core.caps import DirectoryCap
 from pipegrid.core.text import printable
 from pipegrid.errors import UsageError
-from pipegrid.mount import mount_point
+from pipegrid.mount import mount_point_checks
 from pipegrid.mount.block_cache import BlockCache
-from pipegrid.mount.file_contents import FileContents
+from pipegrid.mount.file_reads import FileContents
 from pipegrid.mount.fuse_operations import FailureReports, FuseOperations
 from pipegrid.mount.mounted_tree import BackupsRoot, MountedNode, MountedTree
 from pipegrid.reactor.deferreds import Waiters, timeout_or
@@ -146,7 +146,7 @@ class Mount:
             )
         await begun
         path = self._settings.directory
-        await self._grid.workers.run_blocking(lambda _: mount_point.set_read_ahead(path))
+        await self._grid.workers.run_blocking(lambda _: mount_point_checks.set_read_ahead(path))
 
     def _mounted(self) -> None:
         self._is_mounted = True
@@ -159,8 +159,8 @@ class Mount:
             "ro": True,
             "nosuid": True,
             "nodev": True,
-            "fsname": mount_point.FILE_SYSTEM,
-            "subtype": mount_point.FILE_SYSTEM,
+            "fsname": mount_point_checks.FILE_SYSTEM,
+            "subtype": mount_point_checks.FILE_SYSTEM,
             "use_ino": True,
             "attr_timeout": FRESH_S,
             "entry_timeout": FRESH_S,
@@ -218,10 +218,10 @@ class Mount:
         if self.is_running:
             ended = self._ended.wait()
             path = self._settings.directory
-            idle = await self._grid.workers.run_blocking(lambda _: mount_point.unmount(path))
+            idle = await self._grid.workers.run_blocking(lambda _: mount_point_checks.unmount(path))
             if not idle:
                 await self._grid.workers.run_blocking(
-                    lambda _: mount_point.unmount(path, lazy=True)
+                    lambda _: mount_point_checks.unmount(path, lazy=True)
                 )
             if self.is_running:
                 await timeout_or(ended, ENDING_S if idle else 0.5, self._reactor)

@@ -20,7 +20,7 @@ from pipegrid.server.connection_turns import FairTurns
 from pipegrid.server.foolscap.broker import HeldMemory, MessageLimits
 from pipegrid.server.foolscap.port import FoolscapPort
 from pipegrid.server.identity import INTRODUCER_FURL_NAME
-from pipegrid.server.introducer_file import ListingFile
+from pipegrid.server.introducer_announcement_file import ListingFile
 from pipegrid.server.introducer_pages import IntroducerPages
 from pipegrid.server.introducer_service import IntroducerService, LimitedLog
 from pipegrid.server.listener import (

@@ -23,7 +23,7 @@ from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError
 from pipegrid.reactor.connection_policy import Find, ProxyAddress
 from pipegrid.reactor.deferreds import as_deferred
-from pipegrid.reactor.tor_control import (
+from pipegrid.reactor.tor_control_port import (
     CONTROL_ADDRESSES,
     CONTROL_S,
     connect_first,

@@ -35,7 +35,7 @@ from pipegrid.server.foolscap.port import FoolscapPort, ServedObject
 from pipegrid.server.foolscap.remote_objects import FoolscapStorage
 from pipegrid.server.gbs.http_connection import GbsSite
 from pipegrid.server.gbs.storage_operations import GbsService
-from pipegrid.server.introducer_file import MembersIntroducer
+from pipegrid.server.introducer_announcement_file import MembersIntroducer
 from pipegrid.server.listener import (
     MAX_CLOSING,
     MAX_CONNECTIONS,
@@ -47,7 +47,7 @@ from pipegrid.server.onion_service import OnionService, OnionSettings, check_oni
 from pipegrid.server.server_certificates import LOOK_S, CertificateWatch
 from pipegrid.server.storage_clients import LOOK_S as CLIENTS_LOOK_S
 from pipegrid.server.storage_clients import ClientWatch, NamedClient, read_clients
-from pipegrid.storage.lease_clock import NonDecreasingDate, look, why_wrong
+from pipegrid.storage.lease_check_log import NonDecreasingDate, look, why_wrong
 from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.share_store import KEEP_UNFINISHED_S, ShareStore, StoreSettings
 from pipegrid.storage.space_quota import read_note, remove_note

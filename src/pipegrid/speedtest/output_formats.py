@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from pipegrid.speedtest.emulated_links import describe
+from pipegrid.speedtest.link_proxies import describe
 from pipegrid.speedtest.run_results import (
     DIRECTIONS,
     DOWN,

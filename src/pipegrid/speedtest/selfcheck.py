@@ -10,7 +10,7 @@ import attrs
 
 from pipegrid.reactor.deferreds import as_deferred
 from pipegrid.speedtest.child_processes import at_ports
-from pipegrid.speedtest.emulated_links import shape_of, start_proxy
+from pipegrid.speedtest.link_proxies import shape_of, start_proxy
 from pipegrid.speedtest.raw_tcp_baseline import (
     Effort,
     Responder,

@@ -40,7 +40,7 @@ from pipegrid.speedtest.child_processes import (
     make_client,
     server_name,
 )
-from pipegrid.speedtest.emulated_links import RunningProxy, describe, shape_of, start_proxy
+from pipegrid.speedtest.link_proxies import RunningProxy, describe, shape_of, start_proxy
 from pipegrid.speedtest.raw_tcp_baseline import Responder, ping_responders
 from pipegrid.speedtest.responder import RunningResponders, start_responders
 from pipegrid.speedtest.run_results import EmulatedLink, RoundTrip

@@ -20,7 +20,7 @@ from pipegrid.reactor.deferreds import Wakeup, few_at_a_time
 from pipegrid.transfer.check import Check, FoundShares
 from pipegrid.transfer.failure_messages import SearchOutcome, each_once, too_few_shares
 from pipegrid.transfer.get.download import Download
-from pipegrid.transfer.get.share_readers import DownloadRequest
+from pipegrid.transfer.get.share_downloads import DownloadRequest
 from pipegrid.transfer.get.share_search_policy import MAX_QUESTIONS
 from pipegrid.transfer.peers import Peer, TransferContext, ring
 from pipegrid.transfer.put.allocation import AllocationResponse, Allocations

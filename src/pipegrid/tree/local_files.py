@@ -23,7 +23,8 @@ from pipegrid.disk.atomic_write import (
 from pipegrid.disk.file_system_calls import write_all
 from pipegrid.disk.part_file import PartFile, exists_already
 from pipegrid.errors import SinkError, naming
-from pipegrid.tree.directory_descriptor import (
+from pipegrid.tree.file_metadata import RestoredMetadata
+from pipegrid.tree.local_directory_descriptor import (
     DirectoryFd,
     DirectoryPartFile,
     directory_instead,
@@ -31,7 +32,6 @@ from pipegrid.tree.directory_descriptor import (
     link_instead,
     unmade,
 )
-from pipegrid.tree.file_metadata import RestoredMetadata
 from pipegrid.tree.metadata_restore import holes_in
 
 # The local side of fetching a tree: what exists already, and how files, directories and links are created.

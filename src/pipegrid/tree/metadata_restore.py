@@ -14,7 +14,6 @@ from typing import Any, Generic, Literal, TypeVar
 from pipegrid.disk.atomic_write import part_path, remove_part, sync_directory
 from pipegrid.disk.file_system_calls import FULL
 from pipegrid.errors import PipegridError
-from pipegrid.tree.directory_descriptor import DirectoryFd
 from pipegrid.tree.extended_metadata import (
     ACCESS_LIST,
     DEFAULT_LIST,
@@ -27,6 +26,7 @@ from pipegrid.tree.extended_metadata import (
     stored_names,
     with_owners,
 )
+from pipegrid.tree.local_directory_descriptor import DirectoryFd
 
 # What is restored without being asked for cannot give another user's tree any right: attributes of the kind
 # ``user``, access control lists, owners. Attributes that do (``security.capability``, ``trusted``) need

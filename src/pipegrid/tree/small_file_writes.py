@@ -14,8 +14,8 @@ from pipegrid.disk.atomic_write import sync_directory, unnamed_sync
 from pipegrid.disk.file_system_calls import begin_writing
 from pipegrid.errors import PipegridError
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.tree.directory_descriptor import DirectoryFd, failed
 from pipegrid.tree.file_metadata import RestoredMetadata
+from pipegrid.tree.local_directory_descriptor import DirectoryFd, failed
 from pipegrid.tree.local_files import TreePart, UnnamedFile, is_sparse, tree_part
 from pipegrid.tree.metadata_restore import gives_lists
 

@@ -25,10 +25,10 @@ from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.results import Progress
 from pipegrid.transfer.settings import Limits
 from pipegrid.tree import local_files
-from pipegrid.tree.directory_descriptor import DirectoryFd, failed
 from pipegrid.tree.directory_reading import ListingLimits
 from pipegrid.tree.extended_metadata import MetadataLosses
 from pipegrid.tree.file_metadata import Modes, RestoredMetadata, restored
+from pipegrid.tree.local_directory_descriptor import DirectoryFd, failed
 from pipegrid.tree.local_files import NameCollisions, local_name
 from pipegrid.tree.metadata_restore import ExtendedRestore, LinkedFiles, is_one_file, link_file
 from pipegrid.tree.retry_queue import MOST, RetryQueue, wants_servers

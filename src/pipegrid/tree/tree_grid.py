@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from pipegrid.transfer.settings import UpkeepSettings
     from pipegrid.transfer.upkeep import UpkeepOutcome
     from pipegrid.tree.directory import Directory
-    from pipegrid.tree.directory_descriptor import DirectoryFd
     from pipegrid.tree.directory_reading import Listing, ListingLimits
     from pipegrid.tree.file_metadata import Modes
     from pipegrid.tree.file_selection import TreeSelection
     from pipegrid.tree.grid_paths import PathEnd
+    from pipegrid.tree.local_directory_descriptor import DirectoryFd
     from pipegrid.tree.metadata_restore import ExtendedRestore
     from pipegrid.tree.tree_check import FirstMet as Met
     from pipegrid.tree.tree_check import TreeSummary

@@ -19,7 +19,7 @@ from pipegrid.core import base32
 from pipegrid.core.caps import Cap, DirectoryCap
 from pipegrid.core.mutable import keys
 from pipegrid.gateway.gateway_settings import GatewayLimits, GatewaySettings
-from pipegrid.gateway.http_server import GatewayRequest, GatewaySite
+from pipegrid.gateway.http_site import GatewayRequest, GatewaySite
 from pipegrid.gateway.root_resource import Monitoring, root_resource
 from pipegrid.gateway.transfer_records import RecordedGrid
 from pipegrid.gateway.web_api.check_json import storage_index_text

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.testing import StringTransport
 
 from pipegrid.gateway.gateway_settings import GatewayLimits, GatewaySettings
-from pipegrid.gateway.http_server import GatewaySite
+from pipegrid.gateway.http_site import GatewaySite
 from pipegrid.gateway.root_resource import Monitoring, root_resource
 from pipegrid.gateway.transfer_records import RecordedGrid
 from tests.gateway.gateway_world import GatewayTestCase

@@ -23,7 +23,7 @@ from pipegrid.cli.command_job import (
 )
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, Interrupted, sentence
-from pipegrid.cli.startup.fast_args import plain_job
+from pipegrid.cli.startup.fast_mirror_args import plain_job
 from pipegrid.cli.startup.lazy_modules import install_lazy_modules, tls_put_off
 from pipegrid.disk.interruptible_pipe_writes import end_waiting
 from pipegrid.errors import SinkError

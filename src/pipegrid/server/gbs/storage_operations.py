@@ -36,6 +36,7 @@ from pipegrid.server.gbs.body_receivers import (
     Write,
 )
 from pipegrid.server.gbs.bundles import Bundle, ReadBundle
+from pipegrid.server.gbs.read_test_write_requests import SlotChangeCall, SlotHandlers, SlotQueue
 from pipegrid.server.gbs.request_check import (
     AdmittedRequest,
     KnownSecrets,
@@ -44,7 +45,6 @@ from pipegrid.server.gbs.request_check import (
     admit,
 )
 from pipegrid.server.gbs.responses import Answer
-from pipegrid.server.gbs.slot_requests import SlotChangeCall, SlotHandlers, SlotQueue
 from pipegrid.server.gbs.surveys import LeaseReleasesCall, Survey
 from pipegrid.storage.share_reader import ShareReader
 from pipegrid.storage.share_store import ShareStore

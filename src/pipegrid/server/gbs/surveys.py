@@ -14,9 +14,9 @@ from twisted.python.failure import Failure
 from pipegrid.core.hashes import Buffer
 from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.body_receivers import InSteps, ReadService, read_part, reason_of
+from pipegrid.server.gbs.read_test_write_requests import SlotQueue
 from pipegrid.server.gbs.request_check import Operation, Rule
 from pipegrid.server.gbs.responses import Answer
-from pipegrid.server.gbs.slot_requests import SlotQueue
 from pipegrid.wire import gbs_surveys_releases
 from pipegrid.wire.gbs_surveys_releases import LEASE_NOT_ASKED, Question, SurveyAnswer
 from pipegrid.wire.storage_messages import (

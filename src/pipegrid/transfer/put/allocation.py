@@ -12,8 +12,8 @@ from twisted.python.failure import Failure
 from pipegrid.errors import NoSpace, QuotaReached, ServerError
 from pipegrid.transfer import failure_messages
 from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.put.client_put_state import ASK_S, FullServers
 from pipegrid.transfer.put.file_key import ShareSet
-from pipegrid.transfer.put.put_context import ASK_S, FullServers
 from pipegrid.wire.storage_messages import Allocation, ServerVersion, UploadSecrets
 
 # Allocation requests of one upload; their responses are kept until the upload takes them.

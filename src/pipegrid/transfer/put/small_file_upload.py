@@ -14,8 +14,8 @@ from pipegrid.core import encoder
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.placement import servers_of_happiness
 from pipegrid.transfer.peers import Peer, ring
+from pipegrid.transfer.put.client_put_state import PutContext
 from pipegrid.transfer.put.file_key import KeyedFile
-from pipegrid.transfer.put.put_context import PutContext
 from pipegrid.transfer.results import ProgressReport, PutReports, PutResult
 from pipegrid.transfer.time_limits import last_activity_s
 from pipegrid.wire.storage_messages import Allocation, Stored, WriteAnswer

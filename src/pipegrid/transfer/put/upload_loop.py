@@ -17,9 +17,9 @@ from pipegrid.transfer.failure_messages import PlacementOutcome, not_spread, too
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.put.allocation import AllocationResponse, Allocations, Refusals
 from pipegrid.transfer.put.ask_first_policy import FinalByteHold, PlacementHistory
+from pipegrid.transfer.put.client_put_state import ASK_S, PutContext
 from pipegrid.transfer.put.encode_ahead import Segments
 from pipegrid.transfer.put.file_key import KeyedFile, ShareSet, ShareTarget
-from pipegrid.transfer.put.put_context import ASK_S, PutContext
 from pipegrid.transfer.put.share_assignment import UploadPlan
 from pipegrid.transfer.put.share_tracker import ActiveShares, StoredShares
 from pipegrid.transfer.put.share_upload import ShareState, ShareUpload, is_unexplained

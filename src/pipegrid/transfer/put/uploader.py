@@ -16,9 +16,9 @@ from pipegrid.reactor.deferreds import Deadlines, PerTurnLimit
 from pipegrid.transfer.failure_messages import too_few_servers
 from pipegrid.transfer.peers import TransferContext
 from pipegrid.transfer.put.ask_first_policy import PlacementHistory
+from pipegrid.transfer.put.client_put_state import FullServers, PutContext
 from pipegrid.transfer.put.encode_ahead import DEPTH
 from pipegrid.transfer.put.file_key import KeyedFile, KeyNote, KeyNotes, with_key
-from pipegrid.transfer.put.put_context import FullServers, PutContext
 from pipegrid.transfer.put.small_file_upload import Handover, put_whole
 from pipegrid.transfer.put.source import (
     BytesSource,

@@ -19,10 +19,10 @@ from pipegrid.core.caps import Cap, immutable_size
 from pipegrid.core.text import printable
 from pipegrid.errors import SinkError, UsageError
 from pipegrid.grid.client_config import GridConfig
-from pipegrid.tree.directory_descriptor import DirectoryFd
 from pipegrid.tree.directory_reading import Entry, ReadsFiles
 from pipegrid.tree.file_metadata import RestoredMetadata, entry_name, restored
 from pipegrid.tree.file_selection import TreeSelection
+from pipegrid.tree.local_directory_descriptor import DirectoryFd
 from pipegrid.tree.local_files import local_name
 from pipegrid.tree.local_walk import own_directories
 from pipegrid.tree.walk import Found, Unreadable, walk

@@ -297,7 +297,7 @@ async def start_proxy(
 ) -> RunningProxy:
     """Start a process that relays to each target (host, port) over one shared link."""
     job = {"shape": attrs.asdict(shape), "targets": list(targets)}
-    child = await start_child(reactor, "pipegrid.speedtest.emulated_links", job)
+    child = await start_child(reactor, "pipegrid.speedtest.link_proxies", job)
     return RunningProxy([int(port) for port in child.said], child)
 
 

@@ -13,9 +13,9 @@ import attrs
 
 from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
-from pipegrid.speedtest.build_comparison import compare
 from pipegrid.speedtest.report_figures import digits, rate
 from pipegrid.speedtest.report_figures import seconds as duration
+from pipegrid.speedtest.run_comparison import compare
 from pipegrid.speedtest.run_results import SCENARIO, Measurement, Run, parse_run
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
