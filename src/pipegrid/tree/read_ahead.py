@@ -233,8 +233,11 @@ class _ReadAhead:
         ready = [each for each in self._waiting if self._complete or each[1] <= self.end]
         if ready:
             self._waiting = [each for each in self._waiting if each not in ready]
-            for start, end, waiting in ready:
-                waiting.callback(_cut(self._pieces, self.start, start, end))
+            # All are cut first: whoever gets its bytes may read elsewhere, close the file, or cancel others.
+            found = [_cut(self._pieces, self.start, start, end) for start, end, _ in ready]
+            for (*_, waiting), pieces in zip(ready, found, strict=True):
+                if not waiting.called:
+                    waiting.callback(pieces)
         least = min((each[0] for each in self._waiting), default=self._wanted_end)
         least -= self._space.behind_bytes
         with self._lock:
