@@ -161,9 +161,8 @@ def measure(root: Path, options: argparse.Namespace, stack: ExitStack) -> dict[s
         path = point / "tree/latest/large"
         wrong, random_s = wrong_reads(path, source, options.seed)
         differs = subprocess.run(["cmp", str(path), str(source)], check=False).returncode
-        for (
-            process
-        ) in servers.processes:  # the client's directory stays: it has the list of backups
+        # The client's directory stays: it has the list of backups.
+        for process in servers.processes:
             process.terminate()
         for process in servers.processes:
             process.wait(START_S)

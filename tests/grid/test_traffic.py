@@ -5,16 +5,20 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
-from twisted.internet.defer import CancelledError
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap
 from pipegrid.core.decoder import Decoder
 from pipegrid.errors import UsageError
 from pipegrid.transfer.get import download, share_downloads
+from pipegrid.transfer.results import Traffic
 from pipegrid.wire.storage_messages import ServerIdentity
 from tests.transport.gbs_world import GbsWorld, make_grid
 
@@ -103,6 +107,67 @@ class TrafficTests(SynchronousTestCase):
             )
             for number in lost:
                 self.world.servers[number].host.restart()
+
+    def test_a_put_of_what_is_there(self) -> None:
+        """No server takes anything, though each gets a small file together with the question for it."""
+        for size in (SMALL, LARGE):
+            self.world.run(self.grid.put(content(size)))
+            result = self.world.run(self.grid.put(content(size), traffic=self.note))
+            self.assertEqual((result.shares_placed, self.sizes()), ({}, {}))
+
+    def transfers(self, traffic: Traffic) -> list[Callable[[], Deferred[Any]]]:
+        """Return what begins a transfer of each kind, all of which report to this function."""
+        small, large = (self.world.run(self.grid.put(content(size))).cap for size in (SMALL, LARGE))
+        self.read_directly(small)
+        return [
+            partial(self.grid.read, small, traffic=traffic),
+            partial(self.grid.read, large, traffic=traffic),
+            partial(self.grid.put, content(SMALL), random_key=True, traffic=traffic),
+            partial(self.grid.put, content(LARGE), random_key=True, traffic=traffic),
+        ]
+
+    def failure_of(self, running: Deferred[Any]) -> Failure:
+        """Return how a transfer fails."""
+        failures: list[Failure] = []
+        self.world.run(running.addErrback(failures.append))
+        [failure] = failures
+        return failure
+
+    def test_giving_up_in_a_report(self) -> None:
+        """Whoever is told may cancel then and there, at any burst, and is told nothing more."""
+        running: list[Deferred[Any]] = []
+
+        def stop(*told: Any) -> None:
+            self.note(*told)
+            if len(self.noted) == which:
+                running[-1].cancel()
+
+        for begin in self.transfers(stop):
+            for which in range(1, 9):
+                self.noted.clear()
+                failures: list[Failure] = []
+                with self.grid.reading_a_tree():
+                    running.append(begin())
+                    self.world.run(running[-1].addErrback(failures.append))
+                self.world.clock.advance(10)
+                self.assertLessEqual(len(self.noted), which)
+                expected = [CancelledError] if len(self.noted) == which else []
+                self.assertEqual([each.type for each in failures], expected)
+
+    def test_a_report_that_fails(self) -> None:
+        """So does the transfer, at once, with that error."""
+
+        class Wrong(Exception):
+            pass
+
+        def fail(*_: object) -> None:
+            raise Wrong
+
+        for begin in self.transfers(fail):
+            since_s = self.world.clock.seconds()
+            with self.grid.reading_a_tree():
+                self.failure_of(begin()).trap(Wrong)
+            self.assertLess(self.world.clock.seconds() - since_s, 1)
 
     def count_decoded(self) -> Counter[int]:
         """Return what counts the bytes that decoders get from now on, by share."""

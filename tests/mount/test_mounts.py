@@ -180,7 +180,7 @@ class BackupsTests(MountTestCase):
         process.terminate()
         self.ended(process)
 
-    @skipUnless(os.geteuid() == 0, "only root may set it")
+    @skipUnless(os.access("/sys/class/bdi", os.W_OK), "only root may set it, and few containers")
     def test_read_ahead(self) -> None:
         """The kernel reads a tree that root has mounted ahead in long requests."""
         self.run_command("backup", "src")

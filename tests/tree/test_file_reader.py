@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.interfaces import IPushProducer
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
@@ -74,8 +74,8 @@ class Producer:
         pass
 
 
-class HeldTests(SynchronousTestCase):
-    """What threads take of a running download, without the reactor's thread."""
+class RunningDownloadTestCase(SynchronousTestCase):
+    """A reader whose download goes on as the test says."""
 
     size = 8 * PROGRESS_BYTES
     held_bytes = 4 * PROGRESS_BYTES
@@ -110,6 +110,10 @@ class HeldTests(SynchronousTestCase):
         for at in range(0, self.held_bytes, 1 << 16):
             self.sinks[0].write(memoryview(self.data)[at : at + (1 << 16)])
         self.assertEqual(self.successResultOf(first), self.data[:10])
+
+
+class HeldTests(RunningDownloadTestCase):
+    """What threads take of a running download, without the reactor's thread."""
 
     def test_ranges(self) -> None:
         """A range is returned if all of it is held, otherwise nothing."""
@@ -149,3 +153,47 @@ class HeldTests(SynchronousTestCase):
         self.assertEqual(len(self.later), 1)
         self.later[0]()
         self.assertTrue(self.producer.paused)
+
+
+class AnswersTests(RunningDownloadTestCase):
+    """What a reader does as soon as it has its bytes, while another one is about to get others."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.begin()
+        self.end = self.held_bytes
+        self.first, self.second = (
+            Deferred.fromCoroutine(self.reader.read(at, 10)) for at in (self.end, self.end + 10)
+        )
+
+    def arrive(self) -> None:
+        """Let the bytes arrive that both wait for."""
+        self.sinks[0].write(self.data[self.end : self.end + 100])
+
+    def expected(self, waiting: Deferred[bytes], start: int) -> None:
+        self.assertEqual(self.successResultOf(waiting), self.data[start : start + 10])
+
+    def test_a_read(self) -> None:
+        """It asks for bytes far ahead, so that those before them are freed; the other gets its own."""
+
+        def read_ahead(data: bytes) -> bytes:
+            third = Deferred.fromCoroutine(self.reader.read(self.end + 4 * self.behind_bytes, 10))
+            third.addErrback(lambda failure: failure.trap(CancelledError))
+            return data
+
+        self.first.addCallback(read_ahead)
+        self.arrive()
+        self.expected(self.first, self.end)
+        self.expected(self.second, self.end + 10)
+
+    def test_a_close(self) -> None:
+        """The other does not get fewer bytes, as at the end of a file."""
+        self.first.addCallback(lambda _: self.reader.close())
+        self.arrive()
+        self.expected(self.second, self.end + 10)
+
+    def test_a_cancellation(self) -> None:
+        """The other is not called again, and the download goes on."""
+        self.first.addCallback(lambda _: self.second.cancel())
+        self.arrive()
+        self.failureResultOf(self.second).trap(CancelledError)

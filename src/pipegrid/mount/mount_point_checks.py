@@ -140,7 +140,7 @@ def set_read_ahead(path: str, settings: str = "/sys/class/bdi") -> bool:
     Let the kernel read a mounted tree ahead in requests of ``READ_AHEAD_KIB``, if this process may; blocks.
 
     Returns:
-        False: it may not, as only root may, or the system has no such setting.
+        False: it may not, as only root may, and few containers; or the system has no such setting.
     """
     try:
         os.statvfs(path)  # returns when FUSE is set up: before, it would set its own value

@@ -146,7 +146,8 @@ class Mount:
             )
         await begun
         path = self._settings.directory
-        await self._grid.workers.run_blocking(lambda _: mount_point_checks.set_read_ahead(path))
+        with suppress(OSError):  # there may be no thread for it, and it is mounted without it
+            await self._grid.workers.run_blocking(lambda _: mount_point_checks.set_read_ahead(path))
 
     def _mounted(self) -> None:
         self._is_mounted = True

@@ -44,7 +44,7 @@ MOST_WHOLE_BYTES = 16 << 20
 """Memory for files that were fetched whole; beyond that they are fetched again for each request."""
 
 PROGRESS_BYTES = 1 << 20
-"""After so many bytes that threads have taken, the reactor's thread lets the download go on."""
+"""After threads have taken so many bytes, the reactor's thread looks whether a download must go on."""
 
 MOST_STREAMS = 6
 """Downloads that may run at once, each of which takes about 20 MB; further readers fetch range by range."""
@@ -233,8 +233,11 @@ class _ReadAhead:
         ready = [each for each in self._waiting if self._complete or each[1] <= self.end]
         if ready:
             self._waiting = [each for each in self._waiting if each not in ready]
-            for start, end, waiting in ready:
-                waiting.callback(_cut(self._pieces, self.start, start, end))
+            # All are cut first: a reader that gets its bytes may read on, close the file, or cancel others.
+            found = [_cut(self._pieces, self.start, start, end) for start, end, _ in ready]
+            for (*_, waiting), pieces in zip(ready, found, strict=True):
+                if not waiting.called:
+                    waiting.callback(pieces)
         least = min((each[0] for each in self._waiting), default=self._wanted_end)
         least -= self._space.behind_bytes
         with self._lock:

@@ -253,9 +253,8 @@ class SmallFileDownload:
             return
         if isinstance(result, bytes):
             self._shares[number] = result
-            if self.traffic is not None:
-                now_s = self._gets.means.clock.seconds()
-                self.traffic(peer.identity, asked_s, now_s, len(result))
+            if self.traffic is not None and not self._report(self.traffic, peer, asked_s, result):
+                return
             if len(self._shares) == self._cap.required_shares:
                 self._decode()
         elif not result.check(ServerError, CancelledError):
@@ -270,6 +269,15 @@ class SmallFileDownload:
                     self._ask(1)
                 else:
                     self._fail(NotAsExpected())
+
+    def _report(self, traffic: Traffic, peer: Peer, asked_s: float, share: bytes) -> bool:
+        """Report a share; return whether the download goes on: the report may fail, or cancel it."""
+        try:
+            traffic(peer.identity, asked_s, self._gets.means.clock.seconds(), len(share))
+        except Exception:
+            if not self._over:
+                self._fail(Failure())
+        return not self._over
 
     def _decode(self) -> None:
         guesses = self._gets.earlier.guesses

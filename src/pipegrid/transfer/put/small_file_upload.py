@@ -16,7 +16,7 @@ from pipegrid.core.placement import servers_of_happiness
 from pipegrid.transfer.peers import Peer, ring
 from pipegrid.transfer.put.client_put_state import PutContext
 from pipegrid.transfer.put.file_key import KeyedFile
-from pipegrid.transfer.results import ProgressReport, PutReports, PutResult
+from pipegrid.transfer.results import ProgressReport, PutReports, PutResult, Traffic
 from pipegrid.transfer.time_limits import last_activity_s
 from pipegrid.wire.storage_messages import Allocation, Stored, WriteAnswer
 
@@ -213,8 +213,7 @@ class SmallFileUpload:
         answered = len(self._answers)
         self._there += len(self._numbers[peer])
         if self._reports.traffic is not None:
-            size_bytes = len(self._numbers[peer]) * self._share_bytes
-            self._reports.traffic(peer.identity, self._started, self._clock.seconds(), size_bytes)
+            self._report(self._reports.traffic, peer, result)
         if answered == len(self._numbers):
             if self._soon is None:
                 self._end(True)
@@ -224,6 +223,17 @@ class SmallFileUpload:
             and self._there >= self._file.geometry.required_shares
         ):
             self._happy_since = self._clock.seconds()
+
+    def _report(self, traffic: Traffic, peer: Peer, result: Stored) -> None:
+        """Report the shares that a server has taken, without those that it had."""
+        taken = len(set(self._numbers[peer]) - result.allocation.already_have)
+        if not taken:
+            return
+        try:
+            traffic(peer.identity, self._started, self._clock.seconds(), taken * self._share_bytes)
+        except Exception:
+            if not self._done.called:
+                self._done.errback(Failure())
 
     def _hand_over_soon(self) -> None:
         """Hand over after this turn of the reactor, since other servers may respond in the same turn."""
