@@ -412,6 +412,30 @@ class BoundsTests(SiteTestCase):
         self.lose(channel)
         self.assertEqual(self.site.unread_bytes, 0)
 
+    def test_pipelined_requests_without_bodies(self) -> None:
+        """They wait, too, although they arrive in one piece."""
+        channel, transport = self.connect_slow()
+        channel.dataReceived(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3 + b"GET / H")
+        for answered in (1, 2, 3, 3):
+            self.assertEqual(transport.value().count(b"HTTP/1.1 200 OK"), answered)
+            channel.resumeProducing()
+        channel.dataReceived(b"TTP/1.1\r\nHost: localhost\r\n\r\n")
+        self.assertEqual(transport.value().count(b"HTTP/1.1 200 OK"), 4)
+        self.lose(channel)
+
+    def test_who_sends_on_after_a_response_that_it_does_not_read(self) -> None:
+        """Nothing more is read, until it has read the response."""
+        channel, transport = self.connect_slow()
+        channel.dataReceived(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        self.assertEqual(transport.value().count(b"HTTP/1.1 200 OK"), 1)
+        channel.dataReceived(b"GET / HTTP/1.1\r\nHost: local")
+        self.assertEqual(transport.producerState, "paused")
+        channel.resumeProducing()
+        self.assertEqual(transport.producerState, "producing")
+        channel.dataReceived(b"host\r\n\r\n")
+        self.assertEqual(transport.value().count(b"HTTP/1.1 200 OK"), 2)
+        self.lose(channel)
+
     def test_who_sends_and_does_not_read(self) -> None:
         """Its further requests are not read, until it has read the response."""
         self.root.waits = True

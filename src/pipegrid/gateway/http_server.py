@@ -269,7 +269,7 @@ class GatewayChannel(HTTPChannel):
         if self._refused:
             return
         if self._stopped_reading and not self._is_answering:
-            self._kept.append(data)  # until the client has read the responses of earlier requests
+            self._keep(data)
             return
         if not self._in_head and not self.requests and self._head is not None:
             self._in_head = True
@@ -279,6 +279,12 @@ class GatewayChannel(HTTPChannel):
         except Exception:
             log.failure("a connection failed")
             self._give_up()
+
+    def _keep(self, data: bytes) -> None:
+        """Keep input, and read no more, until the client has read the responses of earlier requests."""
+        self._kept.append(data)
+        transport: Any = self.transport
+        transport.pauseProducing()
 
     def allHeadersReceived(self) -> None:
         """The head is complete; its time limit ends."""
@@ -332,6 +338,8 @@ class GatewayChannel(HTTPChannel):
         self.used_s = self.site.clock.seconds()
         self._early_bytes = 0
         super().requestDone(request)
+        if self._stopped_reading and (rest := self.clearLineBuffer()):
+            self._keep(rest)  # requests without bodies, which arrived together with this one
 
     def write(self, data: bytes) -> None:
         """Write to the client; what it does not read counts."""
