@@ -27,6 +27,12 @@ SMALL_BYTES = 256 << 10
 TURN_S = 2.0
 """How long a turn lasts at least while others wait, and how long a reader may accept nothing during it."""
 
+LONGEST_TURN_S = 120.0
+"""
+On a slow network not even one segment arrives in ``TURN_S``. So a download that got nothing in a turn has
+twice as long for the next one, up to this.
+"""
+
 _LOOK_S = 0.5
 
 
@@ -56,6 +62,8 @@ class PacedConsumer:
         self._timer = Timer(clock, self._look)
         self._fetching: Deferred[Any] | None = None
         self._began_s = 0.0
+        self._began_bytes = 0
+        self._turn_s = TURN_S
 
     async def wait_wanted(self) -> None:
         """Return when the reader accepts more."""
@@ -66,6 +74,7 @@ class PacedConsumer:
         """Wait for a get that writes here; ``lost_turn`` shows whether it was cancelled."""
         self.lost_turn = False
         self._fetching, self._began_s = fetching, self._clock.seconds()
+        self._began_bytes = self.sent_bytes
         self._timer.set(_LOOK_S)
         try:
             await fetching
@@ -79,9 +88,11 @@ class PacedConsumer:
     def _look(self) -> None:
         now_s = self._clock.seconds()
         is_stopped = self._paused_s is not None and now_s - self._paused_s >= TURN_S
-        is_over = bool(self._turns.waiting) and now_s - self._began_s >= TURN_S
+        is_over = bool(self._turns.waiting) and now_s - self._began_s >= self._turn_s
         if self._fetching is not None and (is_stopped or is_over):
             self.lost_turn = True
+            if not is_stopped and self.sent_bytes == self._began_bytes:
+                self._turn_s = min(2 * self._turn_s, LONGEST_TURN_S)
             self._fetching.cancel()
         else:
             self._timer.set(_LOOK_S)
