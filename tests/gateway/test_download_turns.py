@@ -216,6 +216,16 @@ class PacedDownloadTests(SynchronousTestCase):
         for _, waiting in large:
             self.assertNoResult(waiting)
 
+    def test_small_ones_that_take_long(self) -> None:
+        """They have no turn that could be over while others wait."""
+        for _ in range(3):
+            self.begin()
+        self.grid.latency = 2 * int(2 * TURN_S)
+        http, done = self.begin(5, PIECE)
+        self.go_on(self.grid.latency + 1)
+        self.successResultOf(done)
+        self.assertEqual(http.got, DATA[5 : 5 + PIECE])
+
     def test_a_file_that_changes(self) -> None:
         """A reader that has a part of one version gets no part of another."""
         for paused_after, wrong in ((0, False), (2, True)):
