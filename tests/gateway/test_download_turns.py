@@ -12,7 +12,7 @@ from pipegrid.core.caps import ChkCap
 from pipegrid.errors import NotEnoughSharesError
 from pipegrid.gateway.http_response import WebError
 from pipegrid.gateway.web_api import download_turns
-from pipegrid.gateway.web_api.download_turns import TURN_S, PacedDownload
+from pipegrid.gateway.web_api.download_turns import LONGEST_TURN_S, TURN_S, PacedDownload
 
 DATA = bytes(range(256)) * 40
 CAP = ChkCap(b"k" * 16, b"h" * 32, 3, 10, len(DATA))
@@ -20,7 +20,14 @@ PIECE = 1000
 
 
 class _Grid:
-    """Gives a piece of the file for each step, unless its consumer has paused it."""
+    """
+    Gives a piece of the file for each step, unless its consumer has paused it.
+
+    Attributes:
+        latency: how many steps pass before the first piece of a get.
+    """
+
+    latency = 0
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -46,12 +53,17 @@ class _Get:
     def __init__(self, grid: _Grid, consumer: Any, at: int, end: int) -> None:
         self.grid, self.consumer, self.at, self.end = grid, consumer, at, end
         self.paused = False
+        self.latency = grid.latency
+        self.began_s = grid.clock.seconds()
         self.done: Deferred[None] = Deferred(self._cancel)
         grid.running.append(self)
         consumer.registerProducer(self, True)
 
     def step(self) -> None:
         if self.paused:
+            return
+        if self.latency:
+            self.latency -= 1
             return
         piece = DATA[self.at : min(self.at + PIECE, self.end)]
         self.at += len(piece)
@@ -153,6 +165,30 @@ class PacedDownloadTests(SynchronousTestCase):
         self.assertGreater(len(self.grid.started), 5)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
+    def test_turns_on_a_slow_network(self) -> None:
+        """Where the first piece takes longer than a turn, turns become longer until all get on."""
+        self.grid.latency = 4 * int(2 * TURN_S)
+        readers = [self.begin() for _ in range(3)]
+        self.go_on(400)
+        for http, done in readers:
+            self.successResultOf(done)
+            self.assertEqual(http.got, DATA)
+        self.assertEqual((self.turns.tokens, self.clock.getDelayedCalls()), (2, []))
+
+    def test_turns_in_which_nothing_arrives(self) -> None:
+        """They end, too: a get whose servers send next to nothing delays the others only so long."""
+        self.grid.latency = 1 << 30
+        stuck = [self.begin() for _ in range(3)]
+        for _ in range(2000):
+            self.go_on(1)
+            oldest_s = min(each.began_s for each in self.grid.running)
+            self.assertLessEqual(self.clock.seconds() - oldest_s, LONGEST_TURN_S)
+        self.assertLess(len(self.grid.started), 40)
+        for _, done in stuck:
+            done.cancel()
+            self.failureResultOf(done, CancelledError)
+        self.assertEqual((self.turns.tokens, self.clock.getDelayedCalls()), (2, []))
+
     def test_readers_that_have_stopped_delay_no_others(self) -> None:
         """However many there are."""
         stopped = [self.begin() for _ in range(4)]
@@ -179,6 +215,16 @@ class PacedDownloadTests(SynchronousTestCase):
         self.assertEqual(http.got, DATA[5 : 5 + PIECE])
         for _, waiting in large:
             self.assertNoResult(waiting)
+
+    def test_small_ones_that_take_long(self) -> None:
+        """They have no turn that could be over while others wait."""
+        for _ in range(3):
+            self.begin()
+        self.grid.latency = 2 * int(2 * TURN_S)
+        http, done = self.begin(5, PIECE)
+        self.go_on(self.grid.latency + 1)
+        self.successResultOf(done)
+        self.assertEqual(http.got, DATA[5 : 5 + PIECE])
 
     def test_a_file_that_changes(self) -> None:
         """A reader that has a part of one version gets no part of another."""

@@ -75,11 +75,15 @@ class _Socket(FileDescriptor):
         super().__init__(reactor)
         self._most_bytes = most_bytes
         self.sent = b""
+        self.aborted = False
 
     def writeSomeData(self, data: bytes) -> int:
         part = bytes(data)[: self._most_bytes]
         self.sent += part
         return len(part)
+
+    def abortConnection(self) -> None:
+        self.aborted = True
 
     def write_all(self) -> None:
         """Do what the reactor does until all is sent."""
@@ -412,6 +416,30 @@ class BoundsTests(SiteTestCase):
         self.lose(channel)
         self.assertEqual(self.site.unread_bytes, 0)
 
+    def test_pipelined_requests_without_bodies(self) -> None:
+        """They wait, too, although they arrive in one piece."""
+        channel, transport = self.connect_slow()
+        channel.dataReceived(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3 + b"GET / H")
+        for answered in (1, 2, 3, 3):
+            self.assertEqual(transport.value().count(b"HTTP/1.1 200 OK"), answered)
+            channel.resumeProducing()
+        channel.dataReceived(b"TTP/1.1\r\nHost: localhost\r\n\r\n")
+        self.assertEqual(transport.value().count(b"HTTP/1.1 200 OK"), 4)
+        self.lose(channel)
+
+    def test_who_sends_on_after_a_response_that_it_does_not_read(self) -> None:
+        """Nothing more is read, until it has read the response."""
+        channel, transport = self.connect_slow()
+        channel.dataReceived(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        self.assertEqual(transport.value().count(b"HTTP/1.1 200 OK"), 1)
+        channel.dataReceived(b"GET / HTTP/1.1\r\nHost: local")
+        self.assertEqual(transport.producerState, "paused")
+        channel.resumeProducing()
+        self.assertEqual(transport.producerState, "producing")
+        channel.dataReceived(b"host\r\n\r\n")
+        self.assertEqual(transport.value().count(b"HTTP/1.1 200 OK"), 2)
+        self.lose(channel)
+
     def test_who_sends_and_does_not_read(self) -> None:
         """Its further requests are not read, until it has read the response."""
         self.root.waits = True
@@ -444,6 +472,27 @@ class BoundsTests(SiteTestCase):
         pairs[2][0].resumeProducing()
         self.assertLess(self.site.unread_bytes, 61_000)
         for channel, _ in pairs:
+            self.lose(channel)
+        self.assertEqual(self.site.unread_bytes, 0)
+
+    def test_responses_that_are_being_read(self) -> None:
+        """What a client has read of its response counts no more, even if it has not read all."""
+        self.site.limits = attrs.evolve(LIMITS, unread_bytes=250_000)
+        self.root.waits = True
+        sockets = [_Socket(50_000) for _ in range(3)]
+        channels = []
+        for socket, aborted in zip(sockets, ([], [], [0, 1]), strict=True):
+            channel = self.site.buildProtocol(None)
+            channels.append(channel)
+            channel.makeConnection(socket)
+            channel.dataReceived(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            self.clock.advance(1)
+            self.root.waiting.pop().callback(HttpResponse(bytes(180_000)))
+            self.assertEqual([at for at, each in enumerate(sockets) if each.aborted], aborted)
+            while socket is sockets[0] and unsent_bytes(socket) > 50_000:
+                socket.doWrite()
+        self.assertLess(self.site.unread_bytes, 181_000)
+        for channel in channels:
             self.lose(channel)
         self.assertEqual(self.site.unread_bytes, 0)
 

@@ -353,6 +353,27 @@ class PatienceTests(LossTestCase):
             self.assertFalse(caught.exception.may_have_happened)
             self.assertEqual(caught.exception.server, "s0")
 
+    def test_questions_on_the_connection_for_changes(self) -> None:
+        """If it is lost, they do not wait as changes do: the other connections take them, or they fail."""
+        for down_s in (None, 0.0):
+            world = self.make_world()
+            server = world.connect()
+            world.run(server.allocate(SI, {0}, 10, SECRETS))
+            listing = server.list_shares(b"o" * 16)
+            world.clock.advance(0.01)
+            changing = server.allocate(SI, {1}, 10, SECRETS)
+            world.servers[0].host.crash(down_s=down_s)
+            if down_s is None:
+                with self.assertRaises(ServerUnreachable) as caught:
+                    world.run(listing, 1.0)
+                self.assertIn("check that it runs", str(caught.exception))
+                self.assertNoResult(changing)
+                changing.addErrback(lambda failure: failure.trap(ServerUnreachable))
+            else:
+                self.assertEqual(world.run(listing, 1.0), frozenset())
+                self.assertEqual(world.run(changing).allocated, {1})
+            self.end(world, server)
+
     def test_a_server_that_does_not_come_back(self) -> None:
         """Uploads wait for a server that was lost, but not longer than their patience."""
         waiting = outcomes(self.server)

@@ -31,7 +31,7 @@ from pipegrid.gateway.web_ui.directory_archive import ArchiveCount
 from pipegrid.gateway.web_ui.page_templates import problem_response
 from pipegrid.gateway.web_ui.transfers_page import UploadProgress
 from pipegrid.reactor.deferreds import Timer
-from pipegrid.reactor.tcp_transport import send_written
+from pipegrid.reactor.tcp_transport import send_written, socket_of, unsent_bytes
 
 MAX_HEAD_BYTES = 64 << 10
 """Of a request line with all headers: a name of 5000 characters may take 45 kB."""
@@ -269,7 +269,7 @@ class GatewayChannel(HTTPChannel):
         if self._refused:
             return
         if self._stopped_reading and not self._is_answering:
-            self._kept.append(data)  # until the client has read the responses of earlier requests
+            self._keep(data)
             return
         if not self._in_head and not self.requests and self._head is not None:
             self._in_head = True
@@ -279,6 +279,12 @@ class GatewayChannel(HTTPChannel):
         except Exception:
             log.failure("a connection failed")
             self._give_up()
+
+    def _keep(self, data: bytes) -> None:
+        """Keep input, and read no more, until the client has read the responses of earlier requests."""
+        self._kept.append(data)
+        transport: Any = self.transport
+        transport.pauseProducing()
 
     def allHeadersReceived(self) -> None:
         """The head is complete; its time limit ends."""
@@ -332,6 +338,8 @@ class GatewayChannel(HTTPChannel):
         self.used_s = self.site.clock.seconds()
         self._early_bytes = 0
         super().requestDone(request)
+        if self._stopped_reading and (rest := self.clearLineBuffer()):
+            self._keep(rest)  # requests without bodies, which arrived together with this one
 
     def write(self, data: bytes) -> None:
         """Write to the client; what it does not read counts."""
@@ -512,6 +520,9 @@ class GatewaySite(Site):
         """
         channel.unread_bytes += size
         self.unread_bytes += size
+        if self.unread_bytes > self.limits.unread_bytes:
+            for each in self.channels:
+                self._deduct_read(each)
         while channel.unread_bytes < self.unread_bytes > self.limits.unread_bytes:
             stalled = [each for each in self.channels if each.unread_bytes]
             if len(stalled) < 2:
@@ -520,8 +531,16 @@ class GatewaySite(Site):
             self.release_unread(first)
             first.abort()
 
+    def _deduct_read(self, channel: GatewayChannel) -> None:
+        """A client may have read most of a response: what its socket has taken is not held any more."""
+        socket = socket_of(channel.transport)
+        if socket is not None:
+            read_bytes = max(0, channel.unread_bytes - unsent_bytes(socket))
+            channel.unread_bytes -= read_bytes
+            self.unread_bytes -= read_bytes
+
     def release_unread(self, channel: GatewayChannel) -> None:
-        """A client reads again, or has gone."""
+        """A client has read all that was sent to it, or has gone."""
         self.unread_bytes -= channel.unread_bytes
         channel.unread_bytes = 0
 

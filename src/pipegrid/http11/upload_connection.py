@@ -36,6 +36,10 @@ Answered = tuple[RawResponse, bool]
 """A response, and whether the request may have been processed before the attempt that got it."""
 
 
+class AskElsewhere(ServerUnreachable):
+    """A request that is sent only once was lost with its connection; it can be sent on another one."""
+
+
 class _Upload:
     """
     A request that has no response yet.
@@ -44,12 +48,16 @@ class _Upload:
         attempt: on a connection, or None.
         ended: whether it has a response, or is not wanted any more.
         maybe_done: whether an earlier attempt may have reached the server.
+        once: it is not sent again.
     """
 
-    __slots__ = ("attempt", "ended", "maybe_done", "request", "result")
+    __slots__ = ("attempt", "ended", "maybe_done", "once", "request", "result")
 
-    def __init__(self, request: RawRequest, cancelled: Callable[[_Upload], None]) -> None:
+    def __init__(
+        self, request: RawRequest, once: bool, cancelled: Callable[[_Upload], None]
+    ) -> None:
         self.request = request
+        self.once = once
         self.attempt: _Attempt | None = None
         self.ended = False
         self.maybe_done = False
@@ -96,7 +104,7 @@ class UploadConnection:
     once, since others can take its place. So does one that is silent for too long, or sends garbage.
 
     **Released bytes** cannot be sent again from here. These requests fail with ``WriteLost`` instead, so
-    that the caller can send them again.
+    that the caller can send them again. Requests that are sent only once fail with ``AskElsewhere``.
 
     **Order.** A connection that accepts no more requests (it is closing, or a body on it was cancelled)
     keeps its unanswered ones until it is lost. New requests wait for that, and are sent together with them.
@@ -161,18 +169,22 @@ class UploadConnection:
         connection = self._connection
         return connection is not None and connection.ready and connection.open
 
-    def request(self, request: RawRequest) -> Deferred[Answered]:
+    def request(self, request: RawRequest, once: bool = False) -> Deferred[Answered]:
         """
         Send a request after all earlier ones, repeatedly if needed; fires with its response.
 
         Cancelling withdraws it and releases its buffers.
 
+        Args:
+            once: it is not sent again, since the caller has another connection for that.
+
         Raises (through the Deferred):
             ServerUnreachable, ServerTimeout: ``may_have_happened`` says what is known.
             WriteLost: the connection was lost after the request's body was released.
+            AskElsewhere: it was lost, and the request is sent only once.
             ServerProtocolError: the response is invalid.
         """
-        upload = _Upload(request, self._cancelled)
+        upload = _Upload(request, once, self._cancelled)
         if self._closed:
             upload.result.errback(no_connection(self._server, "it was disconnected here"))
         elif self._unanswered >= self._limits.max_waiting:
@@ -308,13 +320,27 @@ class UploadConnection:
         self._waiting = {**dict.fromkeys(errors), **self._waiting}
         return errors
 
+    def _take_once(self) -> list[_Upload]:
+        """End the waiting requests that are not sent again, and return them."""
+        once = [upload for upload in self._waiting if upload.once]
+        for upload in once:
+            del self._waiting[upload]
+            self._end(upload)
+        return once
+
     def _fail(self, uploads: list[_Upload], error: Callable[[], PipegridError]) -> None:
         for upload in uploads:
             self._end(upload)
             upload.attempt = None
+        self._fail_ended(uploads, error)
+
+    def _fail_ended(self, uploads: list[_Upload], error: Callable[[], PipegridError]) -> None:
         for upload in uploads:
             if not upload.result.called:  # else the callback of an earlier one has ended it
                 upload.result.errback(error())
+
+    def _elsewhere(self) -> AskElsewhere:
+        return AskElsewhere(f"The connection to {self._server} was lost.", self._server, True)
 
     def _error_for(self, upload: _Upload, error: PipegridError) -> PipegridError:
         if not upload.maybe_done or getattr(error, "may_have_happened", False):
@@ -339,10 +365,11 @@ class UploadConnection:
 
     def gave_back(self, unsent: list[Unanswered]) -> None:
         """
-        Do nothing: they are sent with all others when the connection is lost; a new one now would overtake
-        it.
+        Keep those that may be repeated: they are sent with all others when the connection is lost; a new
+        one now would overtake it.
         """
         self._put_back(unsent)
+        self._fail_ended(self._take_once(), self._elsewhere)
 
     def lost(
         self, connection: PipelinedConnection, loss: Loss, unanswered: list[Unanswered]
@@ -352,6 +379,12 @@ class UploadConnection:
         if connection is not self._connection:
             return  # the connection was lost during close
         self._connection = None
+        once = [] if loss.garbage or loss.timed_out else self._take_once()
+        self._go_on(loss, errors)
+        self._fail_ended(once, self._elsewhere)
+
+    def _go_on(self, loss: Loss, errors: dict[_Upload, PipegridError]) -> None:
+        """Connect again after a loss, for the requests that wait, or fail them."""
         if self._closed or not self._unanswered:
             self._reset()
         elif loss.garbage or loss.timed_out:

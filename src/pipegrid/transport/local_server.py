@@ -478,7 +478,6 @@ class LocalServer(StoresApart):
                 consumer.write(chunk)
                 delivered += len(chunk)
         finally:
-            chunk = (
-                b""  # the error of a stream that was cancelled refers to this frame, and to itself
-            )
+            # The error of a stream that was cancelled refers to this frame, and to itself.
+            chunk = b""
         return delivered

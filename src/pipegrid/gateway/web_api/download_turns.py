@@ -27,6 +27,12 @@ SMALL_BYTES = 256 << 10
 TURN_S = 2.0
 """How long a turn lasts at least while others wait, and how long a reader may accept nothing during it."""
 
+LONGEST_TURN_S = 120.0
+"""
+On a slow network not even one segment arrives in ``TURN_S``. So a download that got nothing in a turn has
+twice as long for the next one, up to this.
+"""
+
 _LOOK_S = 0.5
 
 
@@ -41,12 +47,13 @@ class PacedConsumer:
 
     Attributes:
         sent_bytes: written to the response.
+        has_turn: whether the running get is one of those that ``turns`` counts.
         lost_turn: the running get was cancelled, and will be started again.
     """
 
     def __init__(self, http: Any, turns: DeferredSemaphore, clock: IReactorTime) -> None:
         self.sent_bytes = 0
-        self.lost_turn = False
+        self.has_turn = self.lost_turn = False
         self._http = http
         self._turns = turns
         self._clock = clock
@@ -56,6 +63,8 @@ class PacedConsumer:
         self._timer = Timer(clock, self._look)
         self._fetching: Deferred[Any] | None = None
         self._began_s = 0.0
+        self._began_bytes = 0
+        self._turn_s = TURN_S
 
     async def wait_wanted(self) -> None:
         """Return when the reader accepts more."""
@@ -66,6 +75,7 @@ class PacedConsumer:
         """Wait for a get that writes here; ``lost_turn`` shows whether it was cancelled."""
         self.lost_turn = False
         self._fetching, self._began_s = fetching, self._clock.seconds()
+        self._began_bytes = self.sent_bytes
         self._timer.set(_LOOK_S)
         try:
             await fetching
@@ -79,9 +89,13 @@ class PacedConsumer:
     def _look(self) -> None:
         now_s = self._clock.seconds()
         is_stopped = self._paused_s is not None and now_s - self._paused_s >= TURN_S
-        is_over = bool(self._turns.waiting) and now_s - self._began_s >= TURN_S
+        is_over = (
+            self.has_turn and bool(self._turns.waiting) and now_s - self._began_s >= self._turn_s
+        )
         if self._fetching is not None and (is_stopped or is_over):
             self.lost_turn = True
+            if not is_stopped and self.sent_bytes == self._began_bytes:
+                self._turn_s = min(2 * self._turn_s, LONGEST_TURN_S)
             self._fetching.cancel()
         else:
             self._timer.set(_LOOK_S)
@@ -152,7 +166,7 @@ class PacedDownload:
         self._consumer = PacedConsumer(http, turns, grid.clock)
         self._range: tuple[int, int] | None = None
         self._version: Version | None = None
-        self._has_turn = self._needs_turn = False
+        self._needs_turn = False
 
     async def run(self) -> None:
         """
@@ -169,7 +183,7 @@ class PacedDownload:
             while self._needs_turn or consumer.sent_bytes < self._length:
                 await consumer.wait_wanted()
                 await self._turns.acquire()
-                self._has_turn, self._needs_turn = True, False
+                consumer.has_turn, self._needs_turn = True, False
                 await self._take_turn()
         finally:
             self._http.unregisterProducer()
@@ -182,8 +196,8 @@ class PacedDownload:
                 )
             )
         finally:
-            if self._has_turn:
-                self._has_turn = False
+            if self._consumer.has_turn:
+                self._consumer.has_turn = False
                 self._turns.release()
 
     @property
@@ -204,10 +218,10 @@ class PacedDownload:
         start, length = self._range
         sent_bytes = self._consumer.sent_bytes
         at, left_bytes = start + sent_bytes, length - sent_bytes
-        if left_bytes > SMALL_BYTES and not self._has_turn:
+        if left_bytes > SMALL_BYTES and not self._consumer.has_turn:
             if not self._turns.tokens:
                 self._needs_turn = True
                 return at, 0
             self._turns.acquire()  # at once, since one is free
-            self._has_turn = True
+            self._consumer.has_turn = True
         return at, left_bytes

@@ -18,6 +18,7 @@ from pipegrid.http11.dialer import Alternatives, Endpoints
 from pipegrid.http11.exchange import RawRequest, RawResponse, ResponseError
 from pipegrid.http11.host_pool import HostPool
 from pipegrid.http11.pinned_key import pin_endpoint
+from pipegrid.http11.upload_connection import AskElsewhere
 from pipegrid.reactor.client_tls import PreconnectedEndpoint
 from pipegrid.reactor.connection_policy import (
     ConnectionPolicy,
@@ -551,14 +552,17 @@ class GbsServer:
         Send a request, again if the response was interrupted; unanswered ones are repeated.
 
         The pool sends it. While that connects, which takes two round trips, short questions go on the
-        uploads' connection, if that is up and has no change to do.
+        uploads' connection, if that is up and has no change to do. If it is lost, the pool repeats them.
         """
+
+        def again(failure: Failure) -> Any:
+            return self._reads.request(request) if failure.check(AskElsewhere) else failure
 
         def send() -> Deferred[RawResponse]:
             if self._reads.is_connected or not self._uploads.takes_question(request):
                 return self._reads.request(request)
             self._reads.connect()  # for those that follow
-            return self._uploads.question(request)
+            return self._uploads.question(request).addErrback(again)
 
         return until_whole(send)
 

@@ -275,7 +275,12 @@ class GbsUploads:
         )
 
     def question(self, request: RawRequest) -> Deferred[RawResponse]:
-        """Ask on the connection of the changes; see ``takes_question``."""
+        """
+        Ask on the connection of the changes, once; see ``takes_question``.
+
+        Raises (through the Deferred):
+            AskElsewhere: the connection was lost.
+        """
         expected_bytes = request.expected_response_bytes or 0
         self._questions += 1
         self._question_bytes += expected_bytes
@@ -285,7 +290,8 @@ class GbsUploads:
             self._question_bytes -= expected_bytes
             return result
 
-        answer: Deferred[RawResponse] = self.upload(request, lambda answer: answer)
+        sent = self._connection.request(request, once=True)
+        answer: Deferred[RawResponse] = sent.addCallback(lambda answered: answered[0])
         return answer.addBoth(ended)
 
     def change(self, request: RawRequest, unpack: Callable[[RawResponse, bool], T]) -> Deferred[T]:
