@@ -497,6 +497,24 @@ class BoundsTests(SiteTestCase):
         self.assertEqual(self.site.unread_bytes, 0)
 
 
+    def test_a_slow_reader(self) -> None:
+        """It is not disconnected as long as it reads, also after its response is complete."""
+        self.root.waits = True
+        socket = _Socket(1000)
+        channel = self.site.buildProtocol(None)
+        channel.makeConnection(socket)
+        channel.dataReceived(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        self.root.waiting.pop().callback(HttpResponse(bytes(180_000)))
+        for _ in range(20):
+            self.clock.advance(40)
+            socket.doWrite()
+            self.assertFalse(socket.aborted or socket.disconnecting)
+        for _ in range(5):
+            self.clock.advance(40)
+        self.assertTrue(socket.aborted)
+        self.lose(channel)
+
+
 class _FullTransport(StringTransport):
     """Has its producer pause with each write, as if the client did not read."""
 

@@ -230,6 +230,7 @@ class GatewayChannel(HTTPChannel):
         self._stall: Timer | None = None
         self.unread_bytes = 0
         self.stalled_s = 0.0
+        self._unsent_bytes = 0
         self._stopped_reading = False
         self._kept: list[bytes] = []
         self._early_bytes = 0
@@ -256,7 +257,7 @@ class GatewayChannel(HTTPChannel):
         limits, clock = self.site.limits, self.site.clock
         self.used_s = clock.seconds()
         self._head = Timer(clock, self._give_up)
-        self._stall = Timer(clock, self._give_up)
+        self._stall = Timer(clock, self._stalled)
         self.site.channels[self] = None
         self.timeOut = int(limits.idle_s)
         mine: Any = self
@@ -362,7 +363,27 @@ class GatewayChannel(HTTPChannel):
         self.stalled_s = self.site.clock.seconds()
         if self._stall is not None:
             self._stall.set(self.site.limits.stalled_s)
+            self._has_read()
         super().pauseProducing()
+
+    def _has_read(self) -> bool:
+        """Return whether the client has read some of a response since this was asked last."""
+        before, self._unsent_bytes = self._unsent_bytes, unsent_bytes(self.transport)
+        return 0 < self._unsent_bytes < before
+
+    def _stalled(self) -> None:
+        if self._has_read():
+            assert self._stall is not None
+            self._stall.set(self.site.limits.stalled_s)
+        else:
+            self._give_up()
+
+    def timeoutConnection(self) -> None:
+        """Close an idle connection, but not yet one whose client has a response to read."""
+        if self._stopped_reading:
+            self.setTimeout(self.timeOut)
+        else:
+            super().timeoutConnection()
 
     def resumeProducing(self) -> None:
         """The client has read some bytes."""
