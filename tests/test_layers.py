@@ -88,7 +88,7 @@ EXCEPTIONS = {
     "transport/gbs/response_outcomes.py": "immutable files spare messages of mutable ones, and surveys: 4 ms",
     "transport/gbs/requests.py": "immutable files spare the messages of mutable ones, and surveys: 3 ms",
     "tree/tree_grid.py": "single files spare directories, and one kind of work with trees the others",
-    "tree/upload_target.py": "a put of a tree spares what checks it: 55 ms",
+    "tree/upload_store.py": "a put of a tree spares what checks it: 55 ms",
 }
 """
 By module, with the processor's time that is spared a program that does not get there.

@@ -25,26 +25,26 @@ GLOSSARY = PACKAGE.parent.parent / "docs" / "glossary.md"
 
 _WORDS = """
 access address agent ahead aliases and announce archive args argument arguments ask assets assignment
-async backup backups bar base base32 batches batching benchmark blacklist blocking buildbot byte cache
-calls cat change changes charts check checks children cipher claim clamped client clock cmd collector
-command comparison completion config configured connection console content control copied copy creation
-credentials database databases dates debian decode decoder decoding decompression deferreds descriptor
-dialer diff discovery download du encode encoder encoding end endpoints epoll erasure error errors
-exchange failover failure fast faults fetch figures filter filtered find first foolscap form format
-formats from fuse garbage get grammar hashes headers health hedge history hooks host html http identity
-ignore incoming indexes init interface interfaces interruptible invitation invite job join json layout
-lazy link list listed listener lists local lock log lookup loop loss ls manager manpage many messages
-metadata metrics mirror mirrors model modules monitoring mount mounted mutable mutables network new
-offline onion open opening operands options order origin outcomes output overview package packed page
-parameters parent parser path paths patterns peers ping pins pipe plan point pool port private process
-processes progress protocol proxy put query queue quota range ranges rate raw reactor reader readiness
-reading received receiver receivers recorder registry relay repair report resource responder restore
-results resume retained retry root rotation rpm runner safe search selection selfcheck sender serve
-service settings signatures simulated sink site small socket socks socks5 source space spans speedtest
-spool sqlite state states stats status store stream streams strict system systemd table tahoe tcp
-templates text throttle timeline timeouts timetable tls to tor trace tracing tracker traffic transfer
-transfers transport turns twist twisted update uploader urls user verification verifier with without
-workers wormhole writer yaml zip
+async backup backups bar base base32 batches batching benchmark blacklist blocking buildbot bulk byte
+cache calls cat change changes charts check checks children cipher claim clamped client clock cmd
+collector command comparison completion config configured connection console content control copied copy
+creation credentials database databases dates debian decode decoder decoding decompression deferreds
+descriptor dialer diff discovery download du encode encoder encoding end endpoints epoll erasure error
+errors exchange failover failure fast faults fetch figures filter filtered find first foolscap form
+format formats from fuse garbage get grammar hashes headers health hedge history hooks host html http
+identity ignore incoming indexes init interface interfaces interruptible invitation invite job join json
+layout lazy link list listed listener lists local lock log lookup loop loss ls manager manpage many
+messages metadata metrics mirror mirrors model modules monitoring mount mounted mutable mutables network
+new object offline onion open opening operands options order origin outcomes output overview package
+packed page parameters parent parser path paths patterns peers ping pins pipe plan point pool port
+private process processes progress protocol proxy put query queue quota range ranges rate raw reactor
+reader readiness reading received receiver receivers recorder registry relay repair report resource
+responder restore results resume retained retry root rotation rpm runner safe search selection selfcheck
+sender serve service settings signatures simulated sink site small socket socks socks5 source space
+spans speedtest spool sqlite state states stats status store stream streams strict system systemd table
+tahoe tcp templates text throttle timeline timeouts timetable tls to tor trace tracing tracker traffic
+transfer transfers transport turns twist twisted unique update uploader urls user verification verifier
+with without workers wormhole writer yaml zip
 """
 
 ORDINARY = set(_WORDS.split())

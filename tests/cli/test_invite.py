@@ -20,7 +20,7 @@ from pipegrid.core.caps import DirectoryCap, parse_cap
 from pipegrid.errors import UsageError
 from pipegrid.grid import client_config, invite_and_join, user_grids
 from pipegrid.grid.client_creation import create_local
-from pipegrid.grid.invitation import Invitation
+from pipegrid.grid.invitation_messages import Invitation
 from pipegrid.tree.aliases import read_aliases
 from tests.cli.processes import ProcessTestCase
 from tests.cli.support import Run

@@ -20,8 +20,8 @@ from pipegrid.cli.command_grammar import start
 from pipegrid.cli.console import Console
 from pipegrid.disk.directory_claim import process_began
 from pipegrid.errors import UsageError
-from pipegrid.grid import storage_server_settings
-from pipegrid.grid.storage_server_settings import ServerDirectory
+from pipegrid.grid import serve_settings
+from pipegrid.grid.serve_settings import ServerDirectory
 from pipegrid.reactor.connection_policy import ProxyAddress
 from pipegrid.server import identity, storage_clients
 from pipegrid.server.onion_service import OnionSettings
@@ -555,7 +555,7 @@ class TahoeDirectoryTests(SynchronousTestCase):
         with self.assertRaisesRegex(
             UsageError, "is an introducer's directory, since it has private/"
         ):
-            storage_server_settings.load(other)
+            serve_settings.load(other)
         for found, given in (
             (self.theirs, ("none", self.furl)),
             (nobody, ("configured",)),

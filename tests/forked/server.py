@@ -76,7 +76,7 @@ NOT = (
     ),
     *(
         "grid.invite_and_join",
-        "grid.storage_server_settings",
+        "grid.serve_settings",
         "grid.wormhole_exchange",
         "transfer.put.async_source",
         "transport.foolscap",

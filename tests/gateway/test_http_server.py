@@ -496,7 +496,6 @@ class BoundsTests(SiteTestCase):
             self.lose(channel)
         self.assertEqual(self.site.unread_bytes, 0)
 
-
     def test_a_slow_reader(self) -> None:
         """It is not disconnected as long as it reads, also after its response is complete."""
         self.root.waits = True

@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.caps import DirectoryCap, parse_cap
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import InvitationError, UsageError
-from pipegrid.grid.invitation import (
+from pipegrid.grid.invitation_messages import (
     CLIENT,
     INVITER,
     MAX_MESSAGE_BYTES,

@@ -18,7 +18,7 @@ from pipegrid.errors import InvitationError, PipegridError, SinkError, UsageErro
 from pipegrid.grid import client_creation, invite_and_join, user_grids
 from pipegrid.grid.client_config import connections_of, load
 from pipegrid.grid.client_creation import ClientPreferences, create_client, create_local
-from pipegrid.grid.invitation import GridNumbers, Invitation, entries_of
+from pipegrid.grid.invitation_messages import GridNumbers, Invitation, entries_of
 from pipegrid.grid.servers_and_introducers_yaml import (
     IntroducerAddress,
     parse_static_servers,

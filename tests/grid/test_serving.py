@@ -10,7 +10,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import UsageError
-from pipegrid.grid import storage_server_settings
+from pipegrid.grid import serve_settings
 from pipegrid.server.serve import DEFAULT_PORT, ServeSettings
 from pipegrid.storage.share_file import Expiry
 from tests.grid.introducer_support import FURL
@@ -35,7 +35,7 @@ class ServingTests(SynchronousTestCase):
         """Return the settings that a file gives."""
         text = f"[node]{node}\n[storage]\n{storage}\n{more}\n"
         (self.directory / "tahoe.cfg").write_text(text)
-        return storage_server_settings.load(self.directory).serve_settings(self.directory)
+        return serve_settings.load(self.directory).serve_settings(self.directory)
 
     def refused(self, call: Callable[[], Any]) -> str:
         """Return why something is refused."""
@@ -86,7 +86,7 @@ class ServingTests(SynchronousTestCase):
     def test_choices_come_first(self) -> None:
         """What a caller chooses counts, what it leaves open does not."""
         self.load("readonly = true")
-        found = storage_server_settings.load(self.directory)
+        found = serve_settings.load(self.directory)
         settings = found.serve_settings(self.directory, port="tcp:1", location=None, read_only=None)
         self.assertEqual(settings.port, "tcp:1")
         self.assertEqual(settings.location, "tcp:example.org:4711,tor:abc.onion:80")
@@ -142,9 +142,9 @@ class ServingTests(SynchronousTestCase):
             ("5kB", 5000),
             ("7b", 7),
         ):
-            self.assertEqual(storage_server_settings.parse_size(text), expected, text)
+            self.assertEqual(serve_settings.parse_size(text), expected, text)
         for text in ("", "G", "1 G 2", "-1", "1.5G", "1X"):
-            self.assertRaises(ValueError, storage_server_settings.parse_size, text)
+            self.assertRaises(ValueError, serve_settings.parse_size, text)
         self.assertIn("reserved_space", self.refused(lambda: self.load("reserved_space = much")))
 
     def test_durations(self) -> None:
@@ -156,10 +156,10 @@ class ServingTests(SynchronousTestCase):
             ("3 Months", 93),
             ("1year", 365),
         ):
-            self.assertEqual(storage_server_settings.parse_duration(text), days * DAY_S, text)
-        self.assertEqual(storage_server_settings.parse_duration("90 seconds"), 90)
+            self.assertEqual(serve_settings.parse_duration(text), days * DAY_S, text)
+        self.assertEqual(serve_settings.parse_duration("90 seconds"), 90)
         for text in ("", "7", "days", "7 weeks", "-7 days"):
-            self.assertRaises(ValueError, storage_server_settings.parse_duration, text)
+            self.assertRaises(ValueError, serve_settings.parse_duration, text)
 
     def test_ports_that_tahoe_chose(self) -> None:
         """Of old, and with AUTO, they are in files that the node wrote."""
@@ -215,17 +215,17 @@ class ServingTests(SynchronousTestCase):
     def test_plugins(self) -> None:
         """They are left out, and that is said."""
         self.load("plugins = zkapauthorizer")
-        (warning,) = storage_server_settings.load(self.directory).warnings
+        (warning,) = serve_settings.load(self.directory).warnings
         self.assertIn("plugins", warning)
 
     def test_introducers(self) -> None:
         """Those of a Tahoe-LAFS node are found, in both places; a directory of one's own has them, too."""
         path = self.directory / "private/introducers.yaml"
         path.write_text(f"introducers:\n  mine:\n    furl: {FURL}\n")
-        found = storage_server_settings.load(self.directory)
+        found = serve_settings.load(self.directory)
         self.assertEqual((dict(found.introducers), found.is_tahoe), ({"mine": FURL}, False))
         self.load(more=f"[client]\nintroducer.furl = {FURL}")
-        found = storage_server_settings.load(self.directory)
+        found = serve_settings.load(self.directory)
         self.assertEqual(dict(found.introducers), {"mine": FURL, "default": FURL})
         self.assertTrue(found.is_tahoe)
 
@@ -241,23 +241,21 @@ class ServingTests(SynchronousTestCase):
             ("60s", 60),
         ):
             path.write_text(f"[storage]\nkeep_unfinished = {text}\n")
-            settings = storage_server_settings.load(self.directory).serve_settings(self.directory)
+            settings = serve_settings.load(self.directory).serve_settings(self.directory)
             self.assertEqual(settings.keep_unfinished_s, seconds, text)
         for text in ("7", "days", "0 days", "59s", "-1 days", "1 fortnight", "1.5h"):
             path.write_text(f"[storage]\nkeep_unfinished = {text}\n")
-            refusal = self.refused(lambda: storage_server_settings.load(self.directory))
+            refusal = self.refused(lambda: serve_settings.load(self.directory))
             for word in (str(path), "keep_unfinished", repr(text), "7 days"):
                 self.assertIn(word, refusal)
 
     def test_a_directory_of_ones_own(self) -> None:
         """``pipegrid.cfg`` may say the same; without a file nothing is said."""
-        self.assertEqual(
-            storage_server_settings.load(self.directory), storage_server_settings.ServerDirectory()
-        )
+        self.assertEqual(serve_settings.load(self.directory), serve_settings.ServerDirectory())
         (self.directory / "pipegrid.cfg").write_text(
             "[storage]\nreserved_space = 5MB\nquota = 2TiB\n"
         )
-        found = storage_server_settings.load(self.directory)
+        found = serve_settings.load(self.directory)
         self.assertEqual(found.serve_settings(self.directory).quota_bytes, 2 << 40)
         self.assertEqual(found.serve_settings(self.directory, quota_bytes=0).quota_bytes, 0)
         self.assertEqual(found.serve_settings(self.directory).reserved_bytes, 5_000_000)

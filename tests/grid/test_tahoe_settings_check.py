@@ -13,7 +13,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 from pipegrid.cli.startup.preconnect_servers import dial
 from pipegrid.core import base32
 from pipegrid.errors import UsageError
-from pipegrid.grid import client_config, storage_server_settings
+from pipegrid.grid import client_config, serve_settings
 from pipegrid.grid.client_creation import create_like_tahoe
 from pipegrid.grid.server_opening import ConnectionOptions, Windows, open_server
 from pipegrid.grid.strict_config import RefusedSetting
@@ -160,9 +160,9 @@ class RefusalTests(SynchronousTestCase):
             assert known is not None
             setting = known.get(name.lower()) or known["*"]
             if setting.server != "not used":
-                self.assertRaises(RefusedSetting, storage_server_settings.load, node)
+                self.assertRaises(RefusedSetting, serve_settings.load, node)
             else:
-                storage_server_settings.load(node)
+                serve_settings.load(node)
         for section, name, value in (
             ("storage", "enabled", "false"),
             ("storage", "anonymous", "false"),
@@ -170,7 +170,7 @@ class RefusalTests(SynchronousTestCase):
             ("tor", "onion", "true"),
         ):
             node = make_node(Path(self.mktemp()), f"[{section}]\n{name} = {value}\n")
-            self.assertRaises(UsageError, storage_server_settings.load, node)
+            self.assertRaises(UsageError, serve_settings.load, node)
             client_config.load(node)
 
     def test_passing(self) -> None:

@@ -19,7 +19,7 @@ from twisted.trial.unittest import TestCase
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import InvitationError, UsageError
 from pipegrid.grid import wormhole_exchange
-from pipegrid.grid.invitation import AddReply, GridNumbers, Invitation, JoinReply
+from pipegrid.grid.invitation_messages import AddReply, GridNumbers, Invitation, JoinReply
 from pipegrid.grid.wormhole_exchange import Relay, WormholeExchange, start_relay
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
 from tests.grid.test_invitation import LITERAL, server

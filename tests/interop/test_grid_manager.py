@@ -15,7 +15,7 @@ from pathlib import Path
 from misc.speedtest.peers.nodes import free_port
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.grid import storage_server_settings
+from pipegrid.grid import serve_settings
 from pipegrid.grid.manager_directory import certificate_for, certificate_text, load_manager
 from pipegrid.server import announce
 from pipegrid.wire.announcements import make_signing_key
@@ -116,7 +116,7 @@ class DirectoryTests(SynchronousTestCase):
         make_node(node, "[node]\nnickname = n\n[storage]\nenabled = true\n")
         add = ("-d", str(node), "admin", "add-grid-manager-cert", "--name", "m", "--filename", "-")
         tahoes(Path(AFRESH).name, *add, data=made[0])
-        files = storage_server_settings.load(node).settings["certificate_files"]
+        files = serve_settings.load(node).settings["certificate_files"]
         self.assertEqual(json.loads(files[0].read_bytes()), json.loads(made[0]))
 
 

@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
 from pipegrid.reactor import client_tls
-from pipegrid.reactor.batching_tls import BatchingTLSFactory
+from pipegrid.reactor.bulk_tls import BatchingTLSFactory
 from pipegrid.reactor.client_tls import ClientTLS, ClientTLSEndpoint, TlsFailed
 from pipegrid.reactor.tcp_transport import Outlet, socket_of
 from pipegrid.reactor.tls_settings import (

@@ -22,27 +22,27 @@ from twisted.protocols import tls as twisted_tls
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from pipegrid.reactor import batching_tls, tcp_transport
+from pipegrid.reactor import bulk_tls, tcp_transport
 from pipegrid.reactor.process_settings import make_monotonic
 from pipegrid.wire import foolscap_broker
 from tests.reactor.test_server_tls import WHO
 from twisted import protocols
 
-PACKAGE = Path(batching_tls.__file__).parent.parent
+PACKAGE = Path(bulk_tls.__file__).parent.parent
 
 CHECKED = {
-    "reactor/batching_tls.py": {
-        *batching_tls.FIELDS,
-        *batching_tls.CALLED,
-        *batching_tls.TWISTED,
-        *batching_tls.STATE,
+    "reactor/bulk_tls.py": {
+        *bulk_tls.FIELDS,
+        *bulk_tls.CALLED,
+        *bulk_tls.TWISTED,
+        *bulk_tls.STATE,
     },
     "reactor/tcp_transport.py": set(tcp_transport.SOCKET_NAMES),
 }
 """What is used without another look, by module, and what has looked before."""
 LOOKED_AT = {
     "grid/wormhole_exchange.py": {"_interfaces", "_boss", "_RC"},
-    "reactor/batching_tls.py": {"_ffi", "_lib"},
+    "reactor/bulk_tls.py": {"_ffi", "_lib"},
     "reactor/tcp_transport.py": {"_tempDataLen"},
     "reactor/process_settings.py": {"_newTimedCalls", "_pendingTimedCalls"},
     "wire/foolscap_broker.py": {"_getMethodInfo"},
@@ -146,8 +146,8 @@ class RenamedTests(SynchronousTestCase):
     """Another release with another name: TLS is Twisted's own, and carries data both ways."""
 
     def setUp(self) -> None:
-        batching_tls.is_ours.cache_clear()
-        self.addCleanup(batching_tls.is_ours.cache_clear)
+        bulk_tls.is_ours.cache_clear()
+        self.addCleanup(bulk_tls.is_ours.cache_clear)
 
     def twisted_with(self, name: str, other: str) -> Any:
         """Have Twisted's TLS with another name from now on, until the test ends; returns its module."""
@@ -156,7 +156,7 @@ class RenamedTests(SynchronousTestCase):
         patching = mock.patch.dict(sys.modules, {"twisted.protocols.tls": made})
         patching.start()
         self.addCleanup(patching.stop)
-        batching_tls.is_ours.cache_clear()
+        bulk_tls.is_ours.cache_clear()
         return made
 
     def carry(self) -> str:
@@ -165,7 +165,7 @@ class RenamedTests(SynchronousTestCase):
         anyone: Any = Client()
         found = []
         for contexts, is_client in ((WHO.contexts(), False), (anyone, True)):
-            factory = batching_tls.tls_factory(contexts, is_client, Factory(), clock)
+            factory = bulk_tls.tls_factory(contexts, is_client, Factory(), clock)
             end = factory.protocol(factory, Listener())
             end.makeConnection(StringTransport())
             found.append(end)
@@ -186,33 +186,33 @@ class RenamedTests(SynchronousTestCase):
 
     def test_none(self) -> None:
         """As things are it is ours."""
-        self.assertEqual(self.carry(), "pipegrid.reactor.batching_tls")
+        self.assertEqual(self.carry(), "pipegrid.reactor.bulk_tls")
 
     def test_each_of_twisteds(self) -> None:
         """Each is missed, whether it is a method or not."""
-        for name in (*batching_tls.TWISTED, *batching_tls.STATE):
+        for name in (*bulk_tls.TWISTED, *bulk_tls.STATE):
             made = self.twisted_with(name, f"{name}2")
             missing = f"twisted.protocols.tls.BufferingTLSTransport.{name}"
-            self.assertEqual(batching_tls.what_is_missing(), missing)
+            self.assertEqual(bulk_tls.what_is_missing(), missing)
             self.assertEqual(self.carry(), made.__name__)
-            self.assertFalse(batching_tls.is_ours())
+            self.assertFalse(bulk_tls.is_ours())
 
     def test_another_argument(self) -> None:
         """A method that wants more than it is given is not what it was."""
         self.twisted_with(r"def _flushReceiveBIO\(self", "def _flushReceiveBIO(self, size")
         missing = "twisted.protocols.tls.BufferingTLSTransport._flushReceiveBIO"
-        self.assertEqual(batching_tls.what_is_missing(), missing)
+        self.assertEqual(bulk_tls.what_is_missing(), missing)
 
     def test_it_does_not_begin(self) -> None:
         """Nor is one that cannot be tried."""
         self.patch(twisted_tls.TLSMemoryBIOProtocol, "makeConnection", lambda self, where: 1 / 0)
-        self.assertIn("BufferingTLSTransport.", batching_tls.what_is_missing() or "")
+        self.assertIn("BufferingTLSTransport.", bulk_tls.what_is_missing() or "")
 
     def test_each_of_pyopenssls(self) -> None:
         """The same; that data is carried without them shows ``tests.renamed_pyopenssl``."""
-        for name in (*batching_tls.FIELDS, *batching_tls.CALLED, "_ffi", "_lib"):
+        for name in (*bulk_tls.FIELDS, *bulk_tls.CALLED, "_ffi", "_lib"):
             self.patch(OpenSSL, "SSL", renamed(SSL, name, f"{name}2"))
-            missing = batching_tls.what_is_missing()
+            missing = bulk_tls.what_is_missing()
             self.assertIn(name, missing or "")
             self.assertIn("OpenSSL.SSL.", missing or "")
 

@@ -17,8 +17,8 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from pipegrid.reactor import batching_tls
-from pipegrid.reactor.batching_tls import BatchingTLSFactory, write_whole
+from pipegrid.reactor import bulk_tls
+from pipegrid.reactor.bulk_tls import BatchingTLSFactory, write_whole
 from pipegrid.reactor.tcp_transport import HELD_BACK_BYTES, SEND_BYTES, set_bulk_buffers
 from pipegrid.reactor.tls_settings import BATCH_BYTES, GATHERED_BYTES, RECORD_BYTES
 from pipegrid.server import identity
@@ -46,7 +46,7 @@ class NotingOpenSSL:
 
     def __init__(self) -> None:
         self.given: list[int] = []
-        self._lib = batching_tls._lib
+        self._lib = bulk_tls._lib
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._lib, name)
@@ -61,7 +61,7 @@ class FailingOpenSSL:
 
     def __init__(self, writes: int) -> None:
         self.writes = writes
-        self._lib = batching_tls._lib
+        self._lib = bulk_tls._lib
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._lib, name)
@@ -208,13 +208,13 @@ class BatchingTests(SynchronousTestCase):
         client, server = self.ends
         socket = self.connect_to_socket(10 * BATCH_BYTES)
         joined: list[int] = []
-        write = batching_tls.BatchingTLS._write
+        write = bulk_tls.BatchingTLS._write
 
-        def noting(client: batching_tls.BatchingTLS, data: bytes) -> None:
+        def noting(client: bulk_tls.BatchingTLS, data: bytes) -> None:
             joined.append(len(data))
             write(client, data)
 
-        self.patch(batching_tls.BatchingTLS, "_write", noting)
+        self.patch(bulk_tls.BatchingTLS, "_write", noting)
         for data in (b"head", bytes(RECORD_BYTES), b"tail"):
             client.write(data)
         self.assertEqual(socket.calls, 1)
@@ -230,7 +230,7 @@ class BatchingTests(SynchronousTestCase):
         client.write(data)
         self.clock.advance(0)
         openssl = NotingOpenSSL()
-        self.patch(batching_tls, "_lib", openssl)
+        self.patch(bulk_tls, "_lib", openssl)
         server.dataReceived(client.transport.take())
         self.assertEqual(server.wrappedProtocol.pieces, [data])
         self.assertEqual(max(openssl.given), BATCH_BYTES)
@@ -459,7 +459,7 @@ class BatchingTests(SynchronousTestCase):
                 self.set_up_unconnected()
                 self.carry()
                 socket = self.connect_to_socket(10 * GATHERED_BYTES)
-                patch = self.patch(batching_tls, "_lib", FailingOpenSSL(pieces))
+                patch = self.patch(bulk_tls, "_lib", FailingOpenSSL(pieces))
                 self.ends[0].write_pieces([bytes(RECORD_BYTES)] * 4)
                 patch.restore()
                 self.assertEqual(self.ends[0]._gathered_bytes, 0)

@@ -16,8 +16,8 @@ from twisted.logger import globalLogPublisher
 from twisted.protocols import tls as twisted_tls
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from pipegrid.reactor import batching_tls
-from pipegrid.reactor.batching_tls import BatchingTLSFactory
+from pipegrid.reactor import bulk_tls
+from pipegrid.reactor.bulk_tls import BatchingTLSFactory
 from tests.reactor.test_server_tls import WHO
 from tests.scratch import scratch_path
 from tests.test_layers import imports
@@ -31,7 +31,7 @@ WITH_TLS = (
 )
 """Where transports are tested with TLS."""
 BRING_TLS = (
-    "pipegrid.reactor.batching_tls",
+    "pipegrid.reactor.bulk_tls",
     "pipegrid.server.listener",
     "pipegrid.server.identity",
     "pipegrid.server.serve",
@@ -48,31 +48,31 @@ class ChoiceTests(SynchronousTestCase):
     """What is looked at, and what comes of it."""
 
     def setUp(self) -> None:
-        batching_tls.is_ours.cache_clear()
-        self.addCleanup(batching_tls.is_ours.cache_clear)
+        bulk_tls.is_ours.cache_clear()
+        self.addCleanup(bulk_tls.is_ours.cache_clear)
         self.lines: list[Any] = []
         note: Any = self._note
         globalLogPublisher.addObserver(note)
         self.addCleanup(globalLogPublisher.removeObserver, note)
 
     def _note(self, event: Any) -> None:
-        if event.get("log_namespace") == "pipegrid.reactor.batching_tls":
+        if event.get("log_namespace") == "pipegrid.reactor.bulk_tls":
             self.lines.append(event["name"])
 
     def factory(self) -> Any:
         """Return one for servers."""
-        return batching_tls.tls_factory(WHO.contexts(), False, Factory(), Clock())
+        return bulk_tls.tls_factory(WHO.contexts(), False, Factory(), Clock())
 
     def test_ours(self) -> None:
         """With the releases that are installed it is ours, and nothing is said."""
-        self.assertIsNone(batching_tls.what_is_missing())
+        self.assertIsNone(bulk_tls.what_is_missing())
         self.assertIsInstance(self.factory(), BatchingTLSFactory)
         self.assertEqual(self.lines, [])
 
     def test_no_library(self) -> None:
         """No way to OpenSSL at all."""
         self.patch(SSL, "_lib", None)
-        self.assertEqual(batching_tls.what_is_missing(), "OpenSSL.SSL._ffi and _lib")
+        self.assertEqual(bulk_tls.what_is_missing(), "OpenSSL.SSL._ffi and _lib")
 
     def test_a_function_of_another_type(self) -> None:
         """A name that stands for something else is as bad as none."""
@@ -83,7 +83,7 @@ class ChoiceTests(SynchronousTestCase):
 
         real: Any = SSL._lib  # type: ignore[attr-defined]
         self.patch(SSL, "_lib", Library())
-        self.assertEqual(batching_tls.what_is_missing(), "OpenSSL.SSL._lib.SSL_read")
+        self.assertEqual(bulk_tls.what_is_missing(), "OpenSSL.SSL._lib.SSL_read")
 
     def test_twisted_has_renamed_something(self) -> None:
         """Twisted's private names are looked at, too."""
@@ -93,11 +93,11 @@ class ChoiceTests(SynchronousTestCase):
 
         self.patch(twisted_tls, "BufferingTLSTransport", Other)
         missing = "twisted.protocols.tls.BufferingTLSTransport._shutdownTLS"
-        self.assertEqual(batching_tls.what_is_missing(), missing)
+        self.assertEqual(bulk_tls.what_is_missing(), missing)
 
     def test_twisteds_own_and_one_line(self) -> None:
         """However many connections there are, the log has one line of it; what was started stays as it is."""
-        self.patch(batching_tls, "FIELDS", {"_into_ssl": "another type *"})
+        self.patch(bulk_tls, "FIELDS", {"_into_ssl": "another type *"})
         for _ in range(3):
             factory = self.factory()
             self.assertIsInstance(factory, twisted_tls.TLSMemoryBIOFactory)
@@ -105,10 +105,10 @@ class ChoiceTests(SynchronousTestCase):
             self.assertIs(factory.protocol, twisted_tls.BufferingTLSTransport)
         transport: Any = Transport()
         transport.protocol = twisted_tls.BufferingTLSTransport(factory, Protocol(), False)
-        batching_tls.upgrade_started_tls(transport)
+        bulk_tls.upgrade_started_tls(transport)
         self.assertNotIn("_write", vars(transport.protocol))
         context: Any = object()
-        batching_tls.write_whole(context)
+        bulk_tls.write_whole(context)
         self.assertEqual(self.lines, ["OpenSSL.SSL.Connection._into_ssl"])
 
     def test_no_class_is_changed(self) -> None:

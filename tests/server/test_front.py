@@ -14,7 +14,7 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.reactor import batching_tls, process_settings
+from pipegrid.reactor import bulk_tls, process_settings
 from pipegrid.server.connection_turns import FairTurns
 from pipegrid.server.listener import (
     DETECTION_S,
@@ -93,7 +93,7 @@ class FrontTests(SynchronousTestCase):
     def setUp(self) -> None:
         # BatchingTLSFactory wants real contexts; the real one is tested over real connections.
         self.patch(
-            batching_tls,
+            bulk_tls,
             "BatchingTLSFactory",
             lambda *arguments: None,
         )

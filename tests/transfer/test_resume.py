@@ -13,8 +13,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.disk.atomic_write import part_path
 from pipegrid.errors import NotEnoughSharesError, SinkError
-from pipegrid.transfer.get import resume
-from pipegrid.transfer.get.resume import PresentSegments
+from pipegrid.transfer.get import resume_decoder
+from pipegrid.transfer.get.resume_decoder import PresentSegments
 from pipegrid.transfer.results import GetResult
 from pipegrid.transfer.settings import DownloadSettings
 from tests.transfer.world import RTT, Told, World, content
@@ -205,7 +205,7 @@ class ResumeTests(ResumeTestCase):
 
     def test_checking_far_ahead_of_what_is_missing(self) -> None:
         """No server is asked for what can only be used after much checking; and then all comes."""
-        self.patch(resume, "CHECK_AHEAD_BYTES", 3 * SEGMENT)
+        self.patch(resume_decoder, "CHECK_AHEAD_BYTES", 3 * SEGMENT)
         self.part.write_bytes(self.data[:CUT])
         result = self.get()
         self.assertEqual(result.here_bytes, 27 * SEGMENT)

@@ -12,7 +12,7 @@ from twisted.protocols.tls import BufferingTLSTransport
 from twisted.trial.unittest import TestCase
 
 from pipegrid.errors import NoSuchShare, ServerRefused, ServerUnreachable, UsageError
-from pipegrid.reactor.batching_tls import BatchingTLS, is_ours
+from pipegrid.reactor.bulk_tls import BatchingTLS, is_ours
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS, NO_CONNECTIONS
 from pipegrid.server import serve
 from pipegrid.server.serve import ServeSettings

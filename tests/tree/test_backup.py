@@ -68,7 +68,7 @@ from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.grid_paths import resolve
 from pipegrid.tree.retry_queue import RetryQueue
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports
-from pipegrid.tree.upload_target import GridFiles, Health
+from pipegrid.tree.upload_store import GridFiles, Health
 from tests.locks import failing_locks
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up

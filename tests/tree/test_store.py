@@ -14,7 +14,7 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import UnhappyError
 from pipegrid.transfer.results import CheckResult
 from pipegrid.transfer.upkeep import UpkeepRequest
-from pipegrid.tree.upload_target import GridFiles
+from pipegrid.tree.upload_store import GridFiles
 
 CAPS = [ChkCap(bytes([n]) * 16, bytes(32), 3, 10, 100) for n in range(3)]
 

@@ -20,7 +20,7 @@ from pipegrid.transport.gbs.bundles import GbsBundles
 from pipegrid.tree import upload_queue
 from pipegrid.tree.file_metadata import restored
 from pipegrid.tree.tree_upload import TreeReports, TreeResult, tree_upload
-from pipegrid.tree.upload_target import GridFiles
+from pipegrid.tree.upload_store import GridFiles
 from tests.scratch import scratch_directory
 from tests.simulation.grid_budgets import warm_up
 from tests.simulation.grid_world import Client, GridWorld

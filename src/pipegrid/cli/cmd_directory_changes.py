@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipegrid.cli import cap_lookup, copy_operands, destination_child
+from pipegrid.cli import cap_lookup, copy_transfers, destination_child
 from pipegrid.cli.cap_list_files import print_cap
 from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.console import Console
@@ -83,8 +83,8 @@ def cp_command(arguments: tuple[str, ...], recursive: bool, force: bool) -> Grid
     async def work(grid: Grid, console: Console) -> int:
         if to_grid:
             given = list(zip(sources, on_grid, strict=True))
-            return await copy_operands.store_copies(grid, console, given, target, recursive, force)
-        return await copy_operands.fetch_copies(grid, console, sources, target, recursive, force)
+            return await copy_transfers.store_copies(grid, console, given, target, recursive, force)
+        return await copy_transfers.fetch_copies(grid, console, sources, target, recursive, force)
 
     return GridJob(work, *arguments)
 

@@ -27,7 +27,7 @@ from pipegrid.errors import CapError, InvitationError, PipegridError, UsageError
 from pipegrid.grid import (
     client_config,
     client_paths,
-    invitation,
+    invitation_messages,
     invite_and_join,
     wormhole_exchange,
 )
@@ -37,7 +37,7 @@ from pipegrid.tree.backup import run_paths
 
 if TYPE_CHECKING:
     from pipegrid.core.caps import DirectoryCap
-    from pipegrid.grid.invitation import AddReply, Invitation
+    from pipegrid.grid.invitation_messages import AddReply, Invitation
     from pipegrid.grid.wormhole_exchange import Relay
     from pipegrid.wire.announcements import KnownServer
 
@@ -85,7 +85,7 @@ def invite_command(options: InviteOptions) -> GridJob:
     aliases. It is valid once, while this command runs, and only until it is entered wrongly once. A server
     that joins is added to your servers, unless an introducer names them.
     """
-    invitation.checked_relay(options.relay_url)
+    invitation_messages.checked_relay(options.relay_url)
     if options.listen is not None:
         host_and_port(options.listen)
     return InviteJob(options)
@@ -220,7 +220,9 @@ class InviteJob(GridJob):
         except PipegridError as error:
             self._problem: PipegridError | None = error
             added = False
-        return invitation.AddReply(added, invite_and_join.numbers_of(client_config.load(directory)))
+        return invitation_messages.AddReply(
+            added, invite_and_join.numbers_of(client_config.load(directory))
+        )
 
     _problem: PipegridError | None = None
 
@@ -230,7 +232,7 @@ class InviteJob(GridJob):
         directory: Path,
         offered: Invitation,
         ours: bool,
-        reply: invitation.JoinReply | None,
+        reply: invitation_messages.JoinReply | None,
     ) -> int:
         if self._problem is not None:
             raise self._problem

@@ -22,7 +22,7 @@ from pipegrid.grid import (
     client_config,
     client_creation,
     client_paths,
-    invitation,
+    invitation_messages,
     invite_and_join,
     user_grids,
     wormhole_exchange,
@@ -32,7 +32,7 @@ from pipegrid.tree import aliases
 if TYPE_CHECKING:
     from pipegrid.core.caps import DirectoryCap
     from pipegrid.grid.client_config import GridConfig
-    from pipegrid.grid.invitation import Invitation
+    from pipegrid.grid.invitation_messages import Invitation
     from pipegrid.grid.wormhole_exchange import WormholeExchange
     from pipegrid.reactor.connection_policy import ConnectionPolicy
     from pipegrid.server.serve import StorageNode
@@ -82,7 +82,10 @@ def join_command(invocation: Invocation, code: str, relay_url: str) -> ReactorJo
     asked. A grid on this machine that the first command made by itself is moved; 'pipegrid --local' reaches
     it.
     """
-    code, relay_url = invitation.checked_code(code), invitation.checked_relay(relay_url)
+    code, relay_url = (
+        invitation_messages.checked_code(code),
+        invitation_messages.checked_relay(relay_url),
+    )
     place = place_to_join(invocation.own_directory, invocation.grid, _ask_name)
     policy = place.connections()
 
@@ -97,7 +100,7 @@ def join_command(invocation: Invocation, code: str, relay_url: str) -> ReactorJo
                 joined = True
             finally:
                 if answers:
-                    exchange.send(invitation.JoinReply(joined).as_message())
+                    exchange.send(invitation_messages.JoinReply(joined).as_message())
         finally:
             await exchange.close()
         fields = (
@@ -290,8 +293,8 @@ class ServerJoin:
 
     def __init__(self, directory: Path, code: str, relay_url: str, options: dict[str, str]) -> None:
         self._directory = directory
-        self._code = invitation.checked_code(code)
-        self._relay_url = invitation.checked_relay(relay_url)
+        self._code = invitation_messages.checked_code(code)
+        self._relay_url = invitation_messages.checked_relay(relay_url)
         self._options = options
         self._exchange: WormholeExchange | None = None
         self._taken: Invitation | None = None
@@ -384,5 +387,5 @@ class ServerJoin:
         if exchange is None:
             return
         if self._answers and self._taken is not None:
-            exchange.send(invitation.JoinReply(self.joined).as_message())
+            exchange.send(invitation_messages.JoinReply(self.joined).as_message())
         await exchange.close()

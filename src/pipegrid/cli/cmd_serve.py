@@ -28,14 +28,14 @@ from pipegrid.cli.startup import lazy_modules
 from pipegrid.core.text import amount
 from pipegrid.disk import directory_claim
 from pipegrid.errors import UsageError
-from pipegrid.grid import client_paths, storage_server_settings
+from pipegrid.grid import client_paths, serve_settings
 from pipegrid.reactor.process_settings import SHORTAGE
 from pipegrid.server import serve, storage_clients, systemd
 from pipegrid.storage import client_space, share_file, space_quota
 from pipegrid.wire import server_address
 
 if TYPE_CHECKING:
-    from pipegrid.grid.storage_server_settings import ServerDirectory
+    from pipegrid.grid.serve_settings import ServerDirectory
     from pipegrid.server.serve import ServeSettings, StorageNode
     from pipegrid.server.storage_clients import NamedClient
     from pipegrid.storage.space_quota import StoredSpace
@@ -259,7 +259,7 @@ class UsageJob(GridJob):
 
         directory = _directory(invocation)
         options, known = self._options, serve_record.read(directory)
-        found = {**known, **storage_server_settings.load(directory).settings}
+        found = {**known, **serve_settings.load(directory).settings}
         storage = Path(options.storage or found.get("storage") or directory / "storage")
         if not storage.is_dir():
             raise UsageError(
@@ -398,7 +398,7 @@ def settings_of(
         UsageError: a server runs in the directory already, or a setting is invalid.
     """
     directory_claim.refuse_if_running(directory)
-    found = storage_server_settings.load(directory)
+    found = serve_settings.load(directory)
     for warning in found.warnings:
         warn(warning)
     is_moved = options.port is not None and options.location is None

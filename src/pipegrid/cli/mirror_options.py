@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from pipegrid.grid import Grid
     from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.file_scheduler import Report, Tally
-    from pipegrid.mirror.index_entries import Entries
     from pipegrid.mirror.mirror_api import Mirror
     from pipegrid.mirror.mirror_urls import Address
     from pipegrid.mirror.preconnect_mirrors import EarlySockets
+    from pipegrid.mirror.unique_entries import Entries
 
 
 # The common options as one object, and the progress bar.

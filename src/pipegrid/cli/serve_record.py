@@ -17,12 +17,12 @@ from pipegrid.core.text import amount, printable
 from pipegrid.disk.atomic_write import replace_file
 from pipegrid.disk.private_files import make_directory
 from pipegrid.errors import UsageError
-from pipegrid.grid import storage_server_settings
+from pipegrid.grid import serve_settings
 from pipegrid.grid.servers_and_introducers_yaml import read_bounded
 from pipegrid.server.onion_service import KEY_NAME
 
 if TYPE_CHECKING:
-    from pipegrid.grid.storage_server_settings import ServerDirectory
+    from pipegrid.grid.serve_settings import ServerDirectory
     from pipegrid.server.serve import StorageNode
 
 NAME = "private/serve.json"
@@ -136,7 +136,7 @@ def keep(directory: Path, options: Mapping[str, Any], node: StorageNode) -> str 
     Returns:
         a sentence if that failed, or if others were recorded.
     """
-    fixed = fixed_by(storage_server_settings.load(directory))
+    fixed = fixed_by(serve_settings.load(directory))
     values = {name: value for name, value in _given(options).items() if name not in fixed}
     if "port" in values:
         values["port"] = kept_port(values["port"], node)

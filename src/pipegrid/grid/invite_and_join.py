@@ -30,7 +30,7 @@ from pipegrid.grid.client_paths import (
     TAHOE_CONFIG_NAME,
     is_configured,
 )
-from pipegrid.grid.invitation import GridNumbers, Invitation, entries_of
+from pipegrid.grid.invitation_messages import GridNumbers, Invitation, entries_of
 from pipegrid.grid.servers_and_introducers_yaml import (
     IntroducerAddress,
     Introducers,

@@ -29,7 +29,7 @@ from wormhole.errors import (
 from zope.interface import implementer
 
 from pipegrid.errors import InvitationError, PipegridError, UsageError
-from pipegrid.grid.invitation import (
+from pipegrid.grid.invitation_messages import (
     APP_ID,
     CLIENT,
     INVITER,

@@ -53,7 +53,6 @@ from pipegrid.mirror.debian_release_files import (
 )
 from pipegrid.mirror.destination import STAGED, Destination
 from pipegrid.mirror.file_scheduler import Report
-from pipegrid.mirror.index_entries import Entries, named_twice
 from pipegrid.mirror.manifest import add_to_manifest, keep_manifest, noting
 from pipegrid.mirror.package_filter import (
     ALL,
@@ -67,6 +66,7 @@ from pipegrid.mirror.package_filter import (
 )
 from pipegrid.mirror.retained_files import RetainedFiles, held_here, kept_apart, remove_others
 from pipegrid.mirror.signatures import Keys
+from pipegrid.mirror.unique_entries import Entries, named_twice
 
 if TYPE_CHECKING:
     from pipegrid.mirror.debian_index_update import ArchiveMirror

@@ -30,7 +30,6 @@ from pipegrid.mirror.debian_release_files import remove_in_order
 from pipegrid.mirror.decompression import check_index_bytes, index_blocks
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.file_scheduler import Report
-from pipegrid.mirror.index_entries import Entries
 from pipegrid.mirror.manifest import add_to_manifest, keep_manifest, noting
 from pipegrid.mirror.package_filter import (
     ALL,
@@ -58,6 +57,7 @@ from pipegrid.mirror.rpm_metadata import (
     read_repomd,
 )
 from pipegrid.mirror.signatures import MAX_SIGNATURE_BYTES, Keys, check_signature
+from pipegrid.mirror.unique_entries import Entries
 
 if TYPE_CHECKING:
     from pipegrid.mirror.debian_index_update import ArchiveMirror

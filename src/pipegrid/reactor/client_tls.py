@@ -32,7 +32,7 @@ from pipegrid.reactor.tls_settings import BATCH_BYTES, GATHERED_BYTES, RECORD_BY
 
 # Importing pyOpenSSL and ``cryptography``'s X.509 takes a tenth of the CPU time of a ``put`` of a small
 # file. A client of storage servers needs only the handshake, one check of the certificate, and records. As
-# in ``batching_tls``, all records of one read are delivered together, those of one write are sent together
+# in ``bulk_tls``, all records of one read are delivered together, those of one write are sent together
 # and at once, and large buffers are encrypted in place.
 
 log = Logger()

@@ -24,7 +24,7 @@ from pipegrid.disk.file_system_calls import FULL
 from pipegrid.disk.private_files import make_directory
 from pipegrid.disk.safe_open import read_file
 from pipegrid.errors import UsageError, naming
-from pipegrid.reactor.batching_tls import write_whole
+from pipegrid.reactor.bulk_tls import write_whole
 from pipegrid.reactor.tls_settings import bound_handshakes, only_forward_secret, self_signed_pem
 from pipegrid.wire import announcements, server_address
 from pipegrid.wire.server_address import Furl, Nurl

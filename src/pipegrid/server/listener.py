@@ -19,7 +19,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from pipegrid.reactor import process_settings
-from pipegrid.reactor.batching_tls import tls_factory
+from pipegrid.reactor.bulk_tls import tls_factory
 from pipegrid.reactor.deferreds import Timer, Waiters
 from pipegrid.server.connection_turns import FairQueue, FairTurns
 from pipegrid.storage.uploads.eviction import address_of

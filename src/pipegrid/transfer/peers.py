@@ -1,4 +1,4 @@
-"""A server and its pipeline as transfers use them, and time limits for calls."""
+"""A server and its pipeline as transfers use them, and what else all transfers of a grid share."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from pipegrid.tree.local_walk import (
 from pipegrid.tree.retry_queue import RetryQueue
 from pipegrid.tree.tree_plan import MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
 from pipegrid.tree.upload_queue import MAX_BYTES, UploadQueue
-from pipegrid.tree.upload_target import (
+from pipegrid.tree.upload_store import (
     Content,
     GridFiles,
     KnownObject,

@@ -19,7 +19,7 @@ from pipegrid.grid.file_grid import Grid
 from pipegrid.tree.backup.backup_database import BackupDatabase
 from pipegrid.tree.local_walk import FileMet
 from pipegrid.tree.tree_upload import NOTES_NAME
-from pipegrid.tree.upload_target import KnownObject, KnownObjects
+from pipegrid.tree.upload_store import KnownObject, KnownObjects
 
 WRITTEN_AFTER_S = 1.0
 MAX_UNWRITTEN = 100

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, UnknownCap, parse_cap
-from pipegrid.gateway.web_ui.file_page import TEXT_BYTES, preview_kind
+from pipegrid.gateway.web_ui.object_page import TEXT_BYTES, preview_kind
 from tests.gateway.web_ui.test_directory_page import DirectoryTestCase
 
 SCRIPT = b"<script>alert(1)</script>"

@@ -8,7 +8,7 @@ import segno
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import Cap, UnknownCap, parse_cap
-from pipegrid.gateway.web_ui.share_page import MOST_CODE_CHARACTERS, qr_code
+from pipegrid.gateway.web_ui.read_cap_page import MOST_CODE_CHARACTERS, qr_code
 from tests.gateway.web_ui.page_browser import parse_page
 from tests.gateway.web_ui.test_directory_page import DirectoryTestCase
 

@@ -40,8 +40,8 @@ from pipegrid.gateway.web_ui.backup_page import backup_page
 from pipegrid.gateway.web_ui.check_page import check_form
 from pipegrid.gateway.web_ui.directory_archive import send_archive
 from pipegrid.gateway.web_ui.directory_page import directory_page, entry_page
-from pipegrid.gateway.web_ui.file_page import object_page
-from pipegrid.gateway.web_ui.share_page import share_page
+from pipegrid.gateway.web_ui.object_page import object_page
+from pipegrid.gateway.web_ui.read_cap_page import share_page
 from pipegrid.tree.directory import Directory, move
 
 UNNAMED = "unknown-filename"

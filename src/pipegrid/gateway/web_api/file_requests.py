@@ -36,8 +36,8 @@ from pipegrid.gateway.web_api.path_lookup import (
     unreadable,
 )
 from pipegrid.gateway.web_ui.check_page import check_form
-from pipegrid.gateway.web_ui.file_page import object_page
-from pipegrid.gateway.web_ui.share_page import share_page
+from pipegrid.gateway.web_ui.object_page import object_page
+from pipegrid.gateway.web_ui.read_cap_page import share_page
 from pipegrid.tree.directory import Directory, make_directories
 
 CONTENT_POLICY = (

@@ -14,7 +14,7 @@ from pipegrid.disk.part_file import PartFile
 from pipegrid.reactor.deferreds import Wakeup
 from pipegrid.transfer.get.get_history import GetHistory
 from pipegrid.transfer.get.hedge_policy import ReadPolicy
-from pipegrid.transfer.get.resume import Rechecked, ResumingDecoder
+from pipegrid.transfer.get.resume_decoder import Rechecked, ResumingDecoder
 from pipegrid.transfer.get.share_downloads import DownloadRequest, ShareReaders
 from pipegrid.transfer.get.sink import SinkLike, open_sink
 from pipegrid.transfer.peers import TransferContext

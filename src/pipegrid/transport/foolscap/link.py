@@ -34,7 +34,7 @@ from pipegrid.errors import (
     WrongSecret,
 )
 from pipegrid.http11.pinned_key import problem_of
-from pipegrid.reactor.batching_tls import upgrade_started_tls
+from pipegrid.reactor.bulk_tls import upgrade_started_tls
 from pipegrid.reactor.connection_policy import ConnectionPolicy
 from pipegrid.reactor.deferreds import Timer, Waiters
 from pipegrid.reactor.tcp_transport import be_prompt, set_bulk_buffers

@@ -20,7 +20,7 @@ from pipegrid.disk.sqlite_databases import open_database
 from pipegrid.errors import CapError, SinkError, UsageError
 from pipegrid.tree.backup.prune_records import SentObjects
 from pipegrid.tree.local_walk import FileMet
-from pipegrid.tree.upload_target import KnownObject, KnownObjects
+from pipegrid.tree.upload_store import KnownObject, KnownObjects
 
 # Which files are unchanged since they were stored, and when an object must be checked on the grid again;
 # pure.

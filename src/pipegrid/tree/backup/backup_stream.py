@@ -20,7 +20,7 @@ from pipegrid.transfer.put.source_opening import open_for_put
 from pipegrid.tree.file_metadata import entry_metadata, entry_name
 from pipegrid.tree.retry_queue import with_retries
 from pipegrid.tree.tree_upload import FileProgress, TreeCounts, TreeReports, TreeResult
-from pipegrid.tree.upload_target import KnownObjects
+from pipegrid.tree.upload_store import KnownObjects
 
 END_S = 2.0
 """How long a command has to end after it was asked to, before it is killed. Nothing else runs meanwhile."""
