@@ -9,7 +9,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.reactor.deferreds import Waiters, gather, start_cancellable
+from pipegrid.reactor.deferreds import RequestSet, Waiters, gather, start_cancellable
 
 
 class TogetherTests(SynchronousTestCase):
@@ -155,6 +155,34 @@ class BegunTests(SynchronousTestCase):
         finally:
             if collecting:
                 gc.enable()
+
+    def test_who_caught_the_same_error_goes_on(self) -> None:
+        """Also if its frame is in the traceback of the error with which another one ends."""
+        first, second, third = Deferred[None](), Deferred[None](), Deferred[None]()
+        caught: list[CancelledError] = []
+
+        async def catches() -> int:
+            try:
+                await first
+            except CancelledError as error:
+                caught.append(error)
+            await third
+            return 1
+
+        async def fails() -> None:
+            await second
+
+        async def ends() -> None:
+            await start_cancellable(fails(), Clock())
+
+        going_on = start_cancellable(catches(), Clock())
+        requests: RequestSet[None] = RequestSet(Clock())
+        requests.start(ends(), None)
+        first.cancel()
+        second.errback(caught[0])
+        self.assertEqual(requests.running, {})
+        third.callback(None)
+        self.assertEqual(self.successResultOf(going_on), 1)
 
     def test_nothing_is_left_to_the_collector(self) -> None:
         """A hundred thousand small files are as many Deferreds, which the collector is kept from."""

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from threading import get_ident
-from traceback import clear_frames
 from types import CoroutineType
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
@@ -56,7 +55,7 @@ def start_cancellable(work: Coroutine[Any, Any, T], clock: IReactorTime) -> Defe
     progress callback could not cancel. So it is cancelled right after; if the coroutine ends before that,
     it counts as cancelled.
 
-    What was cancelled gives its memory back at once: its error's traceback keeps no local variables.
+    What was cancelled gives its memory back at once: its error keeps no traceback, and so no variables.
     """
     running = Deferred.fromCoroutine(work)
     cancel = running.cancel
@@ -71,8 +70,9 @@ def start_cancellable(work: Coroutine[Any, Any, T], clock: IReactorTime) -> Defe
     def ended(result: Any) -> Any:
         del running.__dict__["cancel"]  # avoids a reference cycle
         if isinstance(result, Failure) and result.check(CancelledError):
-            # They and the error refer to each other, and with them all segments that are in memory.
-            clear_frames(result.getTracebackObject())
+            # The error and the variables refer to each other, and to all segments that are in memory. The
+            # frames are not cleared: that would end coroutines that have caught the error and go on.
+            result.cleanFailure()
         if not soon or not soon[0].active():
             return result
         soon[0].cancel()
@@ -331,7 +331,7 @@ class RequestSet(Generic[W]):
         self.running.pop(running, None)
         if isinstance(result, Failure):
             if result.check(CancelledError):
-                clear_frames(result.getTracebackObject())  # see ``start_cancellable``
+                result.cleanFailure()  # see ``start_cancellable``
             else:
                 self._bug = self._bug or result
         self.changed.fire()
