@@ -46,8 +46,8 @@ class TahoeSpreadTests(TestCase):
                 for name in ("convergence", "secret"):
                     secret = base32.encode(protocol.encode().ljust(32))
                     (self.home / "private" / name).write_text(secret + "\n")
-                servers_and_introducers_yaml = servers_file(servers.addresses(), protocol)
-                (self.home / SERVERS_NAME).write_text(servers_and_introducers_yaml, "utf-8")
+                text = servers_file(servers.addresses(), protocol)
+                (self.home / SERVERS_NAME).write_text(text, "utf-8")
                 await self._one_protocol(servers)
 
     async def _one_protocol(self, servers: StorageNodes) -> None:
