@@ -119,7 +119,15 @@ class PacedDownloadTests(SynchronousTestCase):
         """Begin a download."""
         http = _Http()
         download = PacedDownload(self.grid, CAP, http, lambda size: (start, length), self.turns)
-        return http, Deferred.fromCoroutine(download.run())
+        done = Deferred.fromCoroutine(download.run())
+        self.addCleanup(self.end, done)
+        return http, done
+
+    def end(self, done: Deferred[None]) -> None:
+        """Cancel a download that the test has not ended."""
+        if not done.called:
+            done.addErrback(lambda failure: failure.trap(CancelledError) and None)
+            done.cancel()
 
     def go_on(self, steps: int) -> None:
         """Let pieces come, with half a second between them."""
