@@ -7,7 +7,7 @@ Source: the format reference, sections 6 and 7.1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -128,11 +128,13 @@ def joined(
     return erasure.decode(whole, required_shares, total_shares, length)
 
 
-def cut(pieces: list[Buffer] | list[memoryview], start: int, end: int) -> list[Buffer]:
+def cut(pieces: Iterable[Buffer], start: int, end: int) -> list[Buffer]:
     """Return bytes [start, end) of the joined pieces, without copying."""
     result: list[Buffer] = []
     position = 0
     for piece in pieces:
+        if position >= end:
+            break
         first, last = max(start - position, 0), min(end - position, len(piece))
         if first < last:
             result.append(memoryview(piece)[first:last])

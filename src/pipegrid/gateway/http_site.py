@@ -363,7 +363,7 @@ class GatewayChannel(HTTPChannel):
         self.stalled_s = self.site.clock.seconds()
         if self._stall is not None:
             self._stall.set(self.site.limits.stalled_s)
-            self._has_read()
+            self._unsent_bytes = unsent_bytes(self.transport)
         super().pauseProducing()
 
     def _has_read(self) -> bool:

@@ -9,7 +9,7 @@ asking the reactor's thread.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Lock
 
@@ -20,6 +20,7 @@ from zope.interface import implementer
 
 from pipegrid.core.caps import Cap, LitCap
 from pipegrid.core.hashes import Buffer
+from pipegrid.core.segment_decoding import cut
 from pipegrid.errors import GridError
 from pipegrid.reactor.deferreds import Timer, Waiters
 from pipegrid.transfer.get.sink import IBufferConsumer
@@ -157,7 +158,7 @@ class _ReadAhead:
         self._progress_end = start
         self._lock = Lock()  # for the range that is held, and its pieces
         self._pieces: deque[Buffer] = deque()
-        self._waiting: list[tuple[int, int, Deferred[list[memoryview]]]] = []
+        self._waiting: list[tuple[int, int, Deferred[list[Buffer]]]] = []
         self._producer: IPushProducer | None = None
         self._paused = False
         self.failed = False
@@ -181,14 +182,14 @@ class _ReadAhead:
         grown = max(_FIRST_AHEAD_BYTES, 2 * (self._wanted_end - self._first))
         return min(grown, self._space.ahead_bytes)
 
-    def read(self, offset: int, length: int) -> Deferred[list[memoryview]]:
+    def read(self, offset: int, length: int) -> Deferred[list[Buffer]]:
         """
         Return the pieces of a range whose start ``covers`` accepts, and which ends within the file.
 
         It is shorter if the file is mutable and is shorter now.
         """
         self.used_at = self._clock.seconds()
-        waiting: Deferred[list[memoryview]] = Deferred(self._forget)
+        waiting: Deferred[list[Buffer]] = Deferred(self._forget)
         self._waiting.append((offset, offset + length, waiting))
         self._wanted_end = max(self._wanted_end, offset + length)
         self._serve()
@@ -210,9 +211,9 @@ class _ReadAhead:
                 self._progress_end = self._wanted_end
         if is_due:
             in_reactor(self._serve)
-        return b"".join(_cut(pieces, at, offset, end))
+        return b"".join(cut(pieces, offset - at, end - at))
 
-    def _forget(self, gone: Deferred[list[memoryview]]) -> None:
+    def _forget(self, gone: Deferred[list[Buffer]]) -> None:
         self._waiting = [each for each in self._waiting if each[2] is not gone]
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
@@ -234,7 +235,9 @@ class _ReadAhead:
         if ready:
             self._waiting = [each for each in self._waiting if each not in ready]
             # All are cut first: a reader that gets its bytes may read on, close the file, or cancel others.
-            found = [_cut(self._pieces, self.start, start, end) for start, end, _ in ready]
+            found = [
+                cut(self._pieces, start - self.start, end - self.start) for start, end, _ in ready
+            ]
             for (*_, waiting), pieces in zip(ready, found, strict=True):
                 if not waiting.called:
                     waiting.callback(pieces)
@@ -275,18 +278,6 @@ class _ReadAhead:
     def drop(self) -> None:
         """End it in favour of another reader's download."""
         self._dropped(self)
-
-
-def _cut(pieces: Iterable[Buffer], at: int, start: int, end: int) -> list[memoryview]:
-    """Return a range of what pieces hold together, without a copy; the first one is at ``at``."""
-    found: list[memoryview] = []
-    for piece in pieces:
-        if at >= end:
-            break
-        if at + len(piece) > start:
-            found.append(memoryview(piece)[max(0, start - at) : end - at])
-        at += len(piece)
-    return found
 
 
 class FileReader:

@@ -1,4 +1,4 @@
-"""What all puts of one client share; such as the full servers that earlier puts have found."""
+"""What all puts of one client share, such as the full servers that earlier puts have found."""
 
 from __future__ import annotations
 
