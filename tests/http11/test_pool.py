@@ -94,6 +94,20 @@ class AssignmentTests(PoolCase):
         self.network.serve()
         self.bodies(asked)
 
+    def test_a_raised_budget(self) -> None:
+        """A host that is known to take more gets more on each connection, old and new; never less."""
+        self.make(max_connections=3)
+        self.ask("a", expected_response_bytes=100_000)
+        self.turn()
+        for budget_bytes in (250_000, 10):
+            self.pool.raise_budget(budget_bytes)
+        self.ask(*"bcdefg", expected_response_bytes=100_000)
+        self.turn()
+        self.assertEqual(
+            [side.take_requests() for side in self.network.connections],
+            [[b"GET a", b"GET b", b"GET c"], [b"GET d", b"GET e", b"GET f"], [b"GET g"]],
+        )
+
     def test_an_idle_connection_is_used_again(self) -> None:
         """One request after the other needs one connection."""
         for n in range(3):

@@ -489,11 +489,12 @@ class HoldingTests(BundlesTestCase):
     def test_larger_bundles_for_busy_servers(self) -> None:
         """What is held then leaves when another as long does not fit, or when it has so many shares."""
         self.keep_busy()
-        one = gbs_bundles.whole_upload_bytes(1, 8000)
+        one = gbs_bundles.whole_upload_bytes(1, 16000)
         most = gbs_bundles.MAX_BUNDLE_BYTES // one
+        self.assertLess(most, BUSY_SHARES)
         for number in range(most):
             self.assertEqual(len(self.calls.made), BUSY)
-            self.hold(number, share_bytes=8000)
+            self.hold(number, share_bytes=16000)
         self.assertEqual(len(self.calls.made), BUSY + 1)
         self.assertEqual(len(self.calls.made[-1].uploads), most)
         for more in range(BUSY_SHARES):

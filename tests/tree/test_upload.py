@@ -15,6 +15,7 @@ from pipegrid.core.caps import Cap, DirectoryCap, LitCap
 from pipegrid.core.packed_directory import unpack_immutable
 from pipegrid.errors import GridError, SourceError
 from pipegrid.flow import concurrency_limits as depths
+from pipegrid.transfer.put import put_many
 from pipegrid.transfer.settings import Limits
 from pipegrid.transport.gbs.bundles import GbsBundles
 from pipegrid.tree import upload_queue
@@ -188,8 +189,8 @@ class TreeUploadTests(SynchronousTestCase):
         self.put()
         self.assertGreaterEqual(most[0], upload_queue.MAX_OBJECTS // 2)
         self.assertLessEqual(most[0], upload_queue.MAX_OBJECTS + 128)
-        self.assertGreaterEqual(most[1], upload_queue.MAX_BYTES // 2)
-        self.assertLessEqual(most[1], upload_queue.MAX_BYTES + (2 << 20))
+        self.assertGreaterEqual(most[1], put_many.MAX_BYTES // 2)
+        self.assertLessEqual(most[1], put_many.MAX_BYTES + (2 << 20))
 
     def most_running(self) -> list[int]:
         """Return where the most that is under way of a tree will stand."""

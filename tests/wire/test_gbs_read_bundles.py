@@ -46,7 +46,7 @@ class ReadsTests(SynchronousTestCase):
         for value, what in (
             ([[INDEX, 0, 1]] * (MAX_READS + 1), "more than 257 items"),
             ([0] * (MAX_READS + 1), "the bundle has"),
-            ([[INDEX, 0, MAX_READ_BYTES], [INDEX, 1, 1]], "more than 131072 bytes"),
+            ([[INDEX, 0, MAX_READ_BYTES], [INDEX, 1, 1]], "more than 262144 bytes"),
             ({}, "the bundle is not an array"),
             ([[INDEX, 0]], "a read has 2 fields"),
             ([[INDEX[1:], 0, 1]], "storage index"),

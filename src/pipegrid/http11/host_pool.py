@@ -48,7 +48,8 @@ from pipegrid.reactor.deferreds import check_own_thread
 #
 # **Outstanding bytes.** Every server can take ``response_budget_bytes``. A host gets a measured window if
 # its ``Server`` header names a product that can take more, or if it has answered many pipelined requests
-# and is not built on Twisted. If that fails once, it is not tried again.
+# and is not built on Twisted. If that fails once, it is not tried again. A caller that knows the host's
+# program may raise the budget.
 
 MIN_ASSUMED_BYTES = 256
 
@@ -245,6 +246,7 @@ class HostPool:
         self._limits = limits or Limits()
         self._dialer = Dialer(clock, self._limits, server, connect)
         self.record = HostStats(self._limits, serial)
+        self._budget_bytes = self._limits.response_budget_bytes
         self._unknown = cautious
         self._waiting: deque[Exchange] = deque()
         self._connections: list[PipelinedConnection] = []  # ready ones
@@ -297,6 +299,13 @@ class HostPool:
         """Make a connection for later requests, unless there is one; if that fails, they try again."""
         if not (self._connections or self._connecting or self._closed):
             self._open_connection()
+
+    def raise_budget(self, response_bytes: int) -> None:
+        """From now on let at least so many bytes of responses be outstanding on a connection."""
+        if response_bytes > self._budget_bytes:
+            self._budget_bytes = response_bytes
+            for connection in self._connections:
+                connection.lane.raise_budget(response_bytes)
 
     def submit(self, exchange: Exchange) -> None:
         """Accept a request, or fail it at once."""
@@ -423,7 +432,7 @@ class HostPool:
                 not lanes
                 or serial
                 or count == limits.max_requests_in_flight
-                or charged > limits.response_budget_bytes
+                or charged > self._budget_bytes
             ):
                 if lanes == coming:
                     return True
@@ -449,6 +458,7 @@ class HostPool:
         elif self._closed:
             result.abort("the agent was closed")
         else:
+            result.lane.raise_budget(self._budget_bytes)
             self._connections.append(result)
             self._assign()
 

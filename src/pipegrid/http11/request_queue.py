@@ -180,6 +180,11 @@ class RequestQueue:
         self.written.append(exchange)
         return exchange
 
+    def raise_budget(self, budget_bytes: int) -> None:
+        """Use a larger budget than the limits', unless it is measured."""
+        if self.window is None:
+            self.budget_bytes = max(self.budget_bytes, budget_bytes)
+
     def measure(self) -> None:
         """Measure the budget from now on, up to the limits' maximum."""
         limits = self.limits
@@ -316,7 +321,7 @@ class RequestQueue:
         if len(self.written) > 1:
             # The size of the first may have become known after the others were written.
             guessed = [e for e in list(self.written)[:-1] if e.response is None]
-            most_bytes = max(limits.response_budget_bytes, limits.max_response_budget_bytes)
+            most_bytes = max(self.budget_bytes, limits.max_response_budget_bytes)
             assert sum(e.charged_bytes for e in guessed) <= most_bytes, self
             assert self._request_bytes_written <= limits.max_request_bytes_in_flight, self
             assert len(self.written) <= limits.max_requests_in_flight, self

@@ -17,6 +17,7 @@ from pipegrid.core.packed_directory import PackedChild, directory_cap, pack_immu
 from pipegrid.core.text import printable
 from pipegrid.errors import GridError, PipegridError, SourceError
 from pipegrid.grid.file_grid import Grid
+from pipegrid.transfer.put.put_many import MAX_BYTES
 from pipegrid.tree import local_walk
 from pipegrid.tree.extended_metadata import HARD_LINK, LEFT_OUT, OwnerNames
 from pipegrid.tree.file_metadata import entry_metadata, entry_name
@@ -34,7 +35,7 @@ from pipegrid.tree.local_walk import (
 )
 from pipegrid.tree.retry_queue import RetryQueue
 from pipegrid.tree.tree_plan import MAX_ENTRIES, DirectoryNode, TreeNode, TreePlan
-from pipegrid.tree.upload_queue import MAX_BYTES, UploadQueue
+from pipegrid.tree.upload_queue import UploadQueue
 from pipegrid.tree.upload_store import (
     Content,
     GridFiles,

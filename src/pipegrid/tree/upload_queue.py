@@ -9,15 +9,13 @@ from typing import Any, Generic, TypeVar
 from twisted.internet.defer import Deferred
 
 from pipegrid.flow.concurrency_limits import MANY, ConcurrencyLimit, SmallFileCapacity
-from pipegrid.transfer.put.put_many import SMALL_BYTES
+from pipegrid.transfer.put.put_many import MAX_BYTES, SMALL_BYTES
 from pipegrid.transfer.settings import Limits
 
 P = TypeVar("P")
 """What a job is for; hashable."""
 
 MAX_OBJECTS = 256
-MAX_BYTES = 8 << 20
-"""As for many files that are stored at once: at 3-of-10 this fills a link of 2 Gbit/s at 100 ms."""
 
 UNDECIDED_S = 0.25
 SOME = 8

@@ -103,4 +103,4 @@ class ReadBundleTests(ServerTestCase):
         slot = gbs_paths_headers.shares_path(SI).replace("immutable", "mutable")
         for request in (list_shares(), head("GET", slot)):
             [reply] = self.ask(request)
-            self.assertEqual(reply.headers["pipegrid-bundles"], "262144")
+            self.assertEqual(reply.headers["pipegrid-bundles"], "1048576")

@@ -19,10 +19,11 @@ MIN_FILES = 2
 MAX_FILES = 256
 """Even an empty file takes about 64 KiB while it is stored."""
 
-MAX_BYTES = 8 << 20
+MAX_BYTES = 12 << 20
 """
-Unacknowledged plaintext of running puts, beyond MIN_FILES: at 3-of-10 this fills a link of 2 Gbit/s with
-a round-trip time of 100 ms. The grid bounds each file's own memory.
+Unacknowledged plaintext of running puts, beyond MIN_FILES: at 3-of-10 this fills a link of 3 Gbit/s with
+a round-trip time of 100 ms; and of small files one bundle for each server can be on its way, one be stored,
+and one be filled. The grid bounds each file's own memory.
 """
 
 SMALL_BYTES = 64 << 10

@@ -529,16 +529,22 @@ class GbsBundles:
 # ``BUSY_BYTES`` to send, another small request gains nothing, and a larger one saves work at both ends: then
 # reads are held until a bundle is full, or until less is unanswered. There is no timer.
 
-READ_BYTES = 56 * 1024
+READ_BYTES = 240 * 1024
 """
-Reads for more bytes leave in another bundle: as many bytes may be outstanding on one connection, and their
-files are decoded while the next bundle is in flight.
+Reads for more bytes leave in another bundle. Servers that share the client's processors wake up less often
+for larger bundles: with 56 KiB, a restore of 1,000 files of 46 kB took a fifth longer (measured).
 """
 
-BUSY_BYTES = READ_BYTES
+BUSY_BYTES = READ_BYTES // 2
 """From this many unanswered bytes on, only full bundles are sent."""
 
-MAX_SMALL_READ_BYTES = READ_BYTES // 2
+OUTSTANDING_BYTES = 2 * READ_BYTES
+"""
+With so many bytes of answers outstanding another bundle is still sent on the same connection. A server that
+takes bundles waits when its transport is full, unlike one that is built on Twisted's HTTP.
+"""
+
+MAX_SMALL_READ_BYTES = READ_BYTES // 4
 """Longer shares gain nothing from a bundle."""
 
 NOT_TAKEN = (404, 405)
@@ -573,6 +579,7 @@ class GbsReadBundles:
     Args:
         send: sends a request whose response may be awaited anywhere; fails with the contract's errors.
         read_alone: reads the beginning of a share by an ordinary request.
+        limit_bytes: returns how many bytes the server answers in one bundle.
 
     Attributes:
         taken: whether the server has refused no bundle yet.
@@ -585,12 +592,14 @@ class GbsReadBundles:
         answers: GbsAnswers,
         send: Callable[[RawRequest], Deferred[RawResponse]],
         read_alone: Callable[[bytes, int, int], Deferred[bytes]],
+        limit_bytes: Callable[[], int],
     ) -> None:
         self.taken = True
         self._requests = requests
         self._answers = answers
         self._send = send
         self._read_alone = read_alone
+        self._limit_bytes = limit_bytes
         self._held: dict[_HeldRead, None] = {}  # in order
         self._unanswered_bytes = 0
         self._turn = Timer(clock, self._turn_over)
@@ -628,9 +637,10 @@ class GbsReadBundles:
     def _turn_over(self) -> None:
         held, self._held = list(self._held), {}
         start, size = 0, 0
+        most_bytes = min(READ_BYTES, self._limit_bytes())
         for end, each in enumerate(held):
             length = each.read.length
-            if end > start and (size + length > READ_BYTES or end - start == MAX_READS):
+            if end > start and (size + length > most_bytes or end - start == MAX_READS):
                 self._send_bundle(held[start:end], size)
                 start, size = end, 0
             size += length

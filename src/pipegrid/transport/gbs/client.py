@@ -29,7 +29,12 @@ from pipegrid.reactor.connection_policy import (
 from pipegrid.reactor.deferreds import gather
 from pipegrid.reactor.tcp_socks5_endpoints import endpoint_through
 from pipegrid.reactor.tls_settings import http_context
-from pipegrid.transport.gbs.bundles import MAX_SHARE_BYTES, MAX_SMALL_READ_BYTES, GbsReadBundles
+from pipegrid.transport.gbs.bundles import (
+    MAX_SHARE_BYTES,
+    MAX_SMALL_READ_BYTES,
+    OUTSTANDING_BYTES,
+    GbsReadBundles,
+)
 from pipegrid.transport.gbs.foolscap_offload import FoolscapOffload, OffloadServer
 from pipegrid.transport.gbs.read_streams import GbsStreams
 from pipegrid.transport.gbs.requests import GbsRequests, GbsSettings
@@ -37,6 +42,7 @@ from pipegrid.transport.gbs.response_outcomes import GbsAnswers
 from pipegrid.transport.gbs.uploads import BEHIND_BYTES, GbsContext, GbsUploads
 from pipegrid.transport.interface import disconnected, nothing_to_write
 from pipegrid.transport.operation_order import GbsOrder
+from pipegrid.wire import gbs_bundles
 from pipegrid.wire.server_address import Nurl
 from pipegrid.wire.storage_messages import (
     Allocation,
@@ -273,8 +279,9 @@ class GbsServer:
         self._read_bundles = GbsReadBundles(
             clock,
             *talk,
-            self._ask_unordered,
+            self._ask_read_bundle,
             lambda index, number, length: self.read(index, number, 0, length),
+            lambda: gbs_bundles.read_limit_bytes(self._uploads.bundle_bytes),
         )
         self._beside = None if open_beside is None else FoolscapOffload(clock, open_beside)
 
@@ -543,6 +550,10 @@ class GbsServer:
 
     def _shares(self, answer: RawResponse) -> frozenset[int]:
         return self._uploads.heard(answer, self._answers.shares)
+
+    def _ask_read_bundle(self, request: RawRequest) -> Deferred[RawResponse]:
+        self._reads.raise_budget(OUTSTANDING_BYTES)
+        return self._ask_unordered(request)
 
     def _ask_unordered(self, request: RawRequest) -> Deferred[RawResponse]:
         return self._asked.track(lambda: self._question(request))
