@@ -344,7 +344,7 @@ class BytesTests(ClientTlsCase):
         self.client.writeSequence([b"af", b"ter"])
         self.client.write(b"")
         sent = self.client.transport.take()
-        self.assertEqual(len(records(sent)), 1 + 2 + 1 + 1 + 9 + 1 + 1)
+        self.assertEqual(len(records(sent)), 1 + 3 + 9 + 1)
         self.server.dataReceived(sent)
         received = b"".join(self.served.pieces)
         self.assertEqual(received, b"before" + b"".join(pieces) + b"after")

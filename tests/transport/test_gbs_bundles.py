@@ -538,11 +538,13 @@ class HoldingTests(BundlesTestCase):
         self.assertEqual(self.successResultOf(parts.allocation), allocated(0, 1, 2))
 
     def test_flush(self) -> None:
-        """What is held leaves when something else is about to be sent, and no timer is left."""
-        self.bundles.flush()
+        """What is held leaves when more for one of its indexes is to be sent, and no timer is left."""
+        self.bundles.flush(index(1))
         self.hold(1)
         self.hold(2, (0, 1), (0,))
-        self.bundles.flush()
+        self.bundles.flush(index(3))
+        self.assertEqual(self.calls.names, [])
+        self.bundles.flush(index(2))
         self.assertEqual(self.calls.names, ["bundle 1 2"])
         self.assertEqual(self.clock.getDelayedCalls(), [])
         self.hold(3)
@@ -618,7 +620,7 @@ class HoldingTests(BundlesTestCase):
                         if each == 0 or self.random.random() < 0.9:
                             self.write(number, each, bytes(size))
                     if self.random.random() < 0.2:
-                        self.bundles.flush()
+                        self.bundles.flush(index(number))
             self.turn()
             for call in self.calls.made:
                 if call.request is not None:
@@ -647,7 +649,7 @@ class OfferTests(BundlesTestCase):
         self.make_bundles(0)
         self.assertIsNone(self.allocate(1, {0}))
         self.assertIsNone(self.write(1, 0, bytes(SHARE_BYTES)))
-        self.bundles.flush()
+        self.bundles.flush(index(1))
         self.assertEqual(self.calls.names, [])
 
     def test_offers(self) -> None:
@@ -1292,18 +1294,16 @@ class ServerTests(SynchronousTestCase):
         ]
 
     def test_ordinary_requests_flush(self) -> None:
-        """Whatever else goes on the uploads' connection sends what is held before it."""
+        """Whatever else goes on the uploads' connection for an index sends what is held of it before."""
         secret = SECRETS.upload
 
         def lease(server: GbsServer) -> Deferred[Any]:
             return server.add_lease(index(1), SECRETS.lease)
 
         operations: dict[str, Callable[[GbsServer], Deferred[Any]]] = {
-            "allocate 2": lambda server: server.allocate(index(2), {0}, 1 << 20, SECRETS),
             "allocate 1": lambda server: server.allocate(index(1), {1}, SHARE_BYTES, SECRETS),
             "write 1/0": lambda server: server.write(index(1), 0, 0, [b"x"], secret),
             "write 1/1": lambda server: server.write(index(1), 1, 5, [b"x"], secret),
-            "write 2/0": lambda server: server.write(index(2), 0, 0, [b"x"], secret),
             "abort 1/0": lambda server: server.abort(index(1), 0, secret),
             "shares 1": lambda server: server.list_shares(index(1)),
             "lease 1": lease,
@@ -1318,6 +1318,21 @@ class ServerTests(SynchronousTestCase):
             self.assertEqual(calls.names, ["bundle 1", name])
             self.clock.advance(0)
             self.assertEqual(calls.names, ["bundle 1", name])
+
+    def test_requests_for_other_indexes(self) -> None:
+        """They leave what is held, which leaves at the end of the turn as before."""
+        operations: dict[str, Callable[[GbsServer], Deferred[Any]]] = {
+            "allocate 2": lambda server: server.allocate(index(2), {0}, 1 << 20, SECRETS),
+            "write 2/0": lambda server: server.write(index(2), 0, 0, [b"x"], SECRETS.upload),
+            "abort 2/0": lambda server: server.abort(index(2), 0, SECRETS.upload),
+        }
+        for name, start in operations.items():
+            server, calls = self.make_server()
+            self.upload(server)
+            start(server)
+            self.assertEqual(calls.names, [name])
+            self.clock.advance(0)
+            self.assertEqual(calls.names, [name, "bundle 1"])
 
     def test_what_is_no_matter_for_bundles(self) -> None:
         """Other shares, pieces of them and second thoughts go as they always have, in their order."""

@@ -10,7 +10,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.http11.exchange import RawRequest, RawResponse
 from pipegrid.http11.response_parser import ResponseHead
-from pipegrid.transport.gbs.bundles import BUSY_BYTES, READ_BYTES, GbsReadBundles
+from pipegrid.transport.gbs.bundles import (
+    BUSY_BYTES,
+    FAST_ANSWER_S,
+    FIRST_READ_BYTES,
+    READ_BYTES,
+    GbsReadBundles,
+)
 from pipegrid.transport.gbs.requests import GbsRequests
 from pipegrid.transport.gbs.response_outcomes import GbsAnswers
 from pipegrid.wire import gbs_bundles
@@ -63,8 +69,30 @@ class ReadBundleTests(SynchronousTestCase):
         found.body = gbs_bundles.pack_read_answers([bytes(each.length) for each in reads])
         answer.callback(found)
 
+    def warm_up(self) -> None:
+        """Let the server answer two full bundles at once, after which it gets the longest."""
+        for count in (FIRST_READ_BYTES // SIZE, 4 * FIRST_READ_BYTES // SIZE):
+            self.read(count)
+            self.answer()
+        self.assertEqual(self.sent, [])
+
+    def test_short_ones_on_slow_links(self) -> None:
+        """The first bundles are short, and so are those after an answer that took long."""
+        first, longest = FIRST_READ_BYTES // SIZE, 4 * FIRST_READ_BYTES // SIZE
+        self.read(3 * first)
+        self.assertEqual([len(each) for each in self.asked()], [first] * 3)
+        for _ in range(3):
+            self.answer()
+        self.read(longest)
+        self.assertEqual([len(each) for each in self.asked()], [longest])
+        self.clock.advance(FAST_ANSWER_S + 0.1)
+        self.answer()
+        self.read(2 * first)
+        self.assertEqual([len(each) for each in self.asked()], [first] * 2)
+
     def test_as_long_as_the_server_takes(self) -> None:
         """Reads of one turn leave in full bundles: a quarter of the server's, but 128 KiB at least."""
+        self.warm_up()
         fits = READ_BYTES // SIZE
         reads = self.read(fits + 2)
         self.assertEqual([len(each) for each in self.asked()], [fits])
@@ -75,11 +103,14 @@ class ReadBundleTests(SynchronousTestCase):
         self.assertEqual([self.successResultOf(each) for each in reads], [bytes(SIZE)] * (fits + 2))
 
         self.make(256 * 1024)
-        self.read(20)
+        self.read(FIRST_READ_BYTES // SIZE)
+        self.answer()
+        self.read(16)
         self.assertEqual([len(each) for each in self.asked()], [128 * 1024 // SIZE] * 2)
 
     def test_busy_servers_get_full_bundles(self) -> None:
         """What does not fill a bundle leaves as long as little is unanswered."""
+        self.warm_up()
         few = BUSY_BYTES // SIZE
         for count in (few, 2, few):
             self.read(count)

@@ -248,7 +248,7 @@ class ClientTLS(Protocol):
         self.write_pieces(iovec)
 
     def write_pieces(self, pieces: Iterable[Buffer]) -> None:
-        """Write consecutive buffers, in as few records as possible; they are not kept."""
+        """Write consecutive buffers, in few records; they are not kept."""
         if self._lost or (self.disconnecting and self._producer is None):
             return
         if self._handshaking:
@@ -256,19 +256,21 @@ class ClientTLS(Protocol):
             if self._producer is not None:
                 self._producer.pauseProducing()
             return
-        small: list[Buffer] = []
+        joined: list[Buffer] = []
+        size = 0
         for piece in tuple(
             pieces
         ):  # a tuple, since making the pieces may write to another connection
-            if len(piece) < RECORD_BYTES:
-                small.append(piece)
+            if not joined and len(piece) >= RECORD_BYTES:
+                self._encrypt(piece)
                 continue
-            if small:
-                self._encrypt(b"".join(small))
-                small = []
-            self._encrypt(piece)
-        if small:
-            self._encrypt(small[0] if len(small) == 1 else b"".join(small))
+            joined.append(piece)
+            size += len(piece)
+            if size >= BATCH_BYTES:
+                self._encrypt(b"".join(joined))
+                joined, size = [], 0
+        if joined:
+            self._encrypt(joined[0] if len(joined) == 1 else b"".join(joined))
         self._flush()
 
     def _encrypt(self, data: Buffer) -> None:

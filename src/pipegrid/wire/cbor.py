@@ -318,7 +318,9 @@ def dumps(value: Any) -> bytes:
 
 
 def head(major: int, argument: int) -> bytes:
-    """Return the head of an item: its kind (2 bytes, 4 an array, 5 a map), and its length."""
+    """
+    Return the head of an item: its kind (0 a number, 2 bytes, 4 an array, 5 a map), and its value or length.
+    """
     if argument < 24:
         return bytes([major << 5 | argument])
     for detail, length in ((24, 1), (25, 2), (26, 4), (27, 8)):

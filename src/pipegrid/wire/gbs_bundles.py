@@ -38,7 +38,8 @@ served.
 _BUNDLE_ITEMS = 1 + 9 * MAX_UPLOADS + MAX_NUMBERS + 2 * MAX_SHARES
 _ANSWER_ITEMS = 1 + MAX_UPLOADS * (4 + 2 * MAX_SHARE_NUMBERS) + 2 * MAX_SHARES
 
-_ARRAY = 4
+_UINT, _BYTES, _ARRAY, _MAP = 0, 2, 4, 5
+_UPLOAD_HEAD = cbor.head(_ARRAY, 7)
 _STORED = 201
 _LEASE_BYTES = cbor.LEASE_SECRET_BYTES
 _UPLOADS_A_STEP = 16
@@ -94,13 +95,28 @@ def _upload_bytes(share_numbers: int, shares: int, share_bytes: int) -> int:
 
 def pack_bundle(uploads: Sequence[BundledUpload]) -> bytes:
     """Return the CBOR of a bundle, for ``unpack_bundle``."""
-    return cbor.dumps([_packed(each) for each in uploads])
+    return b"".join(bundle_pieces(uploads))
 
 
-def _packed(upload: BundledUpload) -> list[Any]:
+def bundle_pieces(uploads: Sequence[BundledUpload]) -> list[bytes]:
+    """Return the same in pieces: the shares themselves, which are not copied, and what is between them."""
+    between = cbor.head(_ARRAY, len(uploads))
+    pieces: list[bytes] = []
+    for upload in uploads:
+        between += _packed_head(upload)
+        for number, data in upload.shares.items():
+            pieces += between + cbor.head(_UINT, number) + cbor.head(_BYTES, len(data)), data
+            between = b""
+    pieces.append(between)
+    return pieces
+
+
+def _packed_head(upload: BundledUpload) -> bytes:
+    """Return an upload up to its first share."""
     lease, numbers = upload.secrets.lease, sorted(upload.share_numbers)
-    head = [upload.storage_index, lease.renew, lease.cancel, upload.secrets.upload]
-    return [*head, upload.share_bytes, numbers, upload.shares]
+    secrets = [lease.renew, lease.cancel, upload.secrets.upload]
+    fields = cbor.dumps([upload.storage_index, *secrets, upload.share_bytes, numbers])
+    return _UPLOAD_HEAD + fields[1:] + cbor.head(_MAP, len(upload.shares))
 
 
 def unpack_bundle(body: Buffer) -> list[BundledUpload]:

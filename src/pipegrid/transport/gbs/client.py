@@ -544,7 +544,7 @@ class GbsServer:
                 storage_index,
                 number,
                 lambda: self._question(request).addCallback(unpack),
-                lambda: self._uploads.upload(request, unpack),
+                lambda: self._uploads.upload(request, storage_index, unpack),
             )
         )
 
@@ -592,7 +592,8 @@ class GbsServer:
 
         if not changes:
             return self._ask(storage_index, None, request, unpack)
-        return self._change(storage_index, None, lambda: self._uploads.change(request, unpack))
+        change = partial(self._uploads.change, request, storage_index, unpack)
+        return self._change(storage_index, None, change)
 
     def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
         """Ask for the numbers of all mutable shares."""

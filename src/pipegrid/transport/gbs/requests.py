@@ -151,7 +151,7 @@ class GbsRequests:
 
     def bundle(self, uploads: Sequence[BundledUpload]) -> RawRequest:
         """Allocate and write many small shares."""
-        request = self._message(_BUNDLE, b"", gbs_bundles.pack_bundle(uploads))
+        request = self._message(_BUNDLE, b"", *gbs_bundles.bundle_pieces(uploads))
         request.expected_response_bytes = ANSWER_BYTES + len(uploads) * ANSWER_UPLOAD_BYTES
         return request
 
@@ -282,13 +282,13 @@ class GbsRequests:
             gbs_cbor_bodies.pack_corrupt(reason),
         )
 
-    def _message(self, start: bytes, lines: bytes = b"", body: bytes | None = None) -> RawRequest:
+    def _message(self, start: bytes, lines: bytes = b"", *body: bytes) -> RawRequest:
         head = start + self._common + lines
-        if body is not None:
-            head += b"Content-Length: %d\r\n" % len(body)
+        if body:
+            head += b"Content-Length: %d\r\n" % sum(map(len, body))
         return RawRequest(
             head + b"\r\n",
-            (body,) if body else (),
+            [piece for piece in body if piece],
             True,  # may be repeated without harm; ``uploads`` handles the effect on responses
             ANSWER_BYTES,
             self._timeout_s,

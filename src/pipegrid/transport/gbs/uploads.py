@@ -170,7 +170,9 @@ class GbsUploads:
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
         request = self._requests.allocate(storage_index, share_numbers, share_bytes, secrets)
-        return self.upload(request, lambda answer: self.heard(answer, self._answers.allocation))
+        return self.upload(
+            request, storage_index, lambda answer: self.heard(answer, self._answers.allocation)
+        )
 
     def write(
         self,
@@ -212,7 +214,7 @@ class GbsUploads:
                 return self._was_completed(storage_index, share_number)
             return self._answers.write_result(answer, share_number, upto)
 
-        return self._send(request).addCallback(written)
+        return self._send(request, storage_index).addCallback(written)
 
     def store_whole(
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
@@ -244,7 +246,7 @@ class GbsUploads:
     ) -> Deferred[None]:
         """Abort an unfinished upload; see the contract."""
         request = self._requests.abort(storage_index, share_number, upload_secret)
-        return self._send(request).addCallback(
+        return self._send(request, storage_index).addCallback(
             lambda answered: self._answers.aborted(answered[0], share_number, answered[1])
         )
 
@@ -256,14 +258,16 @@ class GbsUploads:
                 if wait_s:
                     await deferLater(self._clock, wait_s)
                 request = self._requests.list_shares(storage_index)
-                if share_number in await self.upload(request, self._answers.shares):
+                if share_number in await self.upload(request, storage_index, self._answers.shares):
                     return WriteAnswer(True)
             raise no_upload(self._name, share_number)
 
         return self._track(lambda: Deferred.fromCoroutine(find_out()))
 
-    def upload(self, request: RawRequest, unpack: Callable[[RawResponse], T]) -> Deferred[T]:
-        return self._send(request).addCallback(lambda answered: unpack(answered[0]))
+    def upload(
+        self, request: RawRequest, storage_index: bytes, unpack: Callable[[RawResponse], T]
+    ) -> Deferred[T]:
+        return self._send(request, storage_index).addCallback(lambda answered: unpack(answered[0]))
 
     def takes_question(self, request: RawRequest) -> bool:
         """Return whether a question would be sent at once: the connection is up, and free of changes."""
@@ -294,15 +298,17 @@ class GbsUploads:
         answer: Deferred[RawResponse] = sent.addCallback(lambda answered: answered[0])
         return answer.addBoth(ended)
 
-    def change(self, request: RawRequest, unpack: Callable[[RawResponse, bool], T]) -> Deferred[T]:
+    def change(
+        self, request: RawRequest, storage_index: bytes, unpack: Callable[[RawResponse, bool], T]
+    ) -> Deferred[T]:
         """Send a request like ``upload``; ``unpack`` also gets whether it was sent more than once."""
-        changed = self._send(request).addCallback(lambda answered: unpack(*answered))
+        changed = self._send(request, storage_index).addCallback(lambda answered: unpack(*answered))
         self._connection.flush()
         return changed
 
-    def _send(self, request: RawRequest) -> Deferred[Answered]:
-        """Send a request on the uploads' connection, after all earlier ones."""
-        self._bundles.flush()
+    def _send(self, request: RawRequest, storage_index: bytes) -> Deferred[Answered]:
+        """Send a request on the uploads' connection, after all earlier ones for its storage index."""
+        self._bundles.flush(storage_index)
         return self._connection.request(request)
 
     def heard(self, answer: RawResponse, unpack: Callable[[RawResponse], T]) -> T:
