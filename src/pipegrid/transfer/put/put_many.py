@@ -22,7 +22,7 @@ MAX_FILES = 256
 MAX_BYTES = 12 << 20
 """
 Unacknowledged plaintext of running puts, beyond MIN_FILES: at 3-of-10 this fills a link of 3 Gbit/s with
-a round-trip time of 100 ms; and of small files one bundle for each server can be on its way, one be stored,
+a round-trip time of 100 ms; and of small files one bundle for each server can be in flight, one be stored,
 and one be filled. The grid bounds each file's own memory.
 """
 
