@@ -6,6 +6,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.grid.bundle_limits_file import LIMITS_NAME, MAX_SERVERS, BundleLimits
 from pipegrid.grid.placement_history_file import FOUND_NAME, open_placement_history
 from pipegrid.transfer.put.ask_first_policy import REMEMBERED
 from tests.pipes import pipe_in_place
@@ -55,3 +56,68 @@ class RememberedTests(SynchronousTestCase):
         puts.ended(True)
         self.assertTrue(puts.must_ask)
         open_placement_history("auto", []).ended(True)
+
+
+class OffersTests(SynchronousTestCase):
+    """Which servers take bundles."""
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp()) / "private"
+
+    def offers(self) -> BundleLimits:
+        """Return what a new process knows."""
+        return BundleLimits([self.directory])
+
+    def test_the_next_process_knows(self) -> None:
+        """What servers have offered, until they refuse it."""
+        offers = self.offers()
+        offers.heard("a", 1000)
+        offers.heard("b", 2000)
+        offers.save()
+        offers = self.offers()
+        self.assertEqual([offers.of(each) for each in "abc"], [1000, 2000, 0])
+        offers.heard("a", 0)
+        offers.save()
+        offers = self.offers()
+        self.assertEqual([offers.of(each) for each in "abc"], [0, 2000, 0])
+
+    def test_nothing_is_written_without_need(self) -> None:
+        """Nor for what was known before, nor without a directory."""
+        for offers in (self.offers(), BundleLimits([])):
+            offers.heard("a", 0)
+            offers.save()
+        self.assertFalse(self.directory.exists())
+        offers = self.offers()
+        offers.heard("a", 1000)
+        offers.save()
+        (self.directory / LIMITS_NAME).unlink()
+        offers.heard("a", 1000)
+        offers.save()
+        self.assertFalse((self.directory / LIMITS_NAME).exists())
+        BundleLimits([]).heard("a", 1)
+
+    def test_bounds(self) -> None:
+        """Of too many servers the oldest are forgotten."""
+        offers = self.offers()
+        for number in range(MAX_SERVERS + 5):
+            offers.heard(f"v0-{number:052}", 1 << 20)
+        offers.save()
+        offers = self.offers()
+        self.assertEqual([offers.of(f"v0-{number:052}") > 0 for number in (4, 5)], [False, True])
+
+    def test_nonsense_in_the_file(self) -> None:
+        """It is as if there were none."""
+        self.directory.mkdir(parents=True)
+        for text in (b"", b"[" * 5000, b"[]", b'{"a": "x"}', b'{"a": true}', b'{"a": -1}', b"\xff"):
+            (self.directory / LIMITS_NAME).write_bytes(text)
+            self.assertEqual(self.offers().of("a"), 0, text[:20])
+
+    def test_what_cannot_be_written(self) -> None:
+        """A directory that takes no file is no reason to fail."""
+        self.directory.parent.mkdir(parents=True)
+        self.directory.write_text("no directory")
+        offers = self.offers()
+        offers.heard("a", 1000)
+        offers.save()
+        with pipe_in_place(self.directory.parent / "pipes" / LIMITS_NAME):
+            self.assertEqual(BundleLimits([self.directory.parent / "pipes"]).of("a"), 0)

@@ -19,6 +19,7 @@ from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import FixedWindow
 from pipegrid.grid import client_config as configuration
 from pipegrid.grid.access_blacklist import AccessBlacklist
+from pipegrid.grid.bundle_limits_file import BundleLimits
 from pipegrid.grid.client_config import GridConfig, LocalGrid
 from pipegrid.grid.client_paths import (
     ALIASES_NAME,
@@ -130,6 +131,7 @@ def open_grid(
     starting = _start(reactor, config, discovery)
 
     async def close() -> None:
+        opener.bundle_limits.save()
         if ahead is not None:
             ahead.close()
         for tub in tubs:
@@ -258,6 +260,7 @@ class _Opener:
         total_shares = config.params.total_shares
         known = total_shares if config.introducers.addresses else len(config.static.servers) or 1
         self._windows = Windows.shared_by(min(known, total_shares), limits.memory_bytes)
+        self.bundle_limits = BundleLimits(config.caches)
         self._throttle = None
         if limits.bytes_per_s is not None:
             from pipegrid.transport.throttle import Throttle
@@ -276,7 +279,10 @@ class _Opener:
             known,
             self._windows,
             ConnectionOptions(
-                self._connections_to(known.identity.server_id), self._throttle, self._ahead
+                self._connections_to(known.identity.server_id),
+                self._throttle,
+                self._ahead,
+                self.bundle_limits,
             ),
             force_foolscap=self._force_foolscap,
             foolscap_beside=self._foolscap_beside,

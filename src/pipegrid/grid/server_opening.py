@@ -12,6 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 from pipegrid.errors import UsageError
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import AutoWindow
+from pipegrid.grid.bundle_limits_file import BundleLimits
 from pipegrid.reactor.connection_policy import ConnectionPolicy
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.failover import FailoverServer, Route
@@ -96,11 +97,13 @@ class ConnectionOptions(NamedTuple):
         policy: the way to each of its addresses.
         throttle: bounds the rate of all bytes to and from all servers.
         ahead: connections that were opened early; one of them may be to this server.
+        bundle_limits: what servers are known to take, which their announcements need not say.
     """
 
     policy: ConnectionPolicy
     throttle: Throttle | None = None
     ahead: Preconnector | None = None
+    bundle_limits: BundleLimits | None = None
 
 
 def open_server(
@@ -250,14 +253,16 @@ def _open_gbs(
     beside = None
     if furl is not None:
         beside = partial(_open_foolscap, reactor, identity, furl, options, nurls[0])
+    limits = options.bundle_limits or BundleLimits(())
     return GbsServer(
         identity,
         nurls[0],
         endpoints,
         reactor,
         settings,
-        bundle_bytes=known.bundle_bytes,
+        bundle_bytes=known.bundle_bytes or limits.of(identity.server_id),
         open_beside=beside,
+        offered=partial(limits.heard, identity.server_id),
     )
 
 

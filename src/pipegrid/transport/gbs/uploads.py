@@ -96,6 +96,7 @@ class GbsUploads:
         track: for operations of more than one request.
         bundle_bytes: the largest bundle that the server's announcement offers, or 0; its responses may
             offer bundles, too.
+        offered: see ``GbsBundles``.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class GbsUploads:
         context: GbsContext,
         track: Track,
         bundle_bytes: int,
+        offered: Callable[[int], None],
     ) -> None:
         clock, name = context.clock, context.name
         requests, answers = context.requests, context.answers
@@ -128,6 +130,7 @@ class GbsUploads:
             lambda request: self._connection.request(request),
             OrdinaryRequests(self._allocate, self._write, self._store_apart, self._was_completed),
             bundle_bytes,
+            offered,
         )
 
     def __repr__(self) -> str:
