@@ -656,7 +656,7 @@ class OfferTests(BundlesTestCase):
         """Once each: what a response offers, and a refusal."""
         told: list[int] = []
         self.make_bundles(0)
-        self.bundles._offered = told.append
+        self.bundles.offered = told.append
         for _ in range(2):
             self.bundles.heard(response(200, b"", OFFER))
         self.assertEqual(told, [MAX_BUNDLE_BYTES])

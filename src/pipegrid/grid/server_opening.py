@@ -254,7 +254,7 @@ def _open_gbs(
     if furl is not None:
         beside = partial(_open_foolscap, reactor, identity, furl, options, nurls[0])
     limits = options.bundle_limits or BundleLimits(())
-    return GbsServer(
+    server = GbsServer(
         identity,
         nurls[0],
         endpoints,
@@ -262,8 +262,9 @@ def _open_gbs(
         settings,
         bundle_bytes=known.bundle_bytes or limits.of(identity.server_id),
         open_beside=beside,
-        offered=partial(limits.heard, identity.server_id),
     )
+    server.report_offers(partial(limits.heard, identity.server_id))
+    return server
 
 
 def _open_foolscap(

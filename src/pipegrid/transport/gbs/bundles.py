@@ -224,10 +224,10 @@ class GbsBundles:
         send: sends a request on the uploads' connection.
         ordinary: for uploads that cannot be sent in a bundle after all.
         max_bytes: as far as it is known in advance.
-        offered: called with what the server offers in a response, and with 0 when it has refused a bundle.
 
     Attributes:
         max_bytes: size of the largest bundle that the server accepts; 0 if it has not offered bundles.
+        offered: called with what the server offers in a response, and with 0 when it has refused a bundle.
     """
 
     def __init__(
@@ -238,10 +238,9 @@ class GbsBundles:
         send: Callable[[RawRequest], Deferred[Answered]],
         ordinary: OrdinaryRequests,
         max_bytes: int = 0,
-        offered: Callable[[int], None] = lambda bundle_bytes: None,
     ) -> None:
         self.max_bytes = max_bytes
-        self._offered = offered
+        self.offered: Callable[[int], None] = lambda bundle_bytes: None
         self._requests = requests
         self._answers = answers
         self._send = send
@@ -261,7 +260,7 @@ class GbsBundles:
             for name, value in answer.header_list:
                 if name == gbs_bundles.HEADER and value.isdigit() and len(value) < 10:
                     self.max_bytes = int(value)
-                    self._offered(self.max_bytes)
+                    self.offered(self.max_bytes)
 
     def store(
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
@@ -403,7 +402,7 @@ class GbsBundles:
         held = bundle.take_apart()
         if answer.status != 200:
             self.max_bytes = 0
-            self._offered(0)
+            self.offered(0)
             for one in held:
                 self._send_apart(one, repeated)
             return

@@ -248,7 +248,6 @@ class GbsServer:
             offer bundles, too.
         open_beside: creates a server object that uses Foolscap, if the server has a fURL; see
             ``FoolscapOffload``.
-        offered: called with the longest bundle that the server's response offers, or 0 if it has refused one.
     """
 
     def __init__(
@@ -260,7 +259,6 @@ class GbsServer:
         settings: GbsSettings | None = None,
         bundle_bytes: int = 0,
         open_beside: Callable[[], OffloadServer] | None = None,
-        offered: Callable[[int], None] = lambda bundle_bytes: None,
     ) -> None:
         settings = settings or GbsSettings()
         name = identity.nickname
@@ -273,7 +271,7 @@ class GbsServer:
         self._asked = PendingQuestions(name)
         talk = self._requests, self._answers
         context = GbsContext(clock, endpoints, name, settings, *talk)
-        self._uploads = GbsUploads(context, self._asked.track, bundle_bytes, offered)
+        self._uploads = GbsUploads(context, self._asked.track, bundle_bytes)
         limits = settings.limits(settings.max_read_connections + settings.max_streams)
         self._reads = HostPool(clock, endpoints, name, limits)
         self._streams = GbsStreams(self._reads, *talk, settings.max_streams)
@@ -369,6 +367,10 @@ class GbsServer:
         """Many small objects will be stored; see the contract."""
         if self._beside is not None and not self.takes_bundles:
             self._beside.expect(objects)
+
+    def report_offers(self, offered: Callable[[int], None]) -> None:
+        """Call a function with the longest bundle that a response offers, and with 0 after a refusal."""
+        self._uploads.report_offers(offered)
 
     @property
     def takes_bundles(self) -> bool:

@@ -96,7 +96,6 @@ class GbsUploads:
         track: for operations of more than one request.
         bundle_bytes: the largest bundle that the server's announcement offers, or 0; its responses may
             offer bundles, too.
-        offered: see ``GbsBundles``.
     """
 
     def __init__(
@@ -104,7 +103,6 @@ class GbsUploads:
         context: GbsContext,
         track: Track,
         bundle_bytes: int,
-        offered: Callable[[int], None],
     ) -> None:
         clock, name = context.clock, context.name
         requests, answers = context.requests, context.answers
@@ -130,7 +128,6 @@ class GbsUploads:
             lambda request: self._connection.request(request),
             OrdinaryRequests(self._allocate, self._write, self._store_apart, self._was_completed),
             bundle_bytes,
-            offered,
         )
 
     def __repr__(self) -> str:
@@ -150,6 +147,10 @@ class GbsUploads:
     def bundle_bytes(self) -> int:
         """Size of the largest bundle that the server accepts; 0 if it has not offered bundles."""
         return self._bundles.max_bytes
+
+    def report_offers(self, offered: Callable[[int], None]) -> None:
+        """Call a function with each offer of bundles; see ``GbsBundles.offered``."""
+        self._bundles.offered = offered
 
     def _crowd_bytes(self) -> float:
         """Return the limit of pending bytes of small requests; none if the server supports bundles."""
