@@ -220,7 +220,8 @@ class GbsSurveys:
 # allocate, write, abort         one connection, in order, without waiting for responses
 # read-test-writes               the same one; those that only read use the pool
 # lists, short reads, leases,    a pool of a few (``http11.host_pool``), each with at most 60 KB of
-# advisories, the version        outstanding responses, or one long response after such
+# advisories, the version        outstanding responses (480 KiB if the server takes read bundles), or one
+#                                long response after such
 # streams                        the same pool, each the last on its connection, which is paused with
 #                                its consumer; ``GbsStreams`` keeps other connections free
 # the pool's, while it connects  the uploads' connection, if that is up, has no change to do, and all
