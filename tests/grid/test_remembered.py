@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -95,6 +96,15 @@ class OffersTests(SynchronousTestCase):
         offers.save()
         self.assertFalse((self.directory / LIMITS_NAME).exists())
         BundleLimits([]).heard("a", 1)
+
+    def test_what_servers_take_at_the_end(self) -> None:
+        """A server's own last word is saved, whatever was known when it was opened."""
+        offers = self.offers()
+        offers.heard("b", 5)
+        for name, size in (("a", 1000), ("b", 0)):
+            offers.note_at_end(name, Mock(bundle_bytes=size))
+        offers.save()
+        self.assertEqual([self.offers().of(each) for each in "ab"], [1000, 0])
 
     def test_bounds(self) -> None:
         """Of too many servers the oldest are forgotten."""

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from pipegrid.disk.atomic_write import replace_file
 from pipegrid.disk.safe_open import read_file
@@ -20,6 +21,14 @@ MAX_SERVERS = 1000
 
 _MAX_BYTES = 256 << 10
 _MAX_BUNDLE_BYTES = 1 << 30
+
+
+class TakesBundles(Protocol):
+    """A server; ``transport.gbs.client.GbsServer`` is one."""
+
+    @property
+    def bundle_bytes(self) -> int:
+        """The longest bundle that it takes, as far as it is known now; 0: none."""
 
 
 class BundleLimits:
@@ -37,6 +46,7 @@ class BundleLimits:
         self._path = directories[0] / LIMITS_NAME if directories else None
         self._limits = {} if self._path is None else _read(self._path)
         self._changed = False
+        self._servers: list[tuple[str, TakesBundles]] = []
 
     def of(self, server_id: str) -> int:
         """Return what a server offered last; 0 if it is not known."""
@@ -50,8 +60,14 @@ class BundleLimits:
             if bundle_bytes:
                 self._limits[server_id] = bundle_bytes
 
+    def note_at_end(self, server_id: str, server: TakesBundles) -> None:
+        """Record what a server takes when ``save`` is called."""
+        self._servers.append((server_id, server))
+
     def save(self) -> None:
         """Write the file, if something has changed; if that fails, the next process asks again."""
+        for server_id, server in self._servers:
+            self.heard(server_id, server.bundle_bytes)
         if self._path is None or not self._changed:
             return
         self._changed = False

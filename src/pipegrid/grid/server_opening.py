@@ -263,7 +263,8 @@ def _open_gbs(
         bundle_bytes=known.bundle_bytes or limits.of(identity.server_id),
         open_beside=beside,
     )
-    server.report_offers(partial(limits.heard, identity.server_id))
+    if not known.bundle_bytes:
+        limits.note_at_end(identity.server_id, server)
     return server
 
 

@@ -227,7 +227,6 @@ class GbsBundles:
 
     Attributes:
         max_bytes: size of the largest bundle that the server accepts; 0 if it has not offered bundles.
-        offered: called with what the server offers in a response, and with 0 when it has refused a bundle.
     """
 
     def __init__(
@@ -240,7 +239,6 @@ class GbsBundles:
         max_bytes: int = 0,
     ) -> None:
         self.max_bytes = max_bytes
-        self.offered: Callable[[int], None] = lambda bundle_bytes: None
         self._requests = requests
         self._answers = answers
         self._send = send
@@ -260,7 +258,6 @@ class GbsBundles:
             for name, value in answer.header_list:
                 if name == gbs_bundles.HEADER and value.isdigit() and len(value) < 10:
                     self.max_bytes = int(value)
-                    self.offered(self.max_bytes)
 
     def store(
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
@@ -402,7 +399,6 @@ class GbsBundles:
         held = bundle.take_apart()
         if answer.status != 200:
             self.max_bytes = 0
-            self.offered(0)
             for one in held:
                 self._send_apart(one, repeated)
             return

@@ -369,9 +369,10 @@ class GbsServer:
         if self._beside is not None and not self.takes_bundles:
             self._beside.expect(objects)
 
-    def report_offers(self, offered: Callable[[int], None]) -> None:
-        """Call a function with the longest bundle that a response offers, and with 0 after a refusal."""
-        self._uploads.report_offers(offered)
+    @property
+    def bundle_bytes(self) -> int:
+        """The longest bundle that the server takes, as far as it is known now; 0: none."""
+        return self._uploads.bundle_bytes
 
     @property
     def takes_bundles(self) -> bool:

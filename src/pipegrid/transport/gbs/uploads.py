@@ -148,10 +148,6 @@ class GbsUploads:
         """Size of the largest bundle that the server accepts; 0 if it has not offered bundles."""
         return self._bundles.max_bytes
 
-    def report_offers(self, offered: Callable[[int], None]) -> None:
-        """Call a function with each offer of bundles; see ``GbsBundles.offered``."""
-        self._bundles.offered = offered
-
     def _crowd_bytes(self) -> float:
         """Return the limit of pending bytes of small requests; none if the server supports bundles."""
         if self.bundle_bytes:
