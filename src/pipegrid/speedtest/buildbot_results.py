@@ -15,8 +15,8 @@ from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
 from pipegrid.speedtest.report_figures import digits, rate
 from pipegrid.speedtest.report_figures import seconds as duration
-from pipegrid.speedtest.run_comparison import compare
-from pipegrid.speedtest.run_results import SCENARIO, Measurement, Run, parse_run
+from pipegrid.speedtest.run_comparison import compare, title
+from pipegrid.speedtest.run_results import Run, parse_run
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _TIME = re.compile(rf"TIME \((.+)\): ((?:{_NUMBER} (?:up|down)(?:, )?)+)")
@@ -140,7 +140,7 @@ class ResultSet:
 
 def result_sets(run: Run) -> tuple[ResultSet, ...]:
     """Return the medians of all measurements: seconds a file, round trips a file, plaintext a second."""
-    measured = [(_name(each), each) for each in run.measurements]
+    measured = [(title((each.group, each.direction, each.name)), each) for each in run.measurements]
     rtt_s = run.average_rtt_s
     sets = [
         ResultSet(
@@ -171,11 +171,6 @@ def result_sets(run: Run) -> tuple[ResultSet, ...]:
         ),
     ]
     return tuple(each for each in sets if each.results)
-
-
-def _name(measured: Measurement) -> str:
-    title = f"{measured.name} {measured.direction}"
-    return title if measured.group == SCENARIO else f"{measured.group} {title}"
 
 
 class EarlierBuilds:
@@ -217,10 +212,7 @@ class EarlierBuilds:
 
 def alike(one: Run, other: Run) -> bool:
     """Return whether two runs were measured in the same manner on the same machine."""
-    ours, theirs = (
-        attrs.evolve(run.parameters, seed=0, rounds=0, link=run.parameters.link)
-        for run in (one, other)
-    )
+    ours, theirs = (attrs.evolve(run.parameters, seed=0, rounds=0) for run in (one, other))
     shared = one.machine.keys() & other.machine.keys()
     return ours == theirs and all(one.machine[name] == other.machine[name] for name in shared)
 

@@ -77,7 +77,8 @@ def draw(name: str, label: str, paint: Callable[[bool], Figure]) -> tuple[str, s
     """
     drawn = []
     for kind, wide in (("wide", True), ("narrow", False)):
-        with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": f"{name}-{kind}"}):
+        settings: Any = {**_SETTINGS, "svg.hashsalt": f"{name}-{kind}"}
+        with matplotlib.rc_context(settings):
             drawn.append(_svg(paint(wide), f"{name}-{kind}", label))
     return drawn[0], drawn[1]
 

@@ -73,7 +73,6 @@ def render(run: Run) -> list[ReportLine]:
         *_times(run),
         *_per_file(run),
         *_speeds(run),
-        *_windows(run),
     ]
 
 
@@ -125,23 +124,21 @@ def _setting(run: Run) -> Iterator[ReportLine]:
             )
 
 
-def _pairs(run: Run) -> Iterator[tuple[str, str, dict[str, Measurement]]]:
-    """Return group and name of everything but the window sweep, with both directions."""
+def _pairs(run: Run) -> dict[tuple[str, str], dict[str, Measurement]]:
+    """Return both directions of everything but the window sweep, by group and name."""
     pairs: dict[tuple[str, str], dict[str, Measurement]] = {}
     for each in run.measurements:
         if each.group != WINDOW:
             pairs.setdefault((each.group, each.name), {})[each.direction] = each
-    for (group, name), directions in pairs.items():
-        yield group, name, directions
+    return pairs
 
 
 def _times(run: Run) -> Iterator[ReportLine]:
-    for _group, name, measured in _pairs(run):
-        figures = ", ".join(
-            f"{measured[way].median_s:.3f} {way}" for way in DIRECTIONS if way in measured
-        )
-        asides = [_aside(run, measured[way]) for way in DIRECTIONS if way in measured]
-        yield ReportLine(f"TIME ({name}): {figures}", "; ".join(asides))
+    for (_group, name), directions in _pairs(run).items():
+        measured = [directions[way] for way in DIRECTIONS if way in directions]
+        figures = ", ".join(f"{each.median_s:.3f} {each.direction}" for each in measured)
+        asides = "; ".join(_aside(run, each) for each in measured)
+        yield ReportLine(f"TIME ({name}): {figures}", asides)
 
 
 def _aside(run: Run, measured: Measurement) -> str:
@@ -174,16 +171,11 @@ def _per_file(run: Run) -> Iterator[ReportLine]:
 
 
 def _speeds(run: Run) -> Iterator[ReportLine]:
-    for group, name, directions in _pairs(run):
-        if group not in (SCENARIO, ENCODING):
-            continue
+    for (group, name), directions in _pairs(run).items():
         for way in DIRECTIONS:
             measured = directions.get(way)
-            if measured is not None and measured.file_bytes > SMALL_BYTES:
+            if measured and group in (SCENARIO, ENCODING) and measured.file_bytes > SMALL_BYTES:
                 yield _speed(run, measured, name)
-
-
-def _windows(run: Run) -> Iterator[ReportLine]:
     for measured in run.measurements:
         if measured.group == WINDOW:
             yield _speed(run, measured, f"window {measured.name}")

@@ -11,25 +11,24 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
 
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import GridError
-from pipegrid.reactor.deferreds import as_deferred, gather
+from pipegrid.reactor.deferreds import as_deferred
 from pipegrid.reactor.trace import Tracer
 from pipegrid.speedtest.benchmark_clients import Comparing, Contents, Session
 from pipegrid.speedtest.child_processes import environment, in_thread
-from pipegrid.speedtest.raw_tcp_baseline import Effort, join, measure_baselines
+from pipegrid.speedtest.raw_tcp_baseline import Effort, join, measure_baselines, together
 from pipegrid.speedtest.run_results import (
     COLD_START,
     DOWN,
     UP,
     Baseline,
-    Burst,
     Measurement,
     Parameters,
     RoundTrip,
@@ -253,7 +252,7 @@ class Rounds:
         target = self._target
         count = 1 if target.servers <= target.params.total_shares else 3 * target.servers
         files = self._contents.files([_WARM_BYTES] * min(count, 100))
-        caps = await gather([Deferred.fromCoroutine(session.put(file)) for file in files])
+        caps = await together(session.put(file) for file in files)
         for cap, file in zip(caps, files, strict=True):
             await session.get(cap, Comparing(file))
 
@@ -266,9 +265,7 @@ class Rounds:
             params = scenario.params(self._target.params)
         began = time.perf_counter()
         if scenario.at_once:
-            caps = await gather(
-                [Deferred.fromCoroutine(session.put(file, params)) for file in files]
-            )
+            caps = await together(session.put(file, params) for file in files)
         else:
             caps = [await session.put(file, params) for file in files]
         times = {UP: time.perf_counter() - began}
@@ -279,7 +276,7 @@ class Rounds:
         gc.collect()
         began = time.perf_counter()
         if scenario.at_once:
-            await gather([Deferred.fromCoroutine(session.get(*pair)) for pair in pairs])
+            await together(session.get(*pair) for pair in pairs)
         else:
             for pair in pairs:
                 await session.get(*pair)
@@ -349,25 +346,11 @@ async def record(
             began = time.perf_counter()
             await session.put(file)
             took_s = time.perf_counter() - began
-            uploads.append(_Upload(took_s, recorder.stop(), since_us, since_us + took_s * 1e6))
+            uploads.append((took_s, recorder.stop(), since_us))
     finally:
         await session.close()
-    chosen = sorted(uploads, key=lambda each: each.took_s)[len(uploads) // 2]
-    bursts = chosen.bursts
-    if tracer is not None:
-        bursts = from_spans(tracer.events(), chosen.since_us, chosen.until_us)
+    took_s, bursts, since_us = sorted(uploads, key=itemgetter(0))[len(uploads) // 2]
+    if tracer is not None:  # its bursts come from the trace
+        bursts = from_spans(tracer.events(), since_us, since_us + took_s * 1e6)
     rtt_s = statistics.fmean(each.average_s for each in round_trips)
-    return Timeline(_TIMELINE_NAME, rtt_s, chosen.took_s, bursts, len(uploads))
-
-
-@attrs.frozen
-class _Upload:
-    """A recorded upload, and where it begins in the trace, if its bursts come from there."""
-
-    took_s: float
-    bursts: tuple[Burst, ...]
-    since_us: float
-    until_us: float
-
-
-# Provenance of a run.
+    return Timeline(_TIMELINE_NAME, rtt_s, took_s, bursts, len(uploads))

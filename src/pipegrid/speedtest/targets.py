@@ -33,6 +33,7 @@ from pipegrid.reactor.trace import Tracing
 from pipegrid.speedtest.benchmark_clients import GatewaySession, GridSession, Session
 from pipegrid.speedtest.child_processes import (
     LOOPBACK,
+    ChildProcess,
     FileEncoding,
     Servers,
     at_ports,
@@ -40,7 +41,7 @@ from pipegrid.speedtest.child_processes import (
     make_client,
     server_name,
 )
-from pipegrid.speedtest.link_proxies import RunningProxy, describe, shape_of, start_proxy
+from pipegrid.speedtest.link_proxies import describe, shape_of, start_proxy
 from pipegrid.speedtest.raw_tcp_baseline import Responder, ping_responders
 from pipegrid.speedtest.responder import RunningResponders, start_responders
 from pipegrid.speedtest.run_results import EmulatedLink, RoundTrip
@@ -163,8 +164,6 @@ async def connect_s(reactor: Any, policy: ConnectionPolicy, host: str, port: int
 
 # A target is started, opened once for each client, and stopped; nothing that it started outlives it.
 
-_TRANSPORT_NAMES = {"https": GBS}
-
 DEFAULT_SERVERS = 10
 MAX_SERVERS = 100
 
@@ -205,7 +204,7 @@ class PrivateGrid(FileTarget):
         self._lock = Lock()
         self._left = False
         self._responding: RunningResponders | None = None
-        self._proxy: RunningProxy | None = None
+        self._proxy: ChildProcess | None = None
 
     def __str__(self) -> str:
         return (
@@ -237,8 +236,8 @@ class PrivateGrid(FileTarget):
             targets = [(LOOPBACK, port) for port in ports]
             targets += [(each.host, each.port) for each in self.responders]
             self._proxy = await start_proxy(self._reactor, shape_of(self.link), targets)
-            ports = self._proxy.ports[: self.servers]
-            self.responders = at_ports(self.responders, self._proxy.ports[self.servers :])
+            ports = self._proxy.said[: self.servers]
+            self.responders = at_ports(self.responders, self._proxy.said[self.servers :])
         scratch = tempfile.TemporaryDirectory(dir=self._scratch)
         self.directory = Path(self._stack.enter_context(scratch)) / "client"
         addresses: list[Any] = at_ports(running.addresses, ports)
@@ -334,7 +333,8 @@ class ConfiguredGrid(FileTarget):
         self.servers = len(there)
         protocols = {each.protocol for each in there}
         if len(protocols) == 1:
-            self.transport = _TRANSPORT_NAMES.get(*protocols, *protocols)
+            [protocol] = protocols
+            self.transport = GBS if protocol == "https" else protocol
         for each in there:
             host, _, port = each.address.rpartition(":")
             if each.protocol in ("https", "foolscap") and port.isdigit():
@@ -430,10 +430,9 @@ class Gateway(FileTarget):
 
     async def round_trips(self, count: int) -> list[RoundTrip]:
         """Measure how long connecting to the gateway takes; its servers are not visible."""
-        name = f"{self._place[0]}:{self._place[1]}"
-        policy = DIRECT_CONNECTIONS
-        samples = [await connect_s(self._reactor, policy, *self._place) for _ in range(count)]
-        return [RoundTrip(name, samples)]
+        policy, place = DIRECT_CONNECTIONS, self._place
+        samples = [await connect_s(self._reactor, policy, *place) for _ in range(count)]
+        return [RoundTrip(f"{place[0]}:{place[1]}", samples)]
 
 
 def fitting_params(servers: int) -> Params:
