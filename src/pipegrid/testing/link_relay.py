@@ -317,11 +317,9 @@ class Wire:
 
     def offer(self, stream: RelayedStream, size_bytes: int, since_ns: int | None = None) -> None:
         """Queue bytes of a stream; ``since_ns``: when they could have been sent, if not now."""
-        ready_ns = since_ns
-        if ready_ns is None:
-            behind_ns = to_ns(self._behind_s())
-            ready_ns = self.now_ns() - behind_ns
-        self.path.line.offer(ready_ns, stream.flow, size_bytes)
+        if since_ns is None:
+            since_ns = self.now_ns() - to_ns(self._behind_s())
+        self.path.line.offer(since_ns, stream.flow, size_bytes)
         self._turn()
 
     def _turn(self) -> None:

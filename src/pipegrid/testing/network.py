@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import count
 from random import Random
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import attrs
 from twisted.internet.address import IPv4Address
@@ -37,33 +37,6 @@ from pipegrid.testing.simulated_tcp import SimulatedTransport, Socket, TcpOption
 _FIRST_EPHEMERAL_PORT = 49152
 
 
-class Between(Protocol):
-    """
-    What hosts use of the network.
-
-    Attributes:
-        clock: shared by all.
-        connecting: the pending handshakes, in the order in which they began.
-        transports: those of all programs, in the order in which they were made.
-    """
-
-    clock: Clock
-    connecting: dict[Connecting, None]
-    transports: dict[SimulatedTransport, None]
-
-    def host(self, name: str) -> Host:
-        """Return a host, which is created at its first use."""
-
-    def make_pair(self, client: Host, server: Host) -> tuple[Socket, Socket]:
-        """Return the two ends of a new connection."""
-
-    def later(self, delay_s: float, call: Callable[[], object]) -> Any:
-        """Call a function after a delay, whichever hosts are up."""
-
-    def soon(self, call: Callable[[], None]) -> None:
-        """Call it in the next turn."""
-
-
 class Host:
     """
     One machine, by name.
@@ -74,7 +47,7 @@ class Host:
         on_crash, on_restart: called in order; servers are created again from their disks at a restart.
     """
 
-    def __init__(self, network: Between, name: str, index: int) -> None:
+    def __init__(self, network: SimulatedNetwork, name: str, index: int) -> None:
         self.network = network
         self.name = name
         self.address = f"10.{index >> 16 & 255}.{index >> 8 & 255}.{index & 255}"
@@ -97,9 +70,9 @@ class Host:
             raise CannotListenError(
                 self.name, port, OSError("another host's port listens there already")
             )
-        self._ports[port] = SimulatedPort(self, port, factory)
-        self._ports[port].startListening()
-        return self._ports[port]
+        listening = self._ports[port] = SimulatedPort(self, port, factory)
+        listening.startListening()
+        return listening
 
     def close_port(self, port: int) -> None:
         """Accept no more connections on a port."""
@@ -223,7 +196,7 @@ def _give_to_program(
 class SimulatedEndpoint:
     """An endpoint that connects from one host to a port of another."""
 
-    network: Between = attrs.field(repr=False)
+    network: SimulatedNetwork = attrs.field(repr=False)
     from_host: str
     to_host: str
     port: int
@@ -423,6 +396,7 @@ class SimulatedNetwork(Agenda):
         self.options = options or TcpOptions()
         self.log: deque[SentAcross] = deque(maxlen=log_limit)
         self.hosts: dict[str, Host] = {}
+        # In the order in which they were made: those of all programs, and the pending handshakes.
         self.transports: dict[SimulatedTransport, None] = {}
         self.connecting: dict[Connecting, None] = {}
         self._latency_s = latency_s
@@ -495,12 +469,11 @@ class SimulatedNetwork(Agenda):
 
     def describe(self) -> list[str]:
         """Return what is open, and what is stalled, for people."""
-        return (
-            [f"{connecting!r}" for connecting in self.connecting]
-            + [f"{transport!r}" for transport in self.transports]
-            + [f"{a} → {b} is stalled" for (a, b), path in self._paths.items() if path.stalled]
-            + [f"{host.name} is down" for host in self.hosts.values() if not host.up]
-        )
+        return [
+            *map(repr, [*self.connecting, *self.transports]),
+            *(f"{a} → {b} is stalled" for (a, b), path in self._paths.items() if path.stalled),
+            *(f"{host.name} is down" for host in self.hosts.values() if not host.up),
+        ]
 
     # Faults; ``faults`` makes plans of them
 
@@ -706,7 +679,5 @@ def leaks(clock: Clock, network: SimulatedNetwork) -> list[str]:
 
     A connection that was just closed is still held at the other end: let some time pass before.
     """
-    found = [repr(connecting) for connecting in network.connecting]
-    found += [repr(transport) for transport in network.transports]
-    found += [repr(call) for call in clock.getDelayedCalls() if not network.owns(call)]
-    return found
+    timers = [call for call in clock.getDelayedCalls() if not network.owns(call)]
+    return [repr(left) for left in (*network.connecting, *network.transports, *timers)]
