@@ -7,6 +7,7 @@ Source: the format reference, section 7.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from pipegrid.core import layout
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
@@ -255,14 +256,10 @@ class Decoder(FileShares):
     def _job(self, segment: int, queue: SegmentQueue) -> SegmentJob | None:
         assert self.geometry is not None
         geometry = self.geometry
-        blocks: list[Block] = []
-        for share in list(self._shares.values()):
-            block = self._block(share, segment, geometry, queue)
-            if block is not None:
-                blocks.append(block)
-                if len(blocks) == geometry.required_shares:
-                    break
-        else:
+        shares = list(self._shares.values())
+        found = (self._block(share, segment, geometry, queue) for share in shares)
+        blocks = tuple(islice(filter(None, found), geometry.required_shares))
+        if len(blocks) < geometry.required_shares:
             return None
         crypttext_hash = self._crypttext_hash(segment, queue)
         if crypttext_hash is None:
@@ -272,7 +269,7 @@ class Decoder(FileShares):
         start = max(self._start - first_byte, 0)
         end = min(self._end - first_byte, geometry.segment_length(segment))
         key = self._cap.key if isinstance(self._cap, ChkCap) else None
-        return SegmentJob(segment, geometry, key, tuple(blocks), crypttext_hash, start, end)
+        return SegmentJob(segment, geometry, key, blocks, crypttext_hash, start, end)
 
     def _block(
         self, share: ShareParts, segment: int, geometry: Geometry, queue: SegmentQueue
@@ -324,15 +321,13 @@ class Decoder(FileShares):
         assert self._queue is not None
         used = self._running.pop(result.segment)
         for number in result.bad_shares:
-            share = used[number]
-            self._bad_block(share, result.segment, self.geometry)
+            self._bad_block(used[number], result.segment, self.geometry)
         if result.bad_shares:
             self._queue.failed(result.segment)
             return []
         if not result.consistent:
             self._fail(f"good blocks of segment {result.segment} do not restore the segment")
-        if self._failure is not None:
-            raise self._failure
+        self.raise_failure()
         leaving = self._queue.succeeded(result.segment, result.plaintext)
         if leaving:
             for share in self._shares.values():

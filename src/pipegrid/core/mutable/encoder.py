@@ -23,27 +23,23 @@ from pipegrid.core.stream_cipher import StreamCipher
 # belong together, readers notice that only if the salts differ.
 
 
-class MutableSegment:
+class MutableSegment(NamedTuple):
     """
     One segment after encryption and erasure coding.
 
     Attributes:
-        index: its number in the file.
+        number: of the segment in the file, from 0.
         block_hashes: 32 bytes for each of the n blocks (with their salts, for MDMF).
         blocks: for each requested share the stored bytes: the salt (MDMF) and the block, in pieces.
     """
 
-    __slots__ = ("block_hashes", "blocks", "index")
+    number: int
+    block_hashes: tuple[bytes, ...]
+    blocks: dict[int, tuple[Buffer, ...]]
 
-    def __init__(
-        self,
-        index: int,
-        block_hashes: tuple[bytes, ...],
-        blocks: dict[int, tuple[Buffer, ...]],
-    ) -> None:
-        self.index = index
-        self.block_hashes = block_hashes
-        self.blocks = blocks
+    def __repr__(self) -> str:
+        """Without the blocks, which are long."""
+        return f"MutableSegment({self.number}, ...)"
 
 
 def code_segment(
@@ -173,7 +169,7 @@ def assemble(
         shares: as for ``encode``; the coded segments contain the blocks of these.
     """
     n = geometry.total_shares
-    assert [segment.index for segment in coded] == list(range(geometry.num_segments))
+    assert [segment.number for segment in coded] == list(range(geometry.num_segments))
     assert len(salt) == (SALT_BYTES if geometry.format is Format.SDMF else 0)
     trees: dict[int, bytes] = {}
     roots = []
