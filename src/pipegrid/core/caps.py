@@ -477,16 +477,15 @@ def walkable(given: str | Cap) -> ChkCap | LitCap | MutableCap | DirectoryCap:
         CapError: it is malformed, or of another kind.
     """
     cap = parse_cap(given.strip()) if isinstance(given, str) else given
-    file = cap.file if isinstance(cap, DirectoryCap) else cap
-    if isinstance(cap, DirectoryCap) and not isinstance(file, ChkVerifierCap):
+    if not isinstance(cap, DirectoryCap):
+        return fetchable(cap)
+    if not isinstance(cap.file, ChkVerifierCap):
         return cap
-    if isinstance(cap, DirectoryCap):
-        text = (
-            "this is the verifier cap of a directory: it checks its shares but cannot read what is in it; "
-            "use its read cap, or leave out what is in it"
-        )
-        raise naming(CapError(text), "or leave out what is in it")
-    return fetchable(cap)
+    text = (
+        "this is the verifier cap of a directory: it checks its shares but cannot read what is in it; "
+        "use its read cap, or leave out what is in it"
+    )
+    raise naming(CapError(text), "or leave out what is in it")
 
 
 def unknown_kind(cap: UnknownCap) -> CapError:

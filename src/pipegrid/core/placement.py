@@ -207,11 +207,7 @@ def _maximum_matching(holdings: Sequence[int]) -> dict[int, int]:
 
 
 def _mask(shares: Iterable[int], total_shares: int) -> int:
-    mask = 0
-    for share in shares:
-        if 0 <= share < total_shares:
-            mask |= 1 << share
-    return mask
+    return _union(1 << share for share in shares if 0 <= share < total_shares)
 
 
 def _union(masks: Iterable[int]) -> int:

@@ -453,11 +453,7 @@ def edited(
             _set_metadata(entries, edit, _time_of(now, edit.name, before, entries), repeated)
         elif not (repeated and _is_passed_on(entries, edit, edits[number + 1 :])):
             _rename(entries, edit, _time_of(now, edit.new, before, entries), repeated)
-    if len(entries) > most:
-        raise UsageError(
-            f"the directory would have {len(entries)} entries, and at most {most} are allowed; "
-            "put some of them into another"
-        )
+    _check_count(len(entries), most)
     after = before.changed(entries, [composed(name) for edit in edits for name in _names_of(edit)])
     if after.size > MAX_DIRECTORY_BYTES:
         raise UsageError(
@@ -515,12 +511,16 @@ def pack_new(links: Sequence[Link], writekey: bytes) -> bytes:
             link = attrs.evolve(link, cap=link.cap.readonly())
         entry = new_entry(link, writekey)
         entries[entry.name] = entry
-    if len(entries) > MAX_CHILDREN:
+    _check_count(len(entries), MAX_CHILDREN)
+    return pack_entries(entries)
+
+
+def _check_count(count: int, most: int) -> None:
+    if count > most:
         raise UsageError(
-            f"the directory would have {len(entries)} entries, and at most {MAX_CHILDREN} are allowed; "
+            f"the directory would have {count} entries, and at most {most} are allowed; "
             "put some of them into another"
         )
-    return pack_entries(entries)
 
 
 def _set_metadata(
@@ -564,11 +564,7 @@ def _is_passed_on(entries: dict[str, LazyEntry], edit: Rename, later: Sequence[E
     Return whether a child may have been renamed before, and removed from its new name by a later edit.
     """
     old, new = composed(edit.old), composed(edit.new)
-    takers = (
-        each.old if isinstance(each, Rename) else each.name
-        for each in later
-        if not isinstance(each, (Link, SetMetadata))
-    )
+    takers = (_names_of(each)[0] for each in later if isinstance(each, (Unlink, Rename)))
     return old not in entries and new not in entries and new in map(composed, takers)
 
 
@@ -635,8 +631,7 @@ def _linked_metadata(
     old: LazyEntry | None, given: dict[str, Any] | None, now: float
 ) -> dict[str, Any]:
     """Return the metadata of a child that is linked now, replacing an old one if given."""
-    before = old.metadata if old is not None else None
-    before = {} if before is None else before
+    before = (old.metadata if old is not None else None) or {}
     if given is None:
         metadata = dict(before)
     else:

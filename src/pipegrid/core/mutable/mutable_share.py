@@ -146,11 +146,7 @@ def new_sections(
 
 
 def _one_behind_the_other(start: int, lengths: tuple[int, ...]) -> list[Range]:
-    ranges = []
-    for length in lengths:
-        ranges.append((start, start + length))
-        start += length
-    return ranges
+    return list(itertools.pairwise(itertools.accumulate(lengths, initial=start)))
 
 
 def _check_lengths(sections: Sections, geometry: MutableGeometry) -> None:
