@@ -14,6 +14,7 @@ from typing import NamedTuple
 from pipegrid.core import erasure, layout, ueb
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.encoding_parameters import Geometry, Params
+from pipegrid.core.erasure import cut
 from pipegrid.core.hashes import BLOCK, CRYPTTEXT_SEGMENT, HASH_BYTES, UEB, Buffer
 from pipegrid.core.layout import ShareLayout
 from pipegrid.core.received_share import BadPart, prove_leaf
@@ -115,20 +116,6 @@ def joined(
         return cut([piece for n in range(required_shares) for piece in blocks[n]], 0, length)
     whole = {n: parts[0] if len(parts) == 1 else b"".join(parts) for n, parts in blocks.items()}
     return erasure.decode(whole, required_shares, total_shares, length)
-
-
-def cut(pieces: Iterable[Buffer], start: int, end: int) -> list[Buffer]:
-    """Return bytes [start, end) of the joined pieces, without copying."""
-    result: list[Buffer] = []
-    position = 0
-    for piece in pieces:
-        if position >= end:
-            break
-        first, last = max(start - position, 0), min(end - position, len(piece))
-        if first < last:
-            result.append(memoryview(piece)[first:last])
-        position += len(piece)
-    return result
 
 
 # Files of one segment, from whole shares.

@@ -10,13 +10,14 @@ from itertools import islice
 from typing import NamedTuple
 
 from pipegrid.core import hash_tree
+from pipegrid.core.erasure import cut
 from pipegrid.core.hash_tree import VerifiedTree, group_end, nodes_to_read
 from pipegrid.core.hashes import HASH_BYTES, Buffer
 from pipegrid.core.mutable.keys import data_key
 from pipegrid.core.mutable.mutable_share import MutableShare, Part, damaged
 from pipegrid.core.mutable.versions import MutableGeometry, Version
 from pipegrid.core.received_share import BadPart, ShareTree, prove_leaf
-from pipegrid.core.segment_decoding import Block, SegmentResult, cut, decrypted, joined
+from pipegrid.core.segment_decoding import Block, SegmentResult, decrypted, joined
 from pipegrid.core.spans import Range, Spans
 from pipegrid.core.stream_cipher import StreamCipher
 from pipegrid.errors import CorruptionError

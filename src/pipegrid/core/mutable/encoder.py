@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 from pipegrid.core import erasure, hash_tree
 from pipegrid.core.encoder import ShareWrite
-from pipegrid.core.erasure import uninitialised
+from pipegrid.core.erasure import cut, uninitialised
 from pipegrid.core.hashes import BLOCK, Buffer
 from pipegrid.core.mutable.keys import SigningKey, data_key
 from pipegrid.core.mutable.mutable_share import Header, new_sections
 from pipegrid.core.mutable.versions import SALT_BYTES, Format, MutableGeometry, Version
-from pipegrid.core.segment_decoding import cut
 from pipegrid.core.stream_cipher import StreamCipher
 
 # The segment as a whole has no hash, unlike in immutable files: if its writer signed shares that do not

@@ -12,6 +12,7 @@ import attrs
 
 from pipegrid.core import hash_tree
 from pipegrid.core.encoder import Plaintext
+from pipegrid.core.erasure import cut
 from pipegrid.core.hash_tree import BadNode, VerifiedTree, is_small
 from pipegrid.core.hashes import HASH_BYTES, MERKLE_NODE, Buffer
 from pipegrid.core.mutable.decoder import MutableSegmentJob, VersionReader, share_leaf
@@ -24,7 +25,7 @@ from pipegrid.core.mutable.encoder import (
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.core.mutable.mutable_share import Header, MutableShare, Part, Sections, damaged
 from pipegrid.core.mutable.versions import Format, Version
-from pipegrid.core.segment_decoding import SegmentResult, cut
+from pipegrid.core.segment_decoding import SegmentResult
 from pipegrid.core.spans import Range, Spans
 from pipegrid.errors import CorruptionError, UsageError
 
