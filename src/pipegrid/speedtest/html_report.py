@@ -135,8 +135,7 @@ def _sections(run: Run, history: Sequence[Run]) -> list[Section]:
     def add(
         name: str, title: str, text: str, paint: Callable[[bool], Any], key: bool = False
     ) -> None:
-        drawn = charts.draw(name, f"{title} {text}", paint)
-        found.append(Section(name, title, text, *drawn, key))
+        found.append(Section(name, title, text, *charts.draw(name, f"{title} {text}", paint), key))
 
     if any(report_figures.small(run, way) for way in DIRECTIONS):
         add(
