@@ -207,41 +207,36 @@ def formatted(run: Run, form: str) -> str:
     if form == JSON:
         return run.as_json().rstrip("\n")
     if form == GITHUB_SMALLER:
-        return json.dumps(smaller_is_better(run), indent=1)
+        return json.dumps(list(smaller_is_better(run)), indent=1)
     if form == GITHUB_BIGGER:
-        return json.dumps(bigger_is_better(run), indent=1)
+        return json.dumps(list(bigger_is_better(run)), indent=1)
     assert form == TEXT, form
     return "\n".join(map(str, render(run)))
 
 
-def smaller_is_better(run: Run) -> list[dict[str, Any]]:
-    """Return the median time of every measurement, and the round trips of those with small files."""
-    entries: list[dict[str, Any]] = []
+def smaller_is_better(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield the median time of every measurement, and the round trips of those with small files."""
     for each in run.measurements:
         found = spread(each.samples_s)
-        entries.append(_entry(each, "time", "s", found.median, found.deviation, run))
+        yield _entry(each, "time", "s", found.median, found.deviation, run)
         trips = round_trips(run, each)
         if trips is not None and each.file_bytes <= SMALL_BYTES:
             scale = trips / found.median
-            entries.append(_entry(each, "round trips", "RTT", trips, found.deviation * scale, run))
-    return entries
+            yield _entry(each, "round trips", "RTT", trips, found.deviation * scale, run)
 
 
-def bigger_is_better(run: Run) -> list[dict[str, Any]]:
-    """Return the throughput of every measurement with large files, and its share of raw TCP."""
-    entries: list[dict[str, Any]] = []
+def bigger_is_better(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield the throughput of every measurement with large files, and its share of raw TCP."""
     for each in run.measurements:
         if each.file_bytes <= SMALL_BYTES:
             continue
         total = each.files * each.file_bytes
         found = spread([total / sample for sample in each.samples_s])
-        entries.append(_entry(each, "speed", "B/s", found.median, found.deviation, run))
+        yield _entry(each, "speed", "B/s", found.median, found.deviation, run)
         share = of_raw_tcp(run, each)
         if share is not None:
             scale = 100 * share / found.median
-            deviation = found.deviation * scale
-            entries.append(_entry(each, "of raw TCP", "%", 100 * share, deviation, run))
-    return entries
+            yield _entry(each, "of raw TCP", "%", 100 * share, found.deviation * scale, run)
 
 
 def _entry(

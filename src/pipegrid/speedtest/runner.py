@@ -49,7 +49,6 @@ COMMAND_TIMEOUT_S = 120.0
 _WARM_BYTES = 200
 TIMELINES = 5
 """How many uploads are recorded; one of them is shown."""
-_TIMELINE_NAME = "1x 200B"
 
 
 @attrs.frozen
@@ -179,7 +178,9 @@ class Rounds:
             await self._series(session, _WARM_UP, self._contents.files(_WARM_UP.sizes))
             for number in range(self._settings.rounds):
                 self._note(await self._target.round_trips(self._settings.pings))
-                for scenario in self._shuffled(number):
+                # The same seed gives the same order.
+                rng = random.Random(f"{self._settings.seed}, round {number}")
+                for scenario in rng.sample(self._scenarios, len(self._scenarios)):
                     if scenario.counts_in(number):
                         await self._measure(scenario, session, number)
         finally:
@@ -194,11 +195,6 @@ class Rounds:
             for direction in (UP, DOWN)
             if (scenario, direction) in self._samples
         ]
-
-    def _shuffled(self, number: int) -> list[Scenario]:
-        """Return the scenarios in the order of this round; the same seed gives the same order."""
-        rng = random.Random(f"{self._settings.seed}, round {number}")
-        return rng.sample(self._scenarios, len(self._scenarios))
 
     def _measurement(self, scenario: Scenario, direction: str, samples: list[float]) -> Measurement:
         required, total = scenario.encoding or (None, None)
@@ -353,4 +349,4 @@ async def record(
     if tracer is not None:  # its bursts come from the trace
         bursts = from_spans(tracer.events(), since_us, since_us + took_s * 1e6)
     rtt_s = statistics.fmean(each.average_s for each in round_trips)
-    return Timeline(_TIMELINE_NAME, rtt_s, took_s, bursts, len(uploads))
+    return Timeline("1x 200B", rtt_s, took_s, bursts, len(uploads))

@@ -297,8 +297,7 @@ class ConfiguredGrid(FileTarget):
         super().__init__(reactor)
         self.directory = directory or default_directory()
         self.responders = responders
-        self._places: dict[str, HostPort] = {}
-        self._ways: dict[str, ConnectionPolicy] = {}
+        self._ways: dict[str, tuple[ConnectionPolicy, str, int]] = {}
         self._free: int | None = None
 
     def __str__(self) -> str:
@@ -338,8 +337,8 @@ class ConfiguredGrid(FileTarget):
         for each in there:
             host, _, port = each.address.rpartition(":")
             if each.protocol in ("https", "foolscap") and port.isdigit():
-                self._places[each.nickname] = (host, int(port))
-                self._ways[each.nickname] = config.connections_to(each.server_id)
+                policy = config.connections_to(each.server_id)
+                self._ways[each.nickname] = (policy, host, int(port))
                 if each.protocol == "https":
                     self.names[host, int(port)] = each.nickname
         rooms = [each.available_bytes for each in there if each.available_bytes is not None]
@@ -363,9 +362,8 @@ class ConfiguredGrid(FileTarget):
     async def round_trips(self, count: int) -> list[RoundTrip]:
         """Measure how long connecting to each server takes: one round trip of TCP."""
         measured = []
-        for name, place in self._places.items():
-            policy = self._ways[name]
-            times_s = [await connect_s(self._reactor, policy, *place) for _ in range(count)]
+        for name, way in self._ways.items():
+            times_s = [await connect_s(self._reactor, *way) for _ in range(count)]
             measured.append(RoundTrip(name, times_s))
         return measured
 
@@ -402,7 +400,9 @@ class Gateway(FileTarget):
             )
         super().__init__(reactor)
         self._url = url.rstrip("/").removesuffix("/uri")
-        self._place = (parts.hostname, port or (443 if parts.scheme == "https" else 80))
+        port = port or (443 if parts.scheme == "https" else 80)
+        self._way = DIRECT_CONNECTIONS, parts.hostname, port
+        self._name = f"{parts.hostname}:{port}"
         self.responders = responders
 
     def __str__(self) -> str:
@@ -430,9 +430,8 @@ class Gateway(FileTarget):
 
     async def round_trips(self, count: int) -> list[RoundTrip]:
         """Measure how long connecting to the gateway takes; its servers are not visible."""
-        policy, place = DIRECT_CONNECTIONS, self._place
-        samples = [await connect_s(self._reactor, policy, *place) for _ in range(count)]
-        return [RoundTrip(f"{place[0]}:{place[1]}", samples)]
+        samples = [await connect_s(self._reactor, *self._way) for _ in range(count)]
+        return [RoundTrip(self._name, samples)]
 
 
 def fitting_params(servers: int) -> Params:

@@ -45,6 +45,9 @@ class Host:
         clock: the reactor of programs on it; a crash drops their timers.
         up: False between a crash and the restart.
         on_crash, on_restart: called in order; servers are created again from their disks at a restart.
+        ports: those on which programs listen, by number.
+        ephemeral: the ports for outgoing connections.
+        refusals: how many reasons there are to refuse new connections, even if a program listens.
     """
 
     def __init__(self, network: SimulatedNetwork, name: str, index: int) -> None:
@@ -57,51 +60,34 @@ class Host:
         self.on_restart: list[Callable[[], object]] = []
         self.sockets: dict[Socket, None] = {}
         self._kernel_up = True
-        self._ports: dict[int, SimulatedPort] = {}
-        self._refusals = 0
-        self._ephemeral = count(_FIRST_EPHEMERAL_PORT)
+        self.ports: dict[int, SimulatedPort] = {}
+        self.refusals = 0
+        self.ephemeral = count(_FIRST_EPHEMERAL_PORT)
 
     def __repr__(self) -> str:
-        return f"<Host {self.name}, {'up' if self.up else 'down'}, ports {sorted(self._ports)}>"
+        return f"<Host {self.name}, {'up' if self.up else 'down'}, ports {sorted(self.ports)}>"
 
     def listen(self, port: int, factory: IProtocolFactory) -> SimulatedPort:
         """Accept connections on a port."""
-        if port in self._ports:
+        if port in self.ports:
             raise CannotListenError(
                 self.name, port, OSError("another host's port listens there already")
             )
-        listening = self._ports[port] = SimulatedPort(self, port, factory)
+        listening = self.ports[port] = SimulatedPort(self, port, factory)
         listening.startListening()
         return listening
-
-    def close_port(self, port: int) -> None:
-        """Accept no more connections on a port."""
-        self._ports.pop(port, None)
-
-    def listener(self, port: int) -> SimulatedPort | None:
-        """Return the port of that number, or None if no program listens on it."""
-        return self._ports.get(port)
-
-    @property
-    def refuses(self) -> bool:
-        """Whether new connections are refused, even if a program listens."""
-        return self._refusals > 0
 
     def answers(self) -> bool:
         """Return whether the kernel runs."""
         return self._kernel_up
 
-    def next_port(self) -> int:
-        """Return a port for an outgoing connection."""
-        return next(self._ephemeral)
-
     def refuse(self, for_s: float) -> None:
         """Refuse new connections for a time."""
-        self._refusals += 1
+        self.refusals += 1
         self.network.later(for_s, self._stop_refusing)
 
     def _stop_refusing(self) -> None:
-        self._refusals -= 1
+        self.refusals -= 1
 
     def crash(self, down_s: float | None = None, silently: bool = False) -> None:
         """
@@ -118,7 +104,7 @@ class Host:
             return
         self.up = False
         self._kernel_up = not silently
-        self._ports.clear()
+        self.ports.clear()
         self.clock.crash()
         for connecting in list(self.network.connecting):
             connecting.host_crashed(self)
@@ -153,8 +139,8 @@ class SimulatedPort:
 
     def stopListening(self) -> Deferred[None]:
         """Accept no more connections; existing ones stay."""
-        if self._host.listener(self._number) is self:
-            self._host.close_port(self._number)
+        if self._host.ports.get(self._number) is self:
+            del self._host.ports[self._number]
             self._factory.doStop()
         return succeed(None)
 
@@ -225,7 +211,7 @@ class Connecting:
         self._client = network.host(endpoint.from_host)
         self._server = network.host(endpoint.to_host)
         self._near, self._far = network.make_pair(self._client, self._server)
-        self._address = IPv4Address("TCP", self._client.address, self._client.next_port())
+        self._address = IPv4Address("TCP", self._client.address, next(self._client.ephemeral))
         self._peer = IPv4Address("TCP", self._server.address, endpoint.port)
         self._port: SimulatedPort | None = None
         self.deferred: Deferred[IProtocol] = Deferred(self._cancel)
@@ -243,8 +229,8 @@ class Connecting:
         if not self._server.answers():
             self._far.abandon()
             return
-        if not self._server.refuses:
-            self._port = self._server.listener(self._peer.port)
+        if not self._server.refusals:
+            self._port = self._server.ports.get(self._peer.port)
         if self._port is None:
             self._far.control("rst", self._fail, ConnectionRefusedError())
             self._far.abandon()
@@ -276,7 +262,7 @@ class Connecting:
         port = self._port
         if not self._server.answers():
             self._far.abandon()
-        elif port is None or self._server.listener(self._peer.port) is not port:
+        elif port is None or self._server.ports.get(self._peer.port) is not port:
             self._far.reset()
         elif not self._far.broken:
             port.accept(self._far, self._address)

@@ -533,8 +533,7 @@ def _set_metadata(
     stored_name, cap_text, rw_data, _ = entry_fields(old.stored)
     metadata = _linked_metadata(old, {**(old.metadata or {}), **edit.changes}, now)
     packed = _metadata_bytes(edit.name, metadata, strict=False)
-    fields = (stored_name, cap_text, rw_data, packed)
-    entries[name] = LazyEntry(name, b"".join(map(netstring, fields)))
+    entries[name] = _of_fields(name, stored_name, cap_text, rw_data, packed)
 
 
 def new_entry(link: Link, writekey: bytes) -> LazyEntry:
@@ -555,7 +554,10 @@ def _entry(
     name: str, read_text: str, write_text: str, metadata: bytes, writekey: bytes
 ) -> LazyEntry:
     rw_data = encrypt_write_cap(write_text, writekey)
-    fields = (name_bytes(name), read_text.encode("utf-8"), rw_data, metadata)
+    return _of_fields(name, name_bytes(name), read_text.encode("utf-8"), rw_data, metadata)
+
+
+def _of_fields(name: str, *fields: bytes) -> LazyEntry:
     return LazyEntry(name, b"".join(map(netstring, fields)))
 
 
@@ -587,8 +589,8 @@ def _rename(entries: dict[str, LazyEntry], edit: Rename, now: float, repeated: b
     if metadata is not None:
         metadata["tahoe"] = _times(metadata.get("tahoe"), now, now)
         stored_metadata = json.dumps(metadata).encode("ascii")
-    fields = (name_bytes(new_name), cap_text, rw_data, stored_metadata)
-    entries[new_name] = LazyEntry(new_name, b"".join(map(netstring, fields)))
+    stored_name = name_bytes(new_name)
+    entries[new_name] = _of_fields(new_name, stored_name, cap_text, rw_data, stored_metadata)
 
 
 def _stored_caps(edit: Link) -> tuple[str, str]:

@@ -231,8 +231,7 @@ class MutableShare:
         Raises:
             CorruptionError: the header is wrong.
         """
-        end = offset + len(data)
-        self.store.ask(offset, end)
+        self.store.ask(offset, offset + len(data))
         self.store.put(offset, data)
         self._read_header()
 
