@@ -272,8 +272,7 @@ class Encoder:
         cipher: StreamCipher | None,
         hasher: hashes.TaggedHasher | None,
     ) -> Segment:
-        geometry = self.geometry
-        length = geometry.segment_length(index)
+        length = self.geometry.segment_length(index)
         pieces = (
             (plaintext,) if isinstance(plaintext, (bytes, bytearray, memoryview)) else plaintext
         )
@@ -283,22 +282,8 @@ class Encoder:
                 f"the file changed while it was read: segment {index} has {given} bytes "
                 f"instead of {length}; store the file again"
             )
-        padded = memoryview(uninitialised(geometry.required_shares * geometry.block_length(index)))
-        padded[length:] = bytes(len(padded) - length)
-        position = 0
-        for piece in pieces:
-            view = memoryview(piece)
-            for start in range(0, len(view), _CIPHER_STEP_BYTES):
-                step = view[start : start + _CIPHER_STEP_BYTES]
-                output = padded[position : position + len(step)]
-                if cipher is not None:
-                    cipher.apply(step, output)
-                else:
-                    output[:] = step
-                if hasher is not None:
-                    hasher.update(output)
-                position += len(step)
-        return Segment(index, padded.toreadonly(), length)
+        padded_bytes = self.geometry.required_shares * self.geometry.block_length(index)
+        return Segment(index, encrypted(pieces, padded_bytes, cipher, hasher), length)
 
     def _blocks(
         self, segment: Segment, numbers: Collection[int], kept: Set[int] | None
@@ -355,6 +340,38 @@ class Encoder:
             chain + self.layout.pack_ueb(self.ueb),
         )
         return ShareWrite(number, self.layout.unused, pieces)
+
+
+def encrypted(
+    pieces: Iterable[Buffer],
+    padded_bytes: int,
+    cipher: StreamCipher | None,
+    hasher: hashes.TaggedHasher | None = None,
+) -> memoryview:
+    """
+    Return the ciphertext of these pieces in a new buffer, with zeros after it.
+
+    Args:
+        padded_bytes: the length of the result.
+        cipher: None to leave the bytes as they are.
+        hasher: gets the ciphertext.
+    """
+    padded = memoryview(uninitialised(padded_bytes))
+    position = 0
+    for piece in pieces:
+        view = memoryview(piece)
+        for start in range(0, len(view), _CIPHER_STEP_BYTES):
+            step = view[start : start + _CIPHER_STEP_BYTES]
+            output = padded[position : position + len(step)]
+            if cipher is not None:
+                cipher.apply(step, output)
+            else:
+                output[:] = step
+            if hasher is not None:
+                hasher.update(output)
+            position += len(step)
+    padded[position:] = bytes(padded_bytes - position)
+    return padded.toreadonly()
 
 
 class _HashTable:

@@ -21,7 +21,7 @@ from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import GridError
 from pipegrid.reactor.deferreds import as_deferred
 from pipegrid.reactor.trace import Tracer
-from pipegrid.speedtest.benchmark_clients import Comparing, Contents, Session
+from pipegrid.speedtest.benchmark_clients import Comparing, Session, new_files
 from pipegrid.speedtest.child_processes import environment, in_thread
 from pipegrid.speedtest.raw_tcp_baseline import Effort, join, measure_baselines, together
 from pipegrid.speedtest.run_results import (
@@ -166,7 +166,7 @@ class Rounds:
         self._scenarios = scenarios
         self._settings = settings
         self._say = say
-        self._contents = Contents(settings.seed)
+        self._rng = random.Random(settings.seed)
         self._samples: dict[tuple[Scenario, str], list[float]] = {}
         self.round_trips: list[RoundTrip] = []
 
@@ -175,7 +175,7 @@ class Rounds:
         session = await self._target.open(self._settings.window_bytes)
         try:
             await self._warm(session)
-            await self._series(session, _WARM_UP, self._contents.files(_WARM_UP.sizes))
+            await self._series(session, _WARM_UP, new_files(self._rng, _WARM_UP.sizes))
             for number in range(self._settings.rounds):
                 self._note(await self._target.round_trips(self._settings.pings))
                 # The same seed gives the same order.
@@ -222,7 +222,7 @@ class Rounds:
         ]
 
     async def _measure(self, scenario: Scenario, session: Session, number: int) -> None:
-        files = self._contents.files(scenario.sizes)
+        files = new_files(self._rng, scenario.sizes)
         gc.collect()  # so that garbage of one scenario does not slow down another
         if scenario.group == COLD_START:
             times = await in_thread(self._reactor, self._command, files[0])
@@ -247,7 +247,7 @@ class Rounds:
         """Open connections to all servers, which end when they are idle for a minute."""
         target = self._target
         count = 1 if target.servers <= target.params.total_shares else 3 * target.servers
-        files = self._contents.files([_WARM_BYTES] * min(count, 100))
+        files = new_files(self._rng, [_WARM_BYTES] * min(count, 100))
         caps = await together(session.put(file) for file in files)
         for cap, file in zip(caps, files, strict=True):
             await session.get(cap, Comparing(file))
@@ -325,14 +325,13 @@ async def record(
     """
     if not target.adjustable or not round_trips:
         return None
-    contents = Contents(time.time_ns())
     recorder = Recorder(time.perf_counter)
     zero = reactor.seconds()
     tracer = None if target.names else Tracer(reactor.seconds)
     watching: Any = RecordingReactor(reactor, recorder, target.names) if target.names else reactor
     session = await target.open(reactor=watching, tracer=tracer)
     try:
-        warm, *files = contents.files([_WARM_BYTES] * (1 + TIMELINES))
+        warm, *files = new_files(random.Random(), [_WARM_BYTES] * (1 + TIMELINES))
         await session.put(warm)
         gc.collect()
         uploads = []

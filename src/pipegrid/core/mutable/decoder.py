@@ -28,13 +28,9 @@ _SECTION = "block_hashes"  # the name that ShareTree uses
 class _InUse:
     __slots__ = ("share", "tree")
 
-    def __init__(
-        self,
-        share: MutableShare,
-        tree: ShareTree | None = None,
-    ) -> None:
+    def __init__(self, share: MutableShare) -> None:
         self.share = share
-        self.tree = tree
+        self.tree: ShareTree | None = None
 
 
 class VersionReader:

@@ -10,8 +10,8 @@ from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from pipegrid.core import erasure, hash_tree
-from pipegrid.core.encoder import ShareWrite
-from pipegrid.core.erasure import cut, uninitialised
+from pipegrid.core.encoder import ShareWrite, encrypted
+from pipegrid.core.erasure import cut
 from pipegrid.core.hashes import BLOCK, Buffer
 from pipegrid.core.mutable.keys import SigningKey, data_key
 from pipegrid.core.mutable.mutable_share import Header, new_sections
@@ -61,14 +61,7 @@ def code_segment(
     length, block_bytes = geometry.segment_length(index), geometry.block_length(index)
     pieces = (plaintext,) if isinstance(plaintext, (bytes, bytearray, memoryview)) else plaintext
     assert sum(map(len, pieces)) == length, "a segment of another length"
-    padded = memoryview(uninitialised(k * block_bytes))
-    padded[length:] = bytes(len(padded) - length)
-    cipher = StreamCipher(data_key(salt, readkey))
-    position = 0
-    for piece in pieces:
-        cipher.apply(piece, padded[position : position + len(piece)])
-        position += len(piece)
-    padded = padded.toreadonly()
+    padded = encrypted(pieces, k * block_bytes, StreamCipher(data_key(salt, readkey)))
     primary = [padded[j * block_bytes : (j + 1) * block_bytes] for j in range(k)]
     stored = (salt,) if geometry.salt_bytes else ()
     blocks: dict[int, list[Buffer]] = {number: [*stored] for number in range(n)}
