@@ -23,23 +23,11 @@ from pipegrid.speedtest.run_results import DIRECTIONS, DOWN, UP, Burst, Measurem
 # letters. Colours are CSS variables of the page, so that its dark mode applies; text stays text. Nothing
 # depends on colour alone: up is solid, down is hatched or hollow, and every series is labelled.
 
-INK = "#000001"
-MUTED = "#000002"
-LINE = "#000003"
-PAPER = "#000004"
-UP_COLOUR = "#000005"
-DOWN_COLOUR = "#000006"
-CEILING = "#000007"
-_VARIABLES = {
-    INK: "--ink",
-    MUTED: "--muted",
-    LINE: "--line",
-    PAPER: "--paper",
-    UP_COLOUR: "--up",
-    DOWN_COLOUR: "--down",
-    CEILING: "--ceiling",
-}
-COLOURS = {UP: UP_COLOUR, DOWN: DOWN_COLOUR}
+_VARIABLES = ("ink", "muted", "line", "paper", UP, DOWN, "ceiling")
+COLOURS = {name: f"#00000{number}" for number, name in enumerate(_VARIABLES, 1)}
+"""What is drawn with, until the page's variables of these names take its place."""
+
+INK, MUTED, LINE, PAPER, *_, CEILING = COLOURS.values()
 MARKERS = {UP: "o", DOWN: "s"}
 ARROWS = {UP: "↑", DOWN: "↓"}
 
@@ -97,8 +85,8 @@ def _svg(figure: Figure, name: str, label: str) -> str:
     text = re.sub(r"url\(#", f"url(#{name}-", text)
     text = text.replace("xlink:href", "href")
     text = re.sub(r"(font: (?:\w+ )?[\d.]+px) [^;\"]+", r"\1 var(--sans)", text)
-    for colour, variable in _VARIABLES.items():
-        text = text.replace(colour, f"var({variable})")
+    for variable, colour in COLOURS.items():
+        text = text.replace(colour, f"var(--{variable})")
     width, height = (72 * inches for inches in figure.get_size_inches())
     head = (
         f'<svg class="{name.rpartition("-")[2]}" role="img" aria-label="{html.escape(label)}"'

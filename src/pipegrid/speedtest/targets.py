@@ -418,14 +418,8 @@ class Gateway(FileTarget):
         if isinstance(cap, ChkCap):
             self.params = Params(cap.required_shares, cap.total_shares)
 
-    async def open(
-        self,
-        window_bytes: int | None = None,
-        *,
-        reactor: Any = None,
-        tracer: Tracing | None = None,
-    ) -> Session:
-        """Return a client without connections."""
+    async def open(self, *_: object, **_options: object) -> Session:
+        """Return a client without connections; the gateway has its own windows and connections."""
         return GatewaySession(self._reactor, self._url)
 
     async def round_trips(self, count: int) -> list[RoundTrip]:
