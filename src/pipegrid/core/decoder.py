@@ -197,11 +197,8 @@ class Decoder(FileShares):
             return False
         where = share.layout or self.guessed_layout
         plan = self._plan(share, 0, None)
-        runs = self._block_runs(plan, where)
-        for a, b in (*runs, *self._metadata_wanted(share, where, plan)):
-            if max(a, start) < min(b, end) and not share.store.has(max(a, start), min(b, end)):
-                return True
-        return False
+        needed = (*self._block_runs(plan, where), *self._metadata_wanted(share, where, plan))
+        return any(not share.store.has(max(a, start), min(b, end)) for a, b in needed)
 
     def _block_runs(self, plan: ReadPlan, where: ShareLayout) -> list[Range]:
         """Return the ranges of blocks to read now according to a plan, in order."""
