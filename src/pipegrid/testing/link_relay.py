@@ -442,18 +442,18 @@ class RelayedStream:
         """The sender has closed; what is in flight still arrives, and then the end."""
         self._source, self._source_ended = None, True
         if not self._held_bytes:
-            latency_s = to_seconds(self._wire.path.latency_ns)
-            self._clock.callLater(latency_s, self._check_all_arrived)
+            self._after_latency(self._check_all_arrived)
 
     def sink_gone(self) -> None:
         """The receiver is gone; the sender learns that after the latency."""
         self._sink, self._socket, self._sink_gone = None, None, True
         self._arrived.clear()
         self.resumeProducing()
-        if self._all_arrived:
-            return
-        latency_s = to_seconds(self._wire.path.latency_ns)
-        self._clock.callLater(latency_s, self._sender_knows)
+        if not self._all_arrived:
+            self._after_latency(self._sender_knows)
+
+    def _after_latency(self, call: Callable[[], None]) -> None:
+        self._clock.callLater(to_seconds(self._wire.path.latency_ns), call)
 
     def _sender_knows(self) -> None:
         """Drop what has not left the sender: others may need the bottleneck."""
