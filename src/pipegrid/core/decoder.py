@@ -220,8 +220,10 @@ class Decoder(FileShares):
     def _metadata_wanted(
         self, share: ShareParts, where: ShareLayout, plan: ReadPlan
     ) -> Iterator[Range]:
-        yield from plan.header(share)
-        yield from plan.chain(share, where)
+        if share.layout is None:
+            yield 0, share.header_bytes()
+        if share.leaf is None:
+            yield where.share_hashes, where.uri_extension
         yield from plan.tree(share.block_tree, where.block_hashes)
         if self._ueb is None and not share.bad_ueb:
             yield plan.ueb(share, where)
