@@ -4,7 +4,7 @@ The simulated network: hosts, paths and connections in virtual time, its log, an
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import count
 from random import Random
@@ -391,7 +391,7 @@ class SimulatedNetwork(Agenda):
         self._held: dict[LinkPath, deque[Callable[[], object]]] = {}
         self._line_wakes: set[Bottleneck] = set()
         self._cuts: dict[tuple[str, str, int], list[tuple[str, int, bool]]] = {}
-        self._connections_between: dict[tuple[str, str], count[int]] = defaultdict(count)
+        self._connections_between: dict[tuple[str, str], int] = {}
         self._numbers = count()
 
     # The shape of the network
@@ -578,7 +578,8 @@ class SimulatedNetwork(Agenda):
         far = Socket(self, number, server.name, back, self.options, server.answers)
         near.peer, far.peer = far, near
         between = (client.name, server.name)
-        index = next(self._connections_between[between])
+        index = self._connections_between.get(between, 0)
+        self._connections_between[between] = index + 1
         for towards, after_bytes, silently in self._cuts.pop((*between, index), ()):
             end = far if towards == server.name else near
             end.cut_after_bytes, end.cut_silently = after_bytes, silently

@@ -67,17 +67,11 @@ def fingerprint(public_der: bytes) -> bytes:
 
 
 class VerifyingKey:
-    """
-    The public key of one file, verified by the fingerprint in a cap.
+    """The public key of one file, verified by the fingerprint in a cap."""
 
-    Attributes:
-        der: SubjectPublicKeyInfo, 292 or 294 bytes.
-    """
+    __slots__ = ("_key",)
 
-    __slots__ = ("_key", "der")
-
-    def __init__(self, der: bytes, key: RSAPublicKey) -> None:
-        self.der = der
+    def __init__(self, key: RSAPublicKey) -> None:
         self._key = key
 
     def is_signature(self, signature: bytes, signed: bytes) -> bool:
@@ -145,7 +139,7 @@ class SigningKey:
 
     def verifying(self) -> VerifyingKey:
         """Return the public key, which checks signatures."""
-        return VerifyingKey(self.public_der, self._key.public_key())
+        return VerifyingKey(self._key.public_key())
 
 
 def _signature_scheme() -> tuple[PSS, SHA256]:
@@ -261,7 +255,7 @@ def load_verifying_key(public_der: bytes, cap: MutableCap, share_number: int) ->
     except ValueError:  # an even modulus
         raise wrong from None
     assert isinstance(key, RSAPublicKey)
-    return VerifyingKey(public_der, key)
+    return VerifyingKey(key)
 
 
 def open_signing_key(encrypted: bytes, cap: MutableCap, share_number: int) -> SigningKey:
