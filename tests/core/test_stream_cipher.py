@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from Crypto.Cipher import AES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from pipegrid.core import stream_cipher
 from pipegrid.core.stream_cipher import StreamCipher
 
 KEY = bytes(range(16))
+BOTH = (stream_cipher.openssl, stream_cipher.pycryptodome)
 
 
 def key_stream(start: int, length: int) -> bytes:
@@ -29,9 +33,13 @@ class StreamCipherTests(SynchronousTestCase):
     @given(
         st.one_of(st.integers(0, 200), st.integers(0, 1 << 50)),
         st.lists(st.integers(0, 70), max_size=4),
+        st.sampled_from(BOTH),
     )
-    def test_any_offset_and_any_cuts(self, offset: int, lengths: list[int]) -> None:
+    def test_any_offset_and_any_cuts(
+        self, offset: int, lengths: list[int], begin: Callable[[bytes, int], stream_cipher.Apply]
+    ) -> None:
         """The key stream is a function of the offset alone, far beyond 2^32 blocks too."""
+        self.patch(stream_cipher, "_begin", begin)
         cipher = StreamCipher(KEY, offset)
         for length in lengths:
             output = bytearray(length)
@@ -42,12 +50,19 @@ class StreamCipherTests(SynchronousTestCase):
     def test_encrypting_twice_decrypts(self) -> None:
         """Encrypting and decrypting are the same act; the output may be the input."""
         buffer = bytearray(b"attack at dawn, or perhaps a little later")
-        for _ in range(2):
+        for begin in (*BOTH, *reversed(BOTH)):
+            self.patch(stream_cipher, "_begin", begin)
             StreamCipher(KEY, 5).apply(buffer, buffer)
         self.assertEqual(buffer, b"attack at dawn, or perhaps a little later")
 
     def test_part_of_a_buffer_is_enough(self) -> None:
         """Views are ciphered where they are, without touching their neighbours."""
-        whole = bytearray(b"-" * 30)
-        StreamCipher(KEY).apply(memoryview(bytes(10)), memoryview(whole)[10:20])
-        self.assertEqual(bytes(whole), b"-" * 10 + key_stream(0, 10) + b"-" * 10)
+        for begin in BOTH:
+            self.patch(stream_cipher, "_begin", begin)
+            whole = bytearray(b"-" * 30)
+            StreamCipher(KEY).apply(memoryview(bytes(10)), memoryview(whole)[10:20])
+            self.assertEqual(bytes(whole), b"-" * 10 + key_stream(0, 10) + b"-" * 10)
+
+    def test_the_quicker_one_is_used(self) -> None:
+        """Here, where TLS is, it must be there."""
+        self.assertIs(stream_cipher._begin, stream_cipher.openssl)

@@ -366,7 +366,7 @@ def _of(kind: type[T], values: dict[str, Any]) -> T:
 
 # Where and with what a run was measured: commit, versions, machine.
 
-_LIBRARIES = ("Twisted", "cryptography", "zfec", "httptools", "foolscap")
+_LIBRARIES = ("Twisted", "cryptography", "pycryptodome", "zfec", "httptools", "foolscap")
 
 
 def commit() -> str | None:
