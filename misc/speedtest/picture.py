@@ -47,8 +47,8 @@ def picture(run: Run) -> str:
         f"One upload of {timeline.name} to {servers} servers: all of it leaves at once, and it is stored"
         f" after {report_figures.digits(timeline.took_s / timeline.rtt_s)} round trips."
     )
-    chart = charts.draw("timeline", label, lambda wide: charts.timeline_chart(run, wide))
-    return re.sub(r"(<svg\b[^>]*>)", lambda head: f"{head[1]}\n{STYLE}", chart.wide, count=1) + "\n"
+    wide, _ = charts.draw("timeline", label, lambda wide: charts.timeline_chart(run, wide))
+    return re.sub(r"(<svg\b[^>]*>)", lambda head: f"{head[1]}\n{STYLE}", wide, count=1) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -281,7 +281,7 @@ class ChangedSourceTests(SynchronousTestCase):
                 encoder.encrypt(wrong)
         with self.assertRaises(SourceError):
             self.encoder.recode(3, bytes(300), {1})
-        self.assertEqual(encoder.encrypt(bytes(300)).index, 0)
+        self.assertEqual(encoder.encrypt(bytes(300)).number, 0)
 
 
 class MisuseTests(SynchronousTestCase):

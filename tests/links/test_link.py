@@ -26,7 +26,8 @@ class LineTests(SynchronousTestCase):
     def test_an_infinite_line_costs_the_latency_only(self) -> None:
         """Any amount arrives one latency later, whole."""
         path = LinkPath(0.05, Bottleneck())
-        packets = path.line.send(7, path.open(), 1 << 20)
+        path.line.offer(7, path.open(), 1 << 20)
+        packets = path.line.transmit(7)
         self.assertEqual({packet.arrival_ns for packet in packets}, {7 + to_ns(0.05)})
         self.assertEqual(sum(packet.size_bytes for packet in packets), 1 << 20)
 
@@ -94,7 +95,8 @@ class LineTests(SynchronousTestCase):
         self.assertEqual(first.arrival_ns, to_ns(0.51))
         self.assertIsNone(line.next_ns())
         self.assertEqual(line.transmit(to_ns(1)), [])
-        (passing,) = line.send(to_ns(1), other.open(), 5_000)
+        line.offer(to_ns(1), other.open(), 5_000)
+        (passing,) = line.transmit(to_ns(1))
         self.assertEqual(passing.arrival_ns, to_ns(1.505))
         path.resume(to_ns(2))
         (second,) = line.transmit(to_ns(2))
@@ -106,12 +108,15 @@ class LineTests(SynchronousTestCase):
         path = LinkPath(0.1, line)
         flow = path.open()
         path.slow_down(0, 10)
-        (slow,) = line.send(0, flow, 10_000)
+        line.offer(0, flow, 10_000)
+        (slow,) = line.transmit(0)
         self.assertEqual(slow.arrival_ns, to_ns(0.1 + 1))
         path.speed_up(to_ns(0.1), 10)
-        (quick,) = line.send(to_ns(0.1), flow, 10_000)
+        line.offer(to_ns(0.1), flow, 10_000)
+        (quick,) = line.transmit(to_ns(0.1))
         self.assertEqual(quick.arrival_ns, to_ns(1.1))
-        (usual,) = line.send(to_ns(2), flow, 10_000)
+        line.offer(to_ns(2), flow, 10_000)
+        (usual,) = line.transmit(to_ns(2))
         self.assertEqual(usual.arrival_ns, to_ns(2.11))
 
     def test_impossible_links(self) -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.errors import CorruptionError
-from pipegrid.speedtest.benchmark_clients import Comparing, Contents
+from pipegrid.speedtest.benchmark_clients import Comparing, new_files
 
 
 class ContentsTests(SynchronousTestCase):
-    """``Contents``."""
+    """``new_files``."""
 
     def test_files_are_fresh_and_follow_from_the_seed(self) -> None:
         """Two runs with one seed store the same; no file is stored twice in a run."""
-        first, second = Contents(7), Contents(7)
-        files = first.files([200, 200]) + first.files([200])
+        first, second = Random(7), Random(7)
+        files = new_files(first, [200, 200]) + new_files(first, [200])
         self.assertEqual(len(set(files)), 3)
-        self.assertEqual(second.files([200, 200, 200]), files)
-        self.assertNotEqual(Contents(8).files([200]), files[:1])
+        self.assertEqual(new_files(second, [200, 200, 200]), files)
+        self.assertNotEqual(new_files(Random(8), [200]), files[:1])
 
 
 class ComparingTests(SynchronousTestCase):

@@ -112,7 +112,7 @@ class ChildrenTests(TestCase):
                 try:
                     behind = [
                         attrs.evolve(each, port=port)
-                        for each, port in zip(responders.responders, proxy.ports, strict=True)
+                        for each, port in zip(responders.responders, proxy.said, strict=True)
                     ]
                     for trip in await ping_responders(reactor, behind, 2):
                         self.assertGreater(trip.minimum_s, 0.018)
@@ -120,8 +120,8 @@ class ChildrenTests(TestCase):
                     await proxy.stop()
             finally:
                 await responders.stop()
-            for pid in (proxy.pid, *responders.pids):
-                self.assertRaises(ProcessLookupError, os.kill, pid, 0)
+            for child in (proxy, *responders.children):
+                self.assertRaises(ProcessLookupError, os.kill, child.pid, 0)
 
         return Deferred.fromCoroutine(relay())  # type: ignore[return-value]
 

@@ -19,7 +19,7 @@ from pipegrid.speedtest.raw_tcp_baseline import (
     measure_baselines,
     perfect_pipe,
     ping_responders,
-    share_out,
+    stream_bytes,
 )
 from pipegrid.speedtest.responder import ResponderService, ResponderSettings
 from pipegrid.speedtest.responder_client import Probe, Responder, ResponderError
@@ -117,8 +117,8 @@ class BenchTests(SynchronousTestCase):
 
     def test_no_stream_is_idle(self) -> None:
         """Equal shares, rounded up, and a little at least."""
-        self.assertEqual(share_out(100_001, 2), [50_001, 50_001])
-        self.assertEqual(share_out(1, 3), [MIN_STREAM_BYTES] * 3)
+        self.assertEqual(stream_bytes(100_001, 2), 50_001)
+        self.assertEqual(stream_bytes(1, 3), MIN_STREAM_BYTES)
 
 
 class JoinTests(SynchronousTestCase):

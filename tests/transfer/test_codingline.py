@@ -112,7 +112,7 @@ class CodingLineTests(TestCase):
             plain = EncodeAhead(expected, BytesSource(self.data), InlineWorkers())
             for index in range(self.encoder.geometry.num_segments):
                 coded = await self.line.take()
-                self.assertEqual(coded.index, index)
+                self.assertEqual(coded.number, index)
                 self.encoder.add(coded)
                 expected.add(await plain.take())
             self.encoder.finish()

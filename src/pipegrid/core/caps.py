@@ -157,11 +157,7 @@ class DirectoryCap:
     file: FileCap
 
     def __str__(self) -> str:
-        text = str(self.file)
-        for file_kind, directory_kind in _DIRECTORY_KINDS:
-            if text.startswith(f"URI:{file_kind}"):
-                return f"URI:{directory_kind}" + text[len(f"URI:{file_kind}") :]
-        raise AssertionError(f"no directory kind for {type(self.file).__name__}")
+        return _START + _as_directory(str(self.file).removeprefix(_START))
 
     @property
     def storage_index(self) -> bytes | None:
@@ -190,13 +186,11 @@ class UnknownCap:
 
 Cap = ChkCap | ChkVerifierCap | LitCap | MutableCap | DirectoryCap | UnknownCap
 
-# A prefix of another kind must come after it. Caps of SDMF directories do not name the file's kind.
-_DIRECTORY_KINDS = (
-    ("CHK", "DIR2-CHK"),
-    ("LIT", "DIR2-LIT"),
-    ("MDMF", "DIR2-MDMF"),
-    ("SSK", "DIR2"),
-)
+
+def _as_directory(text: str) -> str:
+    """Return the kind of a directory's cap from that of its file, with what follows the kind."""
+    # Caps of SDMF directories do not name the file's kind.
+    return f"DIR2{text[3:]}" if text.startswith("SSK") else f"DIR2-{text}"
 
 
 def _chk_fields(secret: bytes, cap: ChkCap | ChkVerifierCap) -> str:
@@ -351,8 +345,7 @@ def _register() -> None:
         files[f"{kind}-Verifier"] = _mutable_parser(kind, "verify"), kind
     for kind, (parse, what) in files.items():
         _PARSERS[kind] = partial(parse, what=what)
-        directory = kind.replace("SSK", "DIR2") if "SSK" in kind else f"DIR2-{kind}"
-        _PARSERS[directory] = _directory_parser(parse)
+        _PARSERS[_as_directory(kind)] = _directory_parser(parse)
 
 
 _register()
@@ -477,16 +470,15 @@ def walkable(given: str | Cap) -> ChkCap | LitCap | MutableCap | DirectoryCap:
         CapError: it is malformed, or of another kind.
     """
     cap = parse_cap(given.strip()) if isinstance(given, str) else given
-    file = cap.file if isinstance(cap, DirectoryCap) else cap
-    if isinstance(cap, DirectoryCap) and not isinstance(file, ChkVerifierCap):
+    if not isinstance(cap, DirectoryCap):
+        return fetchable(cap)
+    if not isinstance(cap.file, ChkVerifierCap):
         return cap
-    if isinstance(cap, DirectoryCap):
-        text = (
-            "this is the verifier cap of a directory: it checks its shares but cannot read what is in it; "
-            "use its read cap, or leave out what is in it"
-        )
-        raise naming(CapError(text), "or leave out what is in it")
-    return fetchable(cap)
+    text = (
+        "this is the verifier cap of a directory: it checks its shares but cannot read what is in it; "
+        "use its read cap, or leave out what is in it"
+    )
+    raise naming(CapError(text), "or leave out what is in it")
 
 
 def unknown_kind(cap: UnknownCap) -> CapError:

@@ -7,6 +7,7 @@ Source: the format reference, section 7.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from pipegrid.core import layout
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
@@ -196,11 +197,8 @@ class Decoder(FileShares):
             return False
         where = share.layout or self.guessed_layout
         plan = self._plan(share, 0, None)
-        runs = self._block_runs(plan, where)
-        for a, b in (*runs, *self._metadata_wanted(share, where, plan)):
-            if max(a, start) < min(b, end) and not share.store.has(max(a, start), min(b, end)):
-                return True
-        return False
+        needed = (*self._block_runs(plan, where), *self._metadata_wanted(share, where, plan))
+        return any(not share.store.has(max(a, start), min(b, end)) for a, b in needed)
 
     def _block_runs(self, plan: ReadPlan, where: ShareLayout) -> list[Range]:
         """Return the ranges of blocks to read now according to a plan, in order."""
@@ -222,8 +220,10 @@ class Decoder(FileShares):
     def _metadata_wanted(
         self, share: ShareParts, where: ShareLayout, plan: ReadPlan
     ) -> Iterator[Range]:
-        yield from plan.header(share)
-        yield from plan.chain(share, where)
+        if share.layout is None:
+            yield 0, share.header_bytes()
+        if share.leaf is None:
+            yield where.share_hashes, where.uri_extension
         yield from plan.tree(share.block_tree, where.block_hashes)
         if self._ueb is None and not share.bad_ueb:
             yield plan.ueb(share, where)
@@ -255,14 +255,10 @@ class Decoder(FileShares):
     def _job(self, segment: int, queue: SegmentQueue) -> SegmentJob | None:
         assert self.geometry is not None
         geometry = self.geometry
-        blocks: list[Block] = []
-        for share in list(self._shares.values()):
-            block = self._block(share, segment, geometry, queue)
-            if block is not None:
-                blocks.append(block)
-                if len(blocks) == geometry.required_shares:
-                    break
-        else:
+        shares = list(self._shares.values())
+        found = (self._block(share, segment, geometry, queue) for share in shares)
+        blocks = tuple(islice(filter(None, found), geometry.required_shares))
+        if len(blocks) < geometry.required_shares:
             return None
         crypttext_hash = self._crypttext_hash(segment, queue)
         if crypttext_hash is None:
@@ -272,7 +268,7 @@ class Decoder(FileShares):
         start = max(self._start - first_byte, 0)
         end = min(self._end - first_byte, geometry.segment_length(segment))
         key = self._cap.key if isinstance(self._cap, ChkCap) else None
-        return SegmentJob(segment, geometry, key, tuple(blocks), crypttext_hash, start, end)
+        return SegmentJob(segment, geometry, key, blocks, crypttext_hash, start, end)
 
     def _block(
         self, share: ShareParts, segment: int, geometry: Geometry, queue: SegmentQueue
@@ -324,15 +320,13 @@ class Decoder(FileShares):
         assert self._queue is not None
         used = self._running.pop(result.segment)
         for number in result.bad_shares:
-            share = used[number]
-            self._bad_block(share, result.segment, self.geometry)
+            self._bad_block(used[number], result.segment, self.geometry)
         if result.bad_shares:
             self._queue.failed(result.segment)
             return []
         if not result.consistent:
             self._fail(f"good blocks of segment {result.segment} do not restore the segment")
-        if self._failure is not None:
-            raise self._failure
+        self.raise_failure()
         leaving = self._queue.succeeded(result.segment, result.plaintext)
         if leaving:
             for share in self._shares.values():

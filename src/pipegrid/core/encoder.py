@@ -50,53 +50,40 @@ class ShareWrite(NamedTuple):
         return sum(map(len, self.pieces))
 
 
-class Segment:
+class Segment(NamedTuple):
     """
     One encrypted segment.
 
     Attributes:
-        index: its number in the file.
+        number: of the segment in the file, from 0.
         padded: the ciphertext and up to k - 1 zero bytes, which make k blocks.
         length: bytes of ciphertext.
     """
 
-    __slots__ = ("index", "length", "padded")
-
-    def __init__(
-        self,
-        index: int,
-        padded: memoryview,
-        length: int,
-    ) -> None:
-        self.index = index
-        self.padded = padded
-        self.length = length
+    number: int
+    padded: memoryview
+    length: int
 
 
-class CodedSegment:
+class CodedSegment(NamedTuple):
     """
     One segment after erasure coding.
 
     Attributes:
-        index: its number in the file.
+        number: of the segment in the file, from 0.
         segment_hash: 32 bytes, for the crypttext hash tree.
         block_hashes: 32 bytes for each of the n blocks.
         blocks: the pieces of each requested block, by share number.
     """
 
-    __slots__ = ("block_hashes", "blocks", "index", "segment_hash")
+    number: int
+    segment_hash: bytes
+    block_hashes: tuple[bytes, ...]
+    blocks: dict[int, tuple[Buffer, ...]]
 
-    def __init__(
-        self,
-        index: int,
-        segment_hash: bytes,
-        block_hashes: tuple[bytes, ...],
-        blocks: dict[int, tuple[Buffer, ...]],
-    ) -> None:
-        self.index = index
-        self.segment_hash = segment_hash
-        self.block_hashes = block_hashes
-        self.blocks = blocks
+    def __repr__(self) -> str:
+        """Without the blocks, which are long."""
+        return f"CodedSegment({self.number}, ...)"
 
 
 def convergent_key(convergence: bytes, geometry: Geometry, plaintext: Iterable[Buffer]) -> bytes:
@@ -196,7 +183,7 @@ class Encoder:
         total = self.geometry.total_shares
         blocks, block_hashes = self._blocks(segment, range(total), shares)
         segment_hash = hashes.CRYPTTEXT_SEGMENT.hash(segment.padded[: segment.length])
-        return CodedSegment(segment.index, segment_hash, block_hashes, blocks)
+        return CodedSegment(segment.number, segment_hash, block_hashes, blocks)
 
     def add(self, coded: CodedSegment) -> list[ShareWrite]:
         """
@@ -206,12 +193,12 @@ class Encoder:
             One write for each share whose block was kept, in share order. The write of segment 0 begins
                 with the header, so its offset is 0; the writes follow each other without gaps.
         """
-        assert not self._added[coded.index], f"segment {coded.index} was added before"
-        self._added[coded.index] = 1
-        self._segment_hashes.put(0, coded.index, coded.segment_hash)
+        assert not self._added[coded.number], f"segment {coded.number} was added before"
+        self._added[coded.number] = 1
+        self._segment_hashes.put(0, coded.number, coded.segment_hash)
         for number, block_hash in enumerate(coded.block_hashes):
-            self._block_hashes.put(number, coded.index, block_hash)
-        return self._block_writes(coded.index, coded.blocks)
+            self._block_hashes.put(number, coded.number, block_hash)
+        return self._block_writes(coded.number, coded.blocks)
 
     def finish(self, shares: Set[int] | None = None) -> list[ShareWrite]:
         """
@@ -285,8 +272,7 @@ class Encoder:
         cipher: StreamCipher | None,
         hasher: hashes.TaggedHasher | None,
     ) -> Segment:
-        geometry = self.geometry
-        length = geometry.segment_length(index)
+        length = self.geometry.segment_length(index)
         pieces = (
             (plaintext,) if isinstance(plaintext, (bytes, bytearray, memoryview)) else plaintext
         )
@@ -296,22 +282,8 @@ class Encoder:
                 f"the file changed while it was read: segment {index} has {given} bytes "
                 f"instead of {length}; store the file again"
             )
-        padded = memoryview(uninitialised(geometry.required_shares * geometry.block_length(index)))
-        padded[length:] = bytes(len(padded) - length)
-        position = 0
-        for piece in pieces:
-            view = memoryview(piece)
-            for start in range(0, len(view), _CIPHER_STEP_BYTES):
-                step = view[start : start + _CIPHER_STEP_BYTES]
-                output = padded[position : position + len(step)]
-                if cipher is not None:
-                    cipher.apply(step, output)
-                else:
-                    output[:] = step
-                if hasher is not None:
-                    hasher.update(output)
-                position += len(step)
-        return Segment(index, padded.toreadonly(), length)
+        padded_bytes = self.geometry.required_shares * self.geometry.block_length(index)
+        return Segment(index, encrypted(pieces, padded_bytes, cipher, hasher), length)
 
     def _blocks(
         self, segment: Segment, numbers: Collection[int], kept: Set[int] | None
@@ -324,7 +296,7 @@ class Encoder:
             numbers: share numbers, ascending.
         """
         k, n = self.geometry.required_shares, self.geometry.total_shares
-        block_bytes = self.geometry.block_length(segment.index)
+        block_bytes = self.geometry.block_length(segment.number)
         primary = [segment.padded[j * block_bytes : (j + 1) * block_bytes] for j in range(k)]
         wanted = [number for number in numbers if kept is None or number in kept]
         if k == 1:  # all blocks are equal
@@ -368,6 +340,38 @@ class Encoder:
             chain + self.layout.pack_ueb(self.ueb),
         )
         return ShareWrite(number, self.layout.unused, pieces)
+
+
+def encrypted(
+    pieces: Iterable[Buffer],
+    padded_bytes: int,
+    cipher: StreamCipher | None,
+    hasher: hashes.TaggedHasher | None = None,
+) -> memoryview:
+    """
+    Return the ciphertext of these pieces in a new buffer, with zeros after it.
+
+    Args:
+        padded_bytes: the length of the result.
+        cipher: None to leave the bytes as they are.
+        hasher: gets the ciphertext.
+    """
+    padded = memoryview(uninitialised(padded_bytes))
+    position = 0
+    for piece in pieces:
+        view = memoryview(piece)
+        for start in range(0, len(view), _CIPHER_STEP_BYTES):
+            step = view[start : start + _CIPHER_STEP_BYTES]
+            output = padded[position : position + len(step)]
+            if cipher is not None:
+                cipher.apply(step, output)
+            else:
+                output[:] = step
+            if hasher is not None:
+                hasher.update(output)
+            position += len(step)
+    padded[position:] = bytes(padded_bytes - position)
+    return padded.toreadonly()
 
 
 class _HashTable:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -227,7 +227,7 @@ def stripes(block_bytes: int, stripe_bytes: int | None = None) -> Iterator[tuple
         stripe_bytes: the longest stripe; None for the best one for the library in use.
     """
     if stripe_bytes is None:
-        wide = block_bytes > STRIPE_BYTES and _has_isal()
+        wide = block_bytes > STRIPE_BYTES and load_isal() is not None
         stripe_bytes = WIDE_STRIPE_BYTES if wide else STRIPE_BYTES
     count = -(-block_bytes // stripe_bytes)
     step = -(-block_bytes // count)
@@ -288,7 +288,7 @@ def decode(
     assert all(len(blocks[number]) == block_bytes for number in chosen)
     assert 0 < length <= k * block_bytes
     if k == 1:
-        return _cut([blocks[chosen[0]]], length)
+        return cut([blocks[chosen[0]]], 0, length)
     missing = [number for number in range(k) if number not in blocks]
     recovered: dict[int, list[Buffer]] = {number: [] for number in missing}
     if missing:
@@ -311,18 +311,22 @@ def decode(
                 recovered[number].append(piece)
     segment: list[Buffer] = []
     for number in range(k):
-        segment.extend(recovered[number] if number in recovered else [blocks[number]])
-    return _cut(segment, length)
+        segment += recovered.get(number) or [blocks[number]]
+    return cut(segment, 0, length)
 
 
-def _cut(pieces: list[Buffer], length: int) -> list[Buffer]:
-    """Return the first length bytes of pieces."""
+def cut(pieces: Iterable[Buffer], start: int, end: int) -> list[Buffer]:
+    """Return bytes [start, end) of the joined pieces, without copying."""
     result: list[Buffer] = []
+    position = 0
     for piece in pieces:
-        if length <= 0:
+        if position >= end:
             break
-        result.append(piece if len(piece) <= length else memoryview(piece)[:length])
-        length -= len(piece)
+        first, last = max(start - position, 0), min(end - position, len(piece))
+        if first < last:
+            whole = last - first == len(piece)
+            result.append(piece if whole else memoryview(piece)[first:last])
+        position += len(piece)
     return result
 
 
@@ -373,8 +377,4 @@ def _decoding(
 
 def library() -> str:
     """Return the name of the library that codes long blocks, for speed comparisons."""
-    return "ISA-L" if _has_isal() else "zfec"
-
-
-def _has_isal() -> bool:
-    return load_isal() is not None
+    return "zfec" if load_isal() is None else "ISA-L"

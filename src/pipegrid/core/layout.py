@@ -87,8 +87,7 @@ def share_length(geometry: Geometry, layout: ShareLayout) -> int:
 
 def share_bytes(geometry: Geometry) -> int:
     """Return the length of every share that PipeGrid writes for a file of these sizes."""
-    layout = for_geometry(geometry)
-    return share_length(geometry, layout)
+    return share_length(geometry, for_geometry(geometry))
 
 
 def parse_header(data: bytes) -> ShareLayout:

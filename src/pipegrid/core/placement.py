@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from functools import reduce
 from operator import or_
 from typing import TypeVar
@@ -207,11 +208,7 @@ def _maximum_matching(holdings: Sequence[int]) -> dict[int, int]:
 
 
 def _mask(shares: Iterable[int], total_shares: int) -> int:
-    mask = 0
-    for share in shares:
-        if 0 <= share < total_shares:
-            mask |= 1 << share
-    return mask
+    return _union(1 << share for share in shares if 0 <= share < total_shares)
 
 
 def _union(masks: Iterable[int]) -> int:
@@ -248,10 +245,8 @@ def permutation_seed(server_id: str, announced: str | None = None) -> bytes:
         return base32.decode(announced)
     key = server_id.removeprefix(_KEY_ID_PREFIX)
     if key != server_id and len(key) == _KEY_ID_CHARACTERS:
-        try:
+        with suppress(ValueError):  # an id that only looks like a key is treated as text
             return base32.decode(key)
-        except ValueError:
-            pass  # an id that only looks like a key is treated as text
     return hashlib.sha256(server_id.encode("utf-8")).digest()
 
 

@@ -55,16 +55,6 @@ class ReadPlan(NamedTuple):
         start, end = block_range(where, self.geometry, first, until)
         return start, end if self.most_bytes is None else min(end, start + self.most_bytes)
 
-    def header(self, share: ShareParts) -> Iterator[tuple[int, int]]:
-        """Yield the range of the header, if it is not known."""
-        if share.layout is None:
-            yield 0, share.header_bytes()
-
-    def chain(self, share: ShareParts, where: ShareLayout) -> Iterator[tuple[int, int]]:
-        """Yield the range of the share hash chain, if it is not known."""
-        if share.leaf is None:
-            yield where.share_hashes, where.uri_extension
-
     def ueb(self, share: ShareParts, where: ShareLayout) -> tuple[int, int]:
         """Return the range of the UEB; its end is an estimate until its length is known."""
         return where.uri_extension, share.ueb_end(ueb.packed_length(self.geometry), where)

@@ -492,8 +492,6 @@ def blamed_offset(bad: BadPart, parsed: ShareLayout | None, geometries: list[Geo
     """
     if parsed is None or bad.section == "header":
         return bad.offset
-    place = getattr(parsed, bad.section)
-    for geometry in geometries:
-        if getattr(layout.for_geometry(geometry, parsed.version), bad.section) == place:
-            return bad.offset
-    return 0
+    usual = [layout.for_geometry(geometry, parsed.version) for geometry in geometries]
+    places = [getattr(each, bad.section) for each in usual]
+    return bad.offset if getattr(parsed, bad.section) in places else 0

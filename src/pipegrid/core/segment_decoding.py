@@ -14,6 +14,7 @@ from typing import NamedTuple
 from pipegrid.core import erasure, layout, ueb
 from pipegrid.core.caps import ChkCap
 from pipegrid.core.encoding_parameters import Geometry, Params
+from pipegrid.core.erasure import cut
 from pipegrid.core.hashes import BLOCK, CRYPTTEXT_SEGMENT, HASH_BYTES, UEB, Buffer
 from pipegrid.core.layout import ShareLayout
 from pipegrid.core.received_share import BadPart, prove_leaf
@@ -32,32 +33,27 @@ class Block(NamedTuple):
         return BLOCK.hash_pieces(self.pieces) == self.expected_hash
 
 
-class SegmentResult:
+class SegmentResult(NamedTuple):
     """
     The outcome of a job.
 
     Attributes:
+        plaintext: the requested part of the segment, in pieces.
         bad_shares: those whose blocks did not match; if there are any, nothing was decoded.
         consistent: False if good blocks made a segment that is not the one its author hashed.
-        plaintext: the requested part of the segment, in pieces.
     """
 
-    __slots__ = ("bad_shares", "consistent", "plaintext", "segment")
+    segment: int
+    plaintext: list[Buffer]
+    bad_shares: tuple[int, ...] = ()
+    consistent: bool = True
 
-    def __init__(
-        self,
-        segment: int,
-        bad_shares: tuple[int, ...] = (),
-        consistent: bool = True,
-        plaintext: list[Buffer] | None = None,
-    ) -> None:
-        self.segment = segment
-        self.bad_shares = bad_shares
-        self.consistent = consistent
-        self.plaintext = [] if plaintext is None else plaintext
+    def __repr__(self) -> str:
+        """Without the plaintext: logs may contain it."""
+        return f"SegmentResult({self.segment}, ..., {self.bad_shares}, {self.consistent})"
 
 
-class SegmentJob:
+class SegmentJob(NamedTuple):
     """
     The input to turn k blocks into plaintext.
 
@@ -69,52 +65,46 @@ class SegmentJob:
         end: the byte after the last one to return.
     """
 
-    __slots__ = ("blocks", "crypttext_hash", "end", "geometry", "key", "segment", "start")
+    segment: int
+    geometry: Geometry
+    key: bytes | None
+    blocks: tuple[Block, ...]
+    crypttext_hash: bytes
+    start: int
+    end: int
 
-    def __init__(
-        self,
-        segment: int,
-        geometry: Geometry,
-        key: bytes | None,
-        blocks: tuple[Block, ...],
-        crypttext_hash: bytes,
-        start: int,
-        end: int,
-    ) -> None:
-        self.segment = segment
-        self.geometry = geometry
-        self.key = key
-        self.blocks = blocks
-        self.crypttext_hash = crypttext_hash
-        self.start = start
-        self.end = end
+    def __repr__(self) -> str:
+        """Without the key: logs may contain it."""
+        return f"SegmentJob({self.segment}, ...)"
 
     def run(self) -> SegmentResult:
         """Run the job, in any thread; the same job may run more than once."""
         bad = tuple(block.share_number for block in self.blocks if not block.is_good())
         if bad:
-            return SegmentResult(self.segment, bad_shares=bad)
+            return SegmentResult(self.segment, [], bad_shares=bad)
         ciphertext = self._decode()
         if CRYPTTEXT_SEGMENT.hash_pieces(ciphertext) != self.crypttext_hash:
-            return SegmentResult(self.segment, consistent=False)
+            return SegmentResult(self.segment, [], consistent=False)
+        wanted = cut(ciphertext, self.start, self.end)
         if self.key is None:
-            return SegmentResult(self.segment, plaintext=cut(ciphertext, self.start, self.end))
-        return SegmentResult(self.segment, plaintext=self._decrypt(ciphertext, self.key))
+            return SegmentResult(self.segment, wanted)
+        first_byte = self.segment * self.geometry.segment_bytes + self.start
+        return SegmentResult(self.segment, decrypted(wanted, StreamCipher(self.key, first_byte)))
 
     def _decode(self) -> list[Buffer]:
         length = self.geometry.segment_length(self.segment)
         pieces = {block.share_number: block.pieces for block in self.blocks}
         return joined(pieces, self.geometry.required_shares, self.geometry.total_shares, length)
 
-    def _decrypt(self, ciphertext: list[Buffer], key: bytes) -> list[Buffer]:
-        first_byte = self.segment * self.geometry.segment_bytes + self.start
-        cipher = StreamCipher(key, first_byte)
-        plaintext: list[Buffer] = []
-        for piece in cut(ciphertext, self.start, self.end):
-            output = erasure.uninitialised(len(piece))
-            cipher.apply(piece, output)
-            plaintext.append(output)
-        return plaintext
+
+def decrypted(ciphertext: Iterable[Buffer], cipher: StreamCipher) -> list[Buffer]:
+    """Return the plaintext of these pieces, in new buffers."""
+    plaintext: list[Buffer] = []
+    for piece in ciphertext:
+        output = erasure.uninitialised(len(piece))
+        cipher.apply(piece, output)
+        plaintext.append(output)
+    return plaintext
 
 
 def joined(
@@ -126,20 +116,6 @@ def joined(
         return cut([piece for n in range(required_shares) for piece in blocks[n]], 0, length)
     whole = {n: parts[0] if len(parts) == 1 else b"".join(parts) for n, parts in blocks.items()}
     return erasure.decode(whole, required_shares, total_shares, length)
-
-
-def cut(pieces: Iterable[Buffer], start: int, end: int) -> list[Buffer]:
-    """Return bytes [start, end) of the joined pieces, without copying."""
-    result: list[Buffer] = []
-    position = 0
-    for piece in pieces:
-        if position >= end:
-            break
-        first, last = max(start - position, 0), min(end - position, len(piece))
-        if first < last:
-            result.append(memoryview(piece)[first:last])
-        position += len(piece)
-    return result
 
 
 # Files of one segment, from whole shares.
@@ -186,9 +162,8 @@ def _form(required_shares: int, total_shares: int, size: int) -> WholeShareForm 
         return None
     geometry = Params(required_shares, total_shares).geometry(size)
     where = layout.for_geometry(geometry)
-    marks = [
-        bytes([number + 1]) * HASH_BYTES for number in range(3)
-    ]  # no number contains such bytes
+    # No number contains such bytes.
+    marks = [bytes([number + 1]) * HASH_BYTES for number in range(3)]
     rest, parts = where.pack_ueb(ueb.pack(geometry, *marks)), []
     for mark in marks:
         part, rest = rest.split(mark, 1)

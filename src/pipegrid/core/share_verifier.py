@@ -7,7 +7,6 @@ Source: the format reference, sections 4 to 7.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 import attrs
 
@@ -44,11 +43,7 @@ class _Section:
 
     __slots__ = ("data", "end", "start")
 
-    def __init__(
-        self,
-        start: int,
-        end: int,
-    ) -> None:
+    def __init__(self, start: int, end: int) -> None:
         self.start = start
         self.end = end
         self.data: bytearray = bytearray()
@@ -123,8 +118,7 @@ class ShareVerifier:
         if self._layout is None or self._geometry is None:
             return
         for section in self._sections.values():
-            if offset < section.end and section.start < offset + len(view):
-                section.feed(offset, view)
+            section.feed(offset, view)
         self._hash_blocks(self._layout, self._geometry, offset, view)
 
     def _begin(self) -> None:
@@ -203,25 +197,26 @@ class ShareVerifier:
 
     def _check_all(self, where: ShareLayout, geometry: Geometry) -> None:
         self._attempt(self._check_ueb, where, geometry)
-        self._attempt(self._check_chain, where, geometry)
+        leaf = self._attempt(self._check_chain, where, geometry)
         if self._ueb is not None and self._ueb.segment_bytes != geometry.segment_bytes:
             what = "its header speaks of another segment size than its UEB, so it cannot be checked"
             self._problem(BadPart("header", 0, what))
             return
-        leaf = None
-        with suppress(BadPart):  # already reported
-            leaf = self._leaf(where)
         self._check_blocks(where, geometry, leaf)
         root = self._ueb.crypttext_root_hash if self._ueb is not None else None
         self._check_crypttext_tree(where, geometry, root)
 
     def _attempt(
-        self, check: Callable[[ShareLayout, Geometry], None], where: ShareLayout, geometry: Geometry
-    ) -> None:
+        self,
+        check: Callable[[ShareLayout, Geometry], bytes | None],
+        where: ShareLayout,
+        geometry: Geometry,
+    ) -> bytes | None:
         try:
-            check(where, geometry)
+            return check(where, geometry)
         except BadPart as bad:
             self._problem(bad)
+            return None
 
     def _check_ueb(self, where: ShareLayout, geometry: Geometry) -> None:
         data = bytes(self._sections["uri_extension"].data)
@@ -246,17 +241,15 @@ class ShareVerifier:
         if wrong:
             raise BadPart("uri_extension", start, f"its UEB disagrees with the cap on {wrong}")
 
-    def _check_chain(self, where: ShareLayout, geometry: Geometry) -> None:
-        if not self._sections["share_hashes"].whole:
+    def _check_chain(self, where: ShareLayout, geometry: Geometry) -> bytes | None:
+        """Return the leaf that the chain proves; None without a good UEB, which names the root."""
+        section = self._sections["share_hashes"]
+        if not section.whole:
             raise self._cut_off("share_hashes", where.share_hashes, "its hash chain")
-        self._leaf(where)
-
-    def _leaf(self, where: ShareLayout) -> bytes | None:
         if self._ueb is None:
             return None
-        chain = bytes(self._sections["share_hashes"].data)
         total, root = self._cap.total_shares, self._ueb.share_root_hash
-        return prove_leaf(chain, self._number, total, root, where.share_hashes)
+        return prove_leaf(bytes(section.data), self._number, total, root, where.share_hashes)
 
     def _check_blocks(self, where: ShareLayout, geometry: Geometry, leaf: bytes | None) -> None:
         """Compare blocks, tree of block hashes and leaf; report which of them is wrong."""

@@ -85,7 +85,6 @@ def decode_text(data: bytes, name: str, *, first_line: int = 1, keep_ends: bool 
         UsageError: it is in another encoding, such as UTF-16 or Latin-1; names file and line.
     """
     data = data.removeprefix(_MARK)
-    wrong = ""
     at = 0
     if data.startswith(_UTF_16_MARKS):
         wrong = "it is UTF-16"
@@ -97,8 +96,6 @@ def decode_text(data: bytes, name: str, *, first_line: int = 1, keep_ends: bool 
         except UnicodeDecodeError as error:
             wrong, at = "it is not UTF-8", error.start
         else:
-            if "\r" not in text:
-                return text
             ended = text.replace("\r\n", "\n")
             at = ended.find("\r")
             if at < 0:

@@ -16,20 +16,9 @@ from pipegrid.grid.file_grid import Grid
 # Files have new random bytes, so that none is stored already, and none can be compressed.
 
 
-class Contents:
-    """
-    Files that were never stored before.
-
-    Args:
-        seed: the same seed gives the same files, in the same order.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._rng = random.Random(seed)
-
-    def files(self, sizes: Iterable[int]) -> list[bytes]:
-        """Return new files of these sizes."""
-        return [self._rng.randbytes(size) for size in sizes]
+def new_files(rng: random.Random, sizes: Iterable[int]) -> list[bytes]:
+    """Return files of these sizes that were never stored before; the same seed gives the same ones."""
+    return [rng.randbytes(size) for size in sizes]
 
 
 class Comparing:

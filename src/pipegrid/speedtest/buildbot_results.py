@@ -15,8 +15,8 @@ from pipegrid.core.text import counted
 from pipegrid.errors import UsageError
 from pipegrid.speedtest.report_figures import digits, rate
 from pipegrid.speedtest.report_figures import seconds as duration
-from pipegrid.speedtest.run_comparison import compare
-from pipegrid.speedtest.run_results import SCENARIO, Measurement, Run, parse_run
+from pipegrid.speedtest.run_comparison import compare, title
+from pipegrid.speedtest.run_results import Run, parse_run
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _TIME = re.compile(rf"TIME \((.+)\): ((?:{_NUMBER} (?:up|down)(?:, )?)+)")
@@ -80,26 +80,22 @@ class Follower:
             self.last = text[:120]
         elif match := _PER_FILE.match(text):
             direction, seconds = match.groups()
-            self._note(f"{direction}-per-file", float(seconds), f"{direction}: {seconds} s a file")
+            self.figures[f"{direction}-per-file"] = float(seconds)
+            self.last = f"{direction}: {seconds} s a file"
         elif match := _PER_FILE_RTT.match(text):
             direction, kind, trips = match.groups()
             name = f"{direction}-per-file-{'' if kind == 'avg' else 'total-'}RTT"
-            self._note(name, float(trips), self.last)
+            self.figures[name] = float(trips)
         elif match := _SPEED.match(text):
             direction, size, rate, unit, percent = match.groups()
-            kilobytes = round(float(rate) * _KILOBYTES[unit], 5)
-            last = f"{direction} of {size}: {rate} {unit}B/s"
-            self._note(f"{direction}-{size}", kilobytes, last)
+            self.figures[f"{direction}-{size}"] = round(float(rate) * _KILOBYTES[unit], 5)
+            self.last = f"{direction} of {size}: {rate} {unit}B/s"
             if percent is not None:
-                last += f", {percent} % of raw TCP"
-                self._note(f"{direction}-{size}-of-TCP", float(percent), last)
+                self.figures[f"{direction}-{size}-of-TCP"] = float(percent)
+                self.last += f", {percent} % of raw TCP"
         else:
             return False
         return True
-
-    def _note(self, name: str, value: float, last: str) -> None:
-        self.figures[name] = value
-        self.last = last
 
     def missing(self) -> tuple[str, ...]:
         """Return the required figures that were not among the lines."""
@@ -116,14 +112,10 @@ class Follower:
             trips = self.figures.get(f"{direction}-per-file-RTT")
             if trips is not None:
                 part += f" ({digits(trips)} RTT)"
-            sizes = [
-                (value, name)
-                for name, value in self.figures.items()
-                if re.fullmatch(rf"{direction}-\d+[kMG]B", name)
-            ]
-            if sizes:  # the last one is the largest
-                value, name = sizes[-1]
-                part += f", {name.partition('-')[2]} at {rate(1000 * value)}"
+            sized = [name for name in self.figures if re.fullmatch(rf"{direction}-\d+[kMG]B", name)]
+            if sized:  # the last one is the largest
+                size = sized[-1].partition("-")[2]
+                part += f", {size} at {rate(1000 * self.figures[sized[-1]])}"
             parts.append(part)
         return "; ".join(parts)
 
@@ -140,7 +132,7 @@ class ResultSet:
 
 def result_sets(run: Run) -> tuple[ResultSet, ...]:
     """Return the medians of all measurements: seconds a file, round trips a file, plaintext a second."""
-    measured = [(_name(each), each) for each in run.measurements]
+    measured = [(title((each.group, each.direction, each.name)), each) for each in run.measurements]
     rtt_s = run.average_rtt_s
     sets = [
         ResultSet(
@@ -171,11 +163,6 @@ def result_sets(run: Run) -> tuple[ResultSet, ...]:
         ),
     ]
     return tuple(each for each in sets if each.results)
-
-
-def _name(measured: Measurement) -> str:
-    title = f"{measured.name} {measured.direction}"
-    return title if measured.group == SCENARIO else f"{measured.group} {title}"
 
 
 class EarlierBuilds:
@@ -217,10 +204,7 @@ class EarlierBuilds:
 
 def alike(one: Run, other: Run) -> bool:
     """Return whether two runs were measured in the same manner on the same machine."""
-    ours, theirs = (
-        attrs.evolve(run.parameters, seed=0, rounds=0, link=run.parameters.link)
-        for run in (one, other)
-    )
+    ours, theirs = (attrs.evolve(run.parameters, seed=0, rounds=0) for run in (one, other))
     shared = one.machine.keys() & other.machine.keys()
     return ours == theirs and all(one.machine[name] == other.machine[name] for name in shared)
 

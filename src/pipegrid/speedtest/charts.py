@@ -23,23 +23,11 @@ from pipegrid.speedtest.run_results import DIRECTIONS, DOWN, UP, Burst, Measurem
 # letters. Colours are CSS variables of the page, so that its dark mode applies; text stays text. Nothing
 # depends on colour alone: up is solid, down is hatched or hollow, and every series is labelled.
 
-INK = "#000001"
-MUTED = "#000002"
-LINE = "#000003"
-PAPER = "#000004"
-UP_COLOUR = "#000005"
-DOWN_COLOUR = "#000006"
-CEILING = "#000007"
-_VARIABLES = {
-    INK: "--ink",
-    MUTED: "--muted",
-    LINE: "--line",
-    PAPER: "--paper",
-    UP_COLOUR: "--up",
-    DOWN_COLOUR: "--down",
-    CEILING: "--ceiling",
-}
-COLOURS = {UP: UP_COLOUR, DOWN: DOWN_COLOUR}
+_VARIABLES = ("ink", "muted", "line", "paper", UP, DOWN, "ceiling")
+COLOURS = {name: f"#00000{number}" for number, name in enumerate(_VARIABLES, 1)}
+"""What is drawn with, until the page's variables of these names take its place."""
+
+INK, MUTED, LINE, PAPER, *_, CEILING = COLOURS.values()
 MARKERS = {UP: "o", DOWN: "s"}
 ARROWS = {UP: "↑", DOWN: "↓"}
 
@@ -66,22 +54,9 @@ _SETTINGS: dict[str, Any] = {
 }
 
 
-@attrs.frozen
-class Chart:
+def draw(name: str, label: str, paint: Callable[[bool], Figure]) -> tuple[str, str]:
     """
-    One picture, drawn twice.
-
-    Attributes:
-        wide, narrow: SVG elements.
-    """
-
-    wide: str
-    narrow: str
-
-
-def draw(name: str, label: str, paint: Callable[[bool], Figure]) -> Chart:
-    """
-    Return a chart.
+    Return a chart as two SVG elements, the wide and the narrow one.
 
     Args:
         name: unique in the page; starts the ids inside the SVG.
@@ -92,9 +67,8 @@ def draw(name: str, label: str, paint: Callable[[bool], Figure]) -> Chart:
     for kind, wide in (("wide", True), ("narrow", False)):
         settings: Any = {**_SETTINGS, "svg.hashsalt": f"{name}-{kind}"}
         with matplotlib.rc_context(settings):
-            figure = paint(wide)
-            drawn.append(_svg(figure, f"{name}-{kind}", label))
-    return Chart(*drawn)
+            drawn.append(_svg(paint(wide), f"{name}-{kind}", label))
+    return drawn[0], drawn[1]
 
 
 def _svg(figure: Figure, name: str, label: str) -> str:
@@ -102,8 +76,7 @@ def _svg(figure: Figure, name: str, label: str) -> str:
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     FigureCanvasSVG(figure).print_svg(buffer, metadata=nothing)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
+    text = "<svg" + buffer.getvalue().partition("<svg")[2]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     # It would affect the whole page; the page has the same style for its charts alone.
     text = re.sub(r'<style type="text/css">.*?</style>', "", text, flags=re.DOTALL)
@@ -112,8 +85,8 @@ def _svg(figure: Figure, name: str, label: str) -> str:
     text = re.sub(r"url\(#", f"url(#{name}-", text)
     text = text.replace("xlink:href", "href")
     text = re.sub(r"(font: (?:\w+ )?[\d.]+px) [^;\"]+", r"\1 var(--sans)", text)
-    for colour, variable in _VARIABLES.items():
-        text = text.replace(colour, f"var({variable})")
+    for variable, colour in COLOURS.items():
+        text = text.replace(colour, f"var(--{variable})")
     width, height = (72 * inches for inches in figure.get_size_inches())
     head = (
         f'<svg class="{name.rpartition("-")[2]}" role="img" aria-label="{html.escape(label)}"'
@@ -122,32 +95,22 @@ def _svg(figure: Figure, name: str, label: str) -> str:
     return re.sub(r"<svg\b[^>]*>", lambda _: head, text, count=1)
 
 
-def panel(
-    width: float, height: float, left: float, right: float, top: float, bottom: float
-) -> tuple[Figure, Axes]:
-    """Return a figure of this size in pixels, with one set of axes inside these margins."""
-    figure = Figure(figsize=(width / 72, height / 72), dpi=72)
-    axes = add_axes(figure, (width, height), left, right, top, bottom)
-    return figure, axes
+def _figure(wide: bool, height: float) -> Figure:
+    """Return a figure of this height in pixels, without axes."""
+    width = WIDE_PX if wide else NARROW_PX
+    return Figure(figsize=(width / 72, height / 72), dpi=72)
 
 
-def add_axes(
-    figure: Figure,
-    area: tuple[float, float],
-    left: float,
-    right: float,
-    top: float,
-    bottom: float,
-) -> Axes:
-    width, height = area
-    return figure.add_axes(
-        (
-            left / width,
-            bottom / height,
-            (width - left - right) / width,
-            (height - top - bottom) / height,
-        )
-    )
+def _add_axes(figure: Figure, left: float, right: float, top: float, bottom: float) -> Axes:
+    """Return new axes inside these margins, in pixels."""
+    width, height = 72 * figure.get_size_inches()
+    inside = (width - left - right) / width, (height - top - bottom) / height
+    return figure.add_axes((left / width, bottom / height, *inside))
+
+
+def _write(axes: Axes, text: str, place: tuple[float, float], aside_px: Any, **style: Any) -> None:
+    """Write a text near a place, that many pixels to the right and up."""
+    axes.annotate(text, place, aside_px, textcoords="offset points", **style)
 
 
 # Bars of a run: round trips of small files, throughput compared with raw TCP, speed by encoding.
@@ -195,11 +158,10 @@ def bars(
             places.append((y + thickness / 2, bar))
             y += thickness
         y += gap
-    width = WIDE_PX if wide else NARROW_PX
     top = 24.0 if ceiling is not None else 4.0
-    figure, axes = panel(width, y + top, 150 if wide else 2, 74 if wide else 66, top, 4)
-    values = [bar.value for _, bar in places]
-    limit = _limit(values, ceiling)
+    figure = _figure(wide, y + top)
+    axes = _add_axes(figure, 150 if wide else 2, 74 if wide else 66, top, 4)
+    limit = _limit([bar.value for _, bar in places], ceiling)
     axes.set_xlim(0, limit)
     axes.set_ylim(y - gap + 4, -4)
     if band is not None:
@@ -218,12 +180,12 @@ def bars(
 def _ceiling(axes: Axes, ceiling: float, label: str, *, beyond: bool) -> None:
     """Draw the line of the ceiling, with its name on the side that has space."""
     axes.axvline(ceiling, color=CEILING, linewidth=1.5, linestyle=(0, (4, 2)))
-    axes.annotate(
+    _write(
+        axes,
         label,
         (ceiling, 1),
         (4 if beyond else -2, 7),
         xycoords=("data", "axes fraction"),
-        textcoords="offset points",
         ha="right" if beyond else "left",
         color=INK,
         fontsize=11,
@@ -233,9 +195,7 @@ def _ceiling(axes: Axes, ceiling: float, label: str, *, beyond: bool) -> None:
 def _title(axes: Axes, place: float, title: str, wide: bool) -> None:
     """Write a group's title next to its bars, or above them."""
     if wide:
-        axes.annotate(
-            title, (0, place), (-12, 0), textcoords="offset points", ha="right", va="center"
-        )
+        _write(axes, title, (0, place), (-12, 0), ha="right", va="center")
     else:
         # The title covers the line of the ceiling.
         paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
@@ -244,9 +204,8 @@ def _title(axes: Axes, place: float, title: str, wide: bool) -> None:
 
 def _limit(values: Sequence[float], ceiling: float | None) -> float:
     """Return where the axis ends: longer bars are cut, so that one long bar does not make the others tiny."""
-    usual = 4 * statistics.median(values)
-    greatest = max(values)
-    return max(min(greatest, usual) * 1.03, (ceiling or 0.0) * 1.03, 1e-9)
+    usual = min(max(values), 4 * statistics.median(values))
+    return max(usual * 1.03, (ceiling or 0.0) * 1.03, 1e-9)
 
 
 def _bar(
@@ -281,22 +240,15 @@ def _bar(
     pixel = limit / axes.get_window_extent().width
     if line is not None and at - 2 * pixel < line[1] and at + 8 * pixel * len(text) > line[0]:
         at = line[1]
-    axes.annotate(
-        text,
-        (at, place),
-        (6, 0),
-        textcoords="offset points",
-        va="center",
-        annotation_clip=False,
-    )
+    _write(axes, text, (at, place), (6, 0), va="center", annotation_clip=False)
 
 
 def trips_chart(run: Run, wide: bool) -> Figure:
     """Return bars of round trips a file."""
 
-    def bar(way: str, each: Measurement) -> Bar:
+    def bar(each: Measurement) -> Bar:
         samples = report_figures.trips(run, each)
-        return Bar(way, samples, report_figures.digits(statistics.median(samples)))
+        return Bar(each.direction, samples, report_figures.digits(statistics.median(samples)))
 
     return bars(_grouped(run, report_figures.small, bar), wide, 1.0, "1 round trip")
 
@@ -304,26 +256,22 @@ def trips_chart(run: Run, wide: bool) -> Figure:
 def throughput_chart(run: Run, wide: bool) -> Figure:
     """Return bars of throughput as a share of raw TCP."""
 
-    def bar(way: str, each: Measurement) -> Bar:
+    def bar(each: Measurement) -> Bar:
         samples = report_figures.shares(run, each)
-        return Bar(way, samples, report_figures.percent(statistics.median(samples)))
+        return Bar(each.direction, samples, report_figures.percent(statistics.median(samples)))
 
     groups = _grouped(run, report_figures.large, bar)
-    spans = []
-    for way in DIRECTIONS:
-        ceiling = report_figures.raw(run, way)
-        if ceiling:
-            middle = statistics.median(ceiling)
-            spans += [min(ceiling) / middle, max(ceiling) / middle]
-    return bars(groups, wide, 1.0, "raw TCP = 100 %, in bytes of shares", (min(spans), max(spans)))
+    raw = filter(None, (report_figures.raw(run, way) for way in DIRECTIONS))
+    ceilings = [value / statistics.median(samples) for samples in raw for value in samples]
+    band = min(ceilings), max(ceilings)
+    return bars(groups, wide, 1.0, "raw TCP = 100 %, in bytes of shares", band)
 
 
 def encoding_chart(run: Run, wide: bool) -> Figure:
     """Return bars of plaintext a second for each k/n."""
 
-    def bar(way: str, each: Measurement) -> Bar:
-        samples = tuple(each.files * each.file_bytes / sample for sample in each.samples_s)
-        return Bar(way, samples, report_figures.rate(each.bytes_per_s))
+    def bar(each: Measurement) -> Bar:
+        return Bar(each.direction, _rates(each), report_figures.rate(each.bytes_per_s))
 
     return bars(_grouped(run, report_figures.encodings, bar), wide, None, "")
 
@@ -331,13 +279,13 @@ def encoding_chart(run: Run, wide: bool) -> Figure:
 def _grouped(
     run: Run,
     choose: Callable[[Run, str], Iterable[Measurement]],
-    bar: Callable[[str, Measurement], Bar],
+    bar: Callable[[Measurement], Bar],
 ) -> list[tuple[str, list[Bar]]]:
     """Return the bars of the chosen measurements of each direction, by the name of the measurement."""
     groups: dict[str, list[Bar]] = {}
     for way in DIRECTIONS:
         for each in choose(run, way):
-            groups.setdefault(each.name, []).append(bar(way, each))
+            groups.setdefault(each.name, []).append(bar(each))
     return list(groups.items())
 
 
@@ -350,25 +298,16 @@ MOST_SERVERS = 20
 def window_chart(run: Run, wide: bool) -> Figure:
     """Return throughput over the window, a panel for each measured direction."""
     ways = [way for way in DIRECTIONS if report_figures.window_curve(run, way)]
-    each_px = 240.0
-    width = WIDE_PX if wide else NARROW_PX
-    if wide:
-        area = (float(width), each_px)
-        figure = Figure(figsize=(area[0] / 72, area[1] / 72), dpi=72)
-        step = width / len(ways)
-        boxes = [
-            (index * step + 62, width - (index + 1) * step + 14, 34.0, 44.0)
-            for index in range(len(ways))
-        ]
-    else:
-        area = (float(width), each_px * len(ways))
-        figure = Figure(figsize=(area[0] / 72, area[1] / 72), dpi=72)
-        boxes = [
-            (58.0, 10.0, index * each_px + 34, area[1] - (index + 1) * each_px + 44)
-            for index in range(len(ways))
-        ]
-    for way, box in zip(ways, boxes, strict=True):
-        _window_panel(add_axes(figure, area, *box), run, way)
+    height = 240.0
+    figure = _figure(wide, height if wide else height * len(ways))
+    for index, way in enumerate(ways):
+        before, after = index, len(ways) - index - 1
+        if wide:  # next to each other
+            step = WIDE_PX / len(ways)
+            axes = _add_axes(figure, before * step + 62, after * step + 14, 34, 44)
+        else:
+            axes = _add_axes(figure, 58, 10, before * height + 34, after * height + 44)
+        _window_panel(axes, run, way)
     return figure
 
 
@@ -390,14 +329,8 @@ def _window_panel(axes: Axes, run: Run, way: str) -> None:
     if ceiling is not None and ceiling < 3 * top:
         top = max(top, ceiling)
         axes.axhline(ceiling, color=CEILING, linewidth=1.5, linestyle=(0, (4, 2)))
-        axes.annotate(
-            "raw TCP",
-            (0, ceiling),
-            (2, 4),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            fontsize=11,
-        )
+        across = ("axes fraction", "data")
+        _write(axes, "raw TCP", (0, ceiling), (2, 4), xycoords=across, fontsize=11)
     _window_ticks(axes, places, labels)
     axes.set_ylim(0, top * 1.12)
     _rule(axes, lambda value: report_figures.round_rate(value) if value else "0")
@@ -419,14 +352,7 @@ def _fixed_windows(
     if knee is not None:
         at = curve.index(knee)
         axes.plot(at, middles[at], "o", markersize=15, markerfacecolor="none", color=INK, mew=1.4)
-        axes.annotate(
-            "knee",
-            (at, middles[at]),
-            (4, -26),
-            textcoords="offset points",
-            ha="left",
-            va="center",
-        )
+        _write(axes, "knee", (at, middles[at]), (4, -26), ha="left", va="center")
     return max(middles)
 
 
@@ -451,16 +377,14 @@ def _window_ticks(axes: Axes, places: Sequence[float], labels: Sequence[str]) ->
     axes.set_xlim(-0.5, places[-1] + 0.6)
 
 
-def _rates(measured: Measurement) -> list[float]:
+def _rates(measured: Measurement) -> tuple[float, ...]:
     """Return plaintext bytes a second of each sample."""
-    return [measured.files * measured.file_bytes / sample for sample in measured.samples_s]
+    return tuple(measured.files * measured.file_bytes / sample for sample in measured.samples_s)
 
 
 def _short(value: int) -> str:
     """Return a window's size as ``50k`` or ``2M``."""
-    if value >= 10**6:
-        return f"{value / 1e6:g}M"
-    return f"{value / 1e3:g}k"
+    return f"{value / 1e6:g}M" if value >= 10**6 else f"{value / 1e3:g}k"
 
 
 def _plaintext_ceiling(run: Run, way: str, measured: Measurement) -> float | None:
@@ -479,8 +403,8 @@ def timeline_chart(run: Run, wide: bool) -> Figure:
     rows = {server: row for row, server in enumerate(servers)}
     width = WIDE_PX if wide else NARROW_PX
     names, left, row_px = _names(servers, width)
-    height = row_px * len(servers) + 34 + 44
-    figure, axes = panel(width, height, left, 16, 34, 44)
+    figure = _figure(wide, row_px * len(servers) + 34 + 44)
+    axes = _add_axes(figure, left, 16, 34, 44)
     unit = 1e-3 if timeline.took_s < 2 else 1.0
     end = max(timeline.took_s, timeline.rtt_s) / unit
     span = end * 1.04
@@ -510,12 +434,12 @@ def timeline_chart(run: Run, wide: bool) -> Figure:
         lines.append((timeline.took_s / unit, "stored", "solid", INK))
     for at, label, style, colour in lines:
         axes.axvline(at, color=colour, linewidth=1.5, linestyle=style, zorder=2)
-        axes.annotate(
+        _write(
+            axes,
             label,
             (at, 1),
             (4, 6),
             xycoords=("data", "axes fraction"),
-            textcoords="offset points",
             ha="right" if at > span / 3 else "left",
             fontsize=11,
         )
@@ -584,27 +508,20 @@ def _joined(
 
 def history_chart(runs: Sequence[Run], wide: bool) -> Figure:
     """Return the main figures over time, oldest run first, this one last."""
-    width = WIDE_PX if wide else NARROW_PX
-    panels: list[tuple[str, _Reader, float]] = [
-        ("round trips for a small file", _trips_of, 1.0),
-        ("throughput of the largest file, of raw TCP", _shares_of, 1.0),
+    panels: list[tuple[str, _Reader]] = [
+        ("round trips for a small file", _trips_of),
+        ("throughput of the largest file, of raw TCP", _shares_of),
     ]
     panels = [
         panel for panel in panels if any(panel[1](run, way) for run in runs for way in (UP, DOWN))
     ]
     each_px = 190.0
     height = each_px * len(panels) + 22
-    figure = Figure(figsize=(width / 72, height / 72), dpi=72)
-    for index, (title, read, ceiling) in enumerate(panels):
-        axes = add_axes(
-            figure,
-            (width, height),
-            46,
-            62,
-            index * each_px + 30,
-            height - (index + 1) * each_px + 10,
-        )
-        _history_panel(axes, runs, title, read, ceiling, read is _shares_of)
+    figure = _figure(wide, height)
+    for index, (title, read) in enumerate(panels):
+        below = height - (index + 1) * each_px + 10
+        axes = _add_axes(figure, 46, 62, index * each_px + 30, below)
+        _history_panel(axes, runs, title, read)
         if index == len(panels) - 1:
             names = [(run.commit or run.when[:10])[:7] for run in runs]
             shown = sorted({0, len(runs) - 1})
@@ -626,9 +543,8 @@ def _shares_of(run: Run, way: str) -> tuple[float, ...]:
     return () if measured is None else report_figures.shares(run, measured)
 
 
-def _history_panel(
-    axes: Axes, runs: Sequence[Run], title: str, read: _Reader, ceiling: float, percents: bool
-) -> None:
+def _history_panel(axes: Axes, runs: Sequence[Run], title: str, read: _Reader) -> None:
+    percents, ceiling = read is _shares_of, 1.0
     axes.set_title(title, loc="left", fontsize=12, color=INK, pad=12)
     ends: list[tuple[float, str]] = []
     values = [ceiling]
@@ -693,11 +609,5 @@ def _label_ends(
         heights = [value for value, _ in ends]
     for (value, way), height in zip(ends, heights, strict=True):
         text = f"{100 * value:.1f} %" if percents else report_figures.digits(value)
-        axes.annotate(
-            f"{ARROWS[way]} {text}",
-            (place, height),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            annotation_clip=False,
-        )
+        label = f"{ARROWS[way]} {text}"
+        _write(axes, label, (place, height), (4, 0), va="center", annotation_clip=False)

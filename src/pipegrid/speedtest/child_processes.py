@@ -84,13 +84,8 @@ async def start_child(reactor: Any, module: str, job: Any) -> ChildProcess:
 
     Fails with ChildError: it ended, printed something else, or nothing within ``CHILD_START_S``.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", module],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**_environment(), _JOB: json.dumps(job)},
-    )
+    command = [sys.executable, "-m", module]
+    process = _popen(command, {**environment(), _JOB: json.dumps(job)})
     child = ChildProcess(reactor, process)
     assert process.stdout is not None
     # Killing it ends the read, so no thread is left.
@@ -132,11 +127,17 @@ def reap(process: subprocess.Popen[str], within_s: float) -> None:
     process.stdout.close()
 
 
-def _environment() -> dict[str, str]:
-    """Return an environment in which the process finds the same package."""
-    found = os.environ.get("PYTHONPATH")
-    here = str(Path(pipegrid.__file__).parent.parent)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([here, found] if found else [here])}
+def _popen(command: Sequence[str], surroundings: dict[str, str]) -> subprocess.Popen[str]:
+    """Start a process with pipes to its input and from its output."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=surroundings)
+
+
+def environment() -> dict[str, str]:
+    """Return an environment in which Python finds this very package, installed or not."""
+    source = str(Path(pipegrid.__file__).resolve().parent.parent)
+    paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 # In the child process.
@@ -156,8 +157,13 @@ def be_child(start: Callable[[Any, Any], Any]) -> None:
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C goes to the parent, which then stops this process
     said = start(reactor, json.loads(os.environ[_JOB]))
-    print(json.dumps(said), flush=True)
     tune_gc()
+    _run_until_input_ends(reactor, said)
+
+
+def _run_until_input_ends(reactor: Any, said: Any) -> None:
+    """Print the first line, and run the reactor until standard input ends."""
+    print(json.dumps(said), flush=True)
     reactor.callInThread(lambda: (sys.stdin.read(), reactor.callFromThread(reactor.stop)))
     reactor.run(installSignalHandlers=False)  # SIGTERM needs no handler
 
@@ -329,24 +335,12 @@ def running(
     Args:
         surroundings: its environment; None for one with this very package.
     """
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment() if surroundings is None else surroundings,
-    )
+    process = _popen(command, environment() if surroundings is None else surroundings)
     try:
         yield process
     finally:
         process.terminate()
         reap(process, STOP_S)
-
-
-def environment() -> dict[str, str]:
-    """Return an environment in which Python finds this very package, installed or not."""
-    source = str(Path(pipegrid.__file__).resolve().parent.parent)
-    return os.environ | {"PYTHONPATH": source, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
@@ -364,12 +358,9 @@ def make_client(
     """Create a client's directory that names servers, each by the protocol of its address."""
     names = {}
     for number, address in enumerate(addresses):
-        fields: dict[str, object] = {"nickname": server_name(number)}
-        if isinstance(address, Nurl):
-            fields[NURLS] = [str(address)]
-        else:
-            fields[FURL] = str(address)
-        names[f"v0-{server_name(number)}"] = {"ann": fields}
+        name, text = server_name(number), str(address)
+        known = {NURLS: [text]} if isinstance(address, Nurl) else {FURL: text}
+        names[f"v0-{name}"] = {"ann": {"nickname": name, **known}}
     path = directory / SERVERS_NAME
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"storage": names}), "utf-8")  # JSON is YAML
@@ -438,9 +429,7 @@ def relay(rtt_s: float, targets: Sequence[str]) -> None:
         factory = RelayFactory(link, TCP4ClientEndpoint(reactor, host, int(port)))
         listening = reactor.listenTCP(0, factory, interface=LOOPBACK)
         ports.append(listening.getHost().port)
-    print(json.dumps(ports), flush=True)
-    reactor.callInThread(lambda: (sys.stdin.read(), reactor.callFromThread(reactor.stop)))
-    reactor.run(installSignalHandlers=False)  # SIGTERM needs no handler
+    _run_until_input_ends(reactor, ports)
 
 
 def main() -> None:

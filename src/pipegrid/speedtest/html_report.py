@@ -9,16 +9,13 @@ import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from pipegrid.errors import UsageError
 from pipegrid.speedtest import report_figures
 from pipegrid.speedtest.run_results import DIRECTIONS, DOWN, UP, Run, Timeline
-
-if TYPE_CHECKING:
-    from pipegrid.speedtest.charts import Chart
 
 MOST_HISTORY = 50
 """The limit of earlier runs in a picture; the latest are shown."""
@@ -35,13 +32,15 @@ class Section:
 
     Attributes:
         name: of the element; ``title`` and ``text`` are above the picture.
+        wide, narrow: the picture, as SVG elements.
         key: whether the picture needs the explanation of bars.
     """
 
     name: str
     title: str
     text: str
-    chart: Chart
+    wide: str
+    narrow: str
     key: bool = False
 
 
@@ -90,9 +89,6 @@ def render_report(run: Run, history: Sequence[Run] = ()) -> str:
     """Return the page; arguments and errors as of `write_report`."""
     check_libraries()
     import jinja2
-    import markupsafe
-
-    from pipegrid.speedtest import charts
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pipegrid.speedtest"),
@@ -102,17 +98,6 @@ def render_report(run: Run, history: Sequence[Run] = ()) -> str:
         lstrip_blocks=True,
     )
     headline, lead = report_figures.headline(run)
-    marked = [
-        attrs.evolve(
-            section,
-            chart=attrs.evolve(
-                section.chart,
-                wide=markupsafe.Markup(section.chart.wide),
-                narrow=markupsafe.Markup(section.chart.narrow),
-            ),
-        )
-        for section in _sections((charts, charts, charts), run, history)
-    ]
     return environment.get_template("report.html").render(
         title=f"PipeGrid speed test{f', {run.commit}' if run.commit else ''}",
         run=run,
@@ -121,7 +106,7 @@ def render_report(run: Run, history: Sequence[Run] = ()) -> str:
         lead=lead,
         setting=report_figures.setting(run),
         figures=report_figures.main_figures(run),
-        sections=marked,
+        sections=_sections(run, history),
         tables=report_figures.rows(run),
         baselines=report_figures.baseline_rows(run),
         facts=report_figures.facts(run),
@@ -140,17 +125,17 @@ _HISTORY_WORDS = (
 )
 
 
-def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
-    """Return the pictures for which this run has data; the modules for drawing are loaded late."""
-    bars, curves, drawing = modules
+def _sections(run: Run, history: Sequence[Run]) -> list[Section]:
+    """Return the pictures for which this run has data."""
+    from pipegrid.speedtest import charts
+
     runs = [*history[-MOST_HISTORY:], run]
     found = []
 
     def add(
         name: str, title: str, text: str, paint: Callable[[bool], Any], key: bool = False
     ) -> None:
-        drawn = drawing.draw(name, f"{title} {text}", paint)
-        found.append(Section(name, title, text, drawn, key))
+        found.append(Section(name, title, text, *charts.draw(name, f"{title} {text}", paint), key))
 
     if any(report_figures.small(run, way) for way in DIRECTIONS):
         add(
@@ -158,7 +143,7 @@ def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
             "Round trips for each small file",
             "Time for a file, divided by the round trip. One is the least for a file by itself; files that go"
             " at once share it.",
-            lambda wide: bars.trips_chart(run, wide),
+            lambda wide: charts.trips_chart(run, wide),
             key=True,
         )
     if any(report_figures.large(run, way) for way in DIRECTIONS):
@@ -166,14 +151,14 @@ def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
             "throughput",
             "Throughput compared with raw TCP",
             _THROUGHPUT_WORDS,
-            lambda wide: bars.throughput_chart(run, wide),
+            lambda wide: charts.throughput_chart(run, wide),
             key=True,
         )
     if run.timeline is not None and run.timeline.bursts:
         add(
             "timeline",
-            *_timeline_words(run.timeline, curves.MOST_SERVERS),
-            lambda wide: curves.timeline_chart(run, wide),
+            *_timeline_words(run.timeline, charts.MOST_SERVERS),
+            lambda wide: charts.timeline_chart(run, wide),
         )
     if any(report_figures.window_curve(run, way) for way in DIRECTIONS):
         add(
@@ -182,14 +167,14 @@ def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
             "Plaintext a second over the bytes that may be unacknowledged for each server. The knee, circled,"
             f" is the least window with {100 * report_figures.KNEE:.0f} % of the best; the diamond is the"
             " window that sizes itself.",
-            lambda wide: curves.window_chart(run, wide),
+            lambda wide: charts.window_chart(run, wide),
         )
     if any(report_figures.encodings(run, way) for way in DIRECTIONS):
         add(
             "encoding",
             "Speed by encoding",
             "Plaintext a second for k needed of n shares: an upload carries n/k times the file.",
-            lambda wide: bars.encoding_chart(run, wide),
+            lambda wide: charts.encoding_chart(run, wide),
             key=True,
         )
     if len(runs) > 1:
@@ -197,7 +182,7 @@ def _sections(modules: Any, run: Run, history: Sequence[Run]) -> list[Section]:
             "history",
             f"The last {len(runs)} runs",
             _HISTORY_WORDS,
-            lambda wide: curves.history_chart(runs, wide),
+            lambda wide: charts.history_chart(runs, wide),
         )
     return found
 

@@ -20,7 +20,7 @@ from twisted.internet.tcp import Port
 
 from pipegrid.errors import UsageError
 from pipegrid.reactor.deferreds import as_deferred
-from pipegrid.speedtest.child_processes import ChildProcess, be_child, start_child
+from pipegrid.speedtest.child_processes import LOOPBACK, ChildProcess, be_child, start_child
 from pipegrid.speedtest.run_results import EmulatedLink
 from pipegrid.testing.clock import PreciseClock
 from pipegrid.testing.link_relay import LinkShape, RelayFactory, SharedLink
@@ -46,7 +46,7 @@ PROFILES = {
 MAX_RTT_S = 60.0
 MAX_BYTES_PER_S = 1e12
 _TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
-_PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
 _BYTES_A_UNIT = {"B": 1.0, "bit": 0.125}
 _NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})"
 _TIME = re.compile(_NUMBER + r"\s*(us|µs|ms|s)")
@@ -81,8 +81,7 @@ def parse_rate(text: str) -> float | None:
     match = _RATE.fullmatch(text.strip())
     rate = 0.0
     if match:
-        prefix = match[2].replace("K", "k")
-        rate = float(match[1]) * _PREFIXES[prefix] * _BYTES_A_UNIT[match[3]]
+        rate = float(match[1]) * _PREFIXES[match[2]] * _BYTES_A_UNIT[match[3]]
     if not 1 <= rate <= MAX_BYTES_PER_S:
         raise UsageError(
             f"{text!r} is not a bandwidth; write it as 80kB/s (bytes) or 10Mbit/s (bits), or as unlimited"
@@ -159,7 +158,6 @@ def _rate_text(rate: float | None) -> str:
 # ``docs/explanation-links.md`` describes its exactness. A speed test runs it in a separate process, so that
 # it does not use the CPU time of either side.
 
-LOOPBACK = "127.0.0.1"
 BACKLOG = 1024
 NICER = 10
 """The niceness, so that a link does not become slower when the programs at its ends are busy."""
@@ -270,35 +268,16 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-@attrs.frozen
-class RunningProxy:
-    """
-    A proxy in a child process.
-
-    Attributes:
-        ports: on 127.0.0.1, one for each target, in order.
-    """
-
-    ports: list[int]
-    _child: ChildProcess
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    def stop(self) -> Deferred[None]:
-        """Stop the process; fires when it has ended."""
-        return self._child.stop()
-
-
-@as_deferred
-async def start_proxy(
+def start_proxy(
     reactor: Any, shape: LinkShape, targets: Sequence[tuple[str, int]]
-) -> RunningProxy:
-    """Start a process that relays to each target (host, port) over one shared link."""
+) -> Deferred[ChildProcess]:
+    """
+    Start a process that relays to each target (host, port) over one shared link.
+
+    It has said its ports on 127.0.0.1, one for each target, in order.
+    """
     job = {"shape": attrs.asdict(shape), "targets": list(targets)}
-    child = await start_child(reactor, "pipegrid.speedtest.link_proxies", job)
-    return RunningProxy([int(port) for port in child.said], child)
+    return start_child(reactor, "pipegrid.speedtest.link_proxies", job)
 
 
 def _child(reactor: Any, job: Any) -> list[int]:

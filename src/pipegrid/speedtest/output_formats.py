@@ -73,7 +73,6 @@ def render(run: Run) -> list[ReportLine]:
         *_times(run),
         *_per_file(run),
         *_speeds(run),
-        *_windows(run),
     ]
 
 
@@ -125,23 +124,21 @@ def _setting(run: Run) -> Iterator[ReportLine]:
             )
 
 
-def _pairs(run: Run) -> Iterator[tuple[str, str, dict[str, Measurement]]]:
-    """Return group and name of everything but the window sweep, with both directions."""
+def _pairs(run: Run) -> dict[tuple[str, str], dict[str, Measurement]]:
+    """Return both directions of everything but the window sweep, by group and name."""
     pairs: dict[tuple[str, str], dict[str, Measurement]] = {}
     for each in run.measurements:
         if each.group != WINDOW:
             pairs.setdefault((each.group, each.name), {})[each.direction] = each
-    for (group, name), directions in pairs.items():
-        yield group, name, directions
+    return pairs
 
 
 def _times(run: Run) -> Iterator[ReportLine]:
-    for _group, name, measured in _pairs(run):
-        figures = ", ".join(
-            f"{measured[way].median_s:.3f} {way}" for way in DIRECTIONS if way in measured
-        )
-        asides = [_aside(run, measured[way]) for way in DIRECTIONS if way in measured]
-        yield ReportLine(f"TIME ({name}): {figures}", "; ".join(asides))
+    for (_group, name), directions in _pairs(run).items():
+        measured = [directions[way] for way in DIRECTIONS if way in directions]
+        figures = ", ".join(f"{each.median_s:.3f} {each.direction}" for each in measured)
+        asides = "; ".join(_aside(run, each) for each in measured)
+        yield ReportLine(f"TIME ({name}): {figures}", asides)
 
 
 def _aside(run: Run, measured: Measurement) -> str:
@@ -174,16 +171,11 @@ def _per_file(run: Run) -> Iterator[ReportLine]:
 
 
 def _speeds(run: Run) -> Iterator[ReportLine]:
-    for group, name, directions in _pairs(run):
-        if group not in (SCENARIO, ENCODING):
-            continue
+    for (group, name), directions in _pairs(run).items():
         for way in DIRECTIONS:
             measured = directions.get(way)
-            if measured is not None and measured.file_bytes > SMALL_BYTES:
+            if measured and group in (SCENARIO, ENCODING) and measured.file_bytes > SMALL_BYTES:
                 yield _speed(run, measured, name)
-
-
-def _windows(run: Run) -> Iterator[ReportLine]:
     for measured in run.measurements:
         if measured.group == WINDOW:
             yield _speed(run, measured, f"window {measured.name}")
@@ -215,41 +207,36 @@ def formatted(run: Run, form: str) -> str:
     if form == JSON:
         return run.as_json().rstrip("\n")
     if form == GITHUB_SMALLER:
-        return json.dumps(smaller_is_better(run), indent=1)
+        return json.dumps(list(smaller_is_better(run)), indent=1)
     if form == GITHUB_BIGGER:
-        return json.dumps(bigger_is_better(run), indent=1)
+        return json.dumps(list(bigger_is_better(run)), indent=1)
     assert form == TEXT, form
     return "\n".join(map(str, render(run)))
 
 
-def smaller_is_better(run: Run) -> list[dict[str, Any]]:
-    """Return the median time of every measurement, and the round trips of those with small files."""
-    entries: list[dict[str, Any]] = []
+def smaller_is_better(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield the median time of every measurement, and the round trips of those with small files."""
     for each in run.measurements:
         found = spread(each.samples_s)
-        entries.append(_entry(each, "time", "s", found.median, found.deviation, run))
+        yield _entry(each, "time", "s", found.median, found.deviation, run)
         trips = round_trips(run, each)
         if trips is not None and each.file_bytes <= SMALL_BYTES:
             scale = trips / found.median
-            entries.append(_entry(each, "round trips", "RTT", trips, found.deviation * scale, run))
-    return entries
+            yield _entry(each, "round trips", "RTT", trips, found.deviation * scale, run)
 
 
-def bigger_is_better(run: Run) -> list[dict[str, Any]]:
-    """Return the throughput of every measurement with large files, and its share of raw TCP."""
-    entries: list[dict[str, Any]] = []
+def bigger_is_better(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield the throughput of every measurement with large files, and its share of raw TCP."""
     for each in run.measurements:
         if each.file_bytes <= SMALL_BYTES:
             continue
         total = each.files * each.file_bytes
         found = spread([total / sample for sample in each.samples_s])
-        entries.append(_entry(each, "speed", "B/s", found.median, found.deviation, run))
+        yield _entry(each, "speed", "B/s", found.median, found.deviation, run)
         share = of_raw_tcp(run, each)
         if share is not None:
             scale = 100 * share / found.median
-            deviation = found.deviation * scale
-            entries.append(_entry(each, "of raw TCP", "%", 100 * share, deviation, run))
-    return entries
+            yield _entry(each, "of raw TCP", "%", 100 * share, found.deviation * scale, run)
 
 
 def _entry(

@@ -5,8 +5,9 @@ Measures raw TCP: the throughput of plain and TLS streams on the path of the sce
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager, closing
+from typing import Any, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -33,6 +34,8 @@ WARM_UP_FACTOR = 4
 MAX_SAMPLE_BYTES = 1 << 34
 MIN_STREAM_BYTES = 1 << 12
 _SHORTEST_S = 1e-6
+
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -68,8 +71,7 @@ async def measure_baselines(
     """
     found = []
     for secure in tls:
-        bench = await Bench.open(reactor, responders, secure, effort)
-        try:
+        async with Bench.open(reactor, responders, secure, effort) as bench:
             for direction in DIRECTIONS:
                 for streams in sorted({1, len(responders)}):
                     size_bytes = await bench.warm_up(direction, streams)
@@ -78,8 +80,6 @@ async def measure_baselines(
                         for _ in range(effort.rounds)
                     ]
                     found.append(Baseline(streams, secure, direction, tuple(rates)))
-        finally:
-            bench.close()
     return found
 
 
@@ -103,11 +103,8 @@ async def ping_responders(
     trips = []
     buffers = Buffers()
     for responder in responders:
-        probe = await Probe.connect(reactor, responder, buffers=buffers)
-        try:
+        with closing(await Probe.connect(reactor, responder, buffers=buffers)) as probe:
             samples = [await probe.ping() for _ in range(count)]
-        finally:
-            probe.close()
         trips.append(RoundTrip(responder.address, tuple(samples)))
     return trips
 
@@ -128,15 +125,14 @@ async def perfect_pipe(
     scenario, the round trip counts: choose a size that takes a hundred round trips.
     """
     found = []
-    bench = await Bench.open(reactor, responders, tls, effort)
     streams = len(responders)
-    try:
+    moved_bytes = streams * stream_bytes(size_bytes, streams)
+    async with Bench.open(reactor, responders, tls, effort) as bench:
         for direction in DIRECTIONS:
             await bench.warm_up(direction, streams)
             samples = [
                 await bench.move(direction, streams, size_bytes) for _ in range(effort.rounds)
             ]
-            moved_bytes = sum(share_out(size_bytes, streams))
             found.append(
                 Measurement(
                     name="perfect pipe",
@@ -148,8 +144,6 @@ async def perfect_pipe(
                     samples_s=tuple(samples),
                 )
             )
-    finally:
-        bench.close()
     return found
 
 
@@ -184,10 +178,11 @@ class Bench:
         self._known_rates: dict[str, float] = {}
 
     @classmethod
+    @asynccontextmanager
     async def open(
         cls, reactor: Any, responders: Sequence[Responder], tls: bool, effort: Effort
-    ) -> Bench:
-        """Connect to all responders, one after the other, and measure the round trip."""
+    ) -> AsyncIterator[Bench]:
+        """Connect to all responders, one after the other, and measure the round trip; close at the end."""
         if not responders:
             raise UsageError("raw TCP needs a responder at the other end; name one")
         buffers = Buffers()
@@ -198,16 +193,10 @@ class Bench:
                 probe = await Probe.connect(reactor, responder, tls=tls, buffers=buffers)
                 probes.append(probe)
                 trips += [await probe.ping() for _ in range(min(effort.pings, 5))]
-        except BaseException:
+            yield cls(probes, effort.sample_s, min(trips))
+        finally:
             for probe in probes:
                 probe.close()
-            raise
-        return cls(probes, effort.sample_s, min(trips))
-
-    def close(self) -> None:
-        """Close the connections to all responders."""
-        for probe in self._probes:
-            probe.close()
 
     async def warm_up(self, direction: str, streams: int) -> int:
         """Warm up that many streams, and return how many bytes make a sample."""
@@ -226,33 +215,27 @@ class Bench:
     async def rate(self, direction: str, streams: int, size_bytes: int) -> float:
         """Return one sample, bytes a second of all streams together."""
         took_s = await self.move(direction, streams, size_bytes) - self._rtt_s
-        return sum(share_out(size_bytes, streams)) / max(took_s, _SHORTEST_S)
+        return streams * stream_bytes(size_bytes, streams) / max(took_s, _SHORTEST_S)
 
     async def move(self, direction: str, streams: int, size_bytes: int) -> float:
         """Move bytes over that many streams; returns the seconds until the last byte has arrived."""
-        shares = share_out(size_bytes, streams)
+        each_bytes = stream_bytes(size_bytes, streams)
         probes = self._probes[:streams]
         if direction == UP:
-            await _all(
-                probe.prepare_send(share) for probe, share in zip(probes, shares, strict=True)
-            )
+            await together(probe.prepare_send(each_bytes) for probe in probes)
             began = self._now()
-            ends = await _all(probe.send() for probe in probes)
+            ends = await together(probe.send() for probe in probes)
         else:
             began = self._now()
-            ends = await _all(
-                probe.receive(share) for probe, share in zip(probes, shares, strict=True)
-            )
-        end: float = max(ends)
-        return end - began
+            ends = await together(probe.receive(each_bytes) for probe in probes)
+        return max(ends) - began
 
 
-def share_out(size_bytes: int, streams: int) -> list[int]:
-    """Return what each stream moves: equal shares, at least the minimum."""
-    each = max(-(-size_bytes // streams), MIN_STREAM_BYTES)
-    return [each] * streams
+def stream_bytes(size_bytes: int, streams: int) -> int:
+    """Return what each stream moves: an equal share, at least the minimum."""
+    return max(-(-size_bytes // streams), MIN_STREAM_BYTES)
 
 
-async def _all(work: Iterable[Coroutine[Any, Any, float | None]]) -> list[Any]:
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Wait for all; if one fails, the others are cancelled."""
     return await gather([Deferred.fromCoroutine(each) for each in work])

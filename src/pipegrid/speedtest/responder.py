@@ -5,6 +5,7 @@ measurements.
 
 from __future__ import annotations
 
+import re
 import secrets
 import socket
 import ssl
@@ -21,7 +22,7 @@ from pipegrid.reactor.deferreds import as_deferred
 from pipegrid.server.identity import from_pem, make_pem
 from pipegrid.speedtest.child_processes import ChildProcess, be_child, in_thread, start_child
 from pipegrid.speedtest.raw_socket import Buffers, RawStream
-from pipegrid.speedtest.responder_client import Responder, is_token
+from pipegrid.speedtest.responder_client import TOKEN, Responder
 from pipegrid.speedtest.responder_protocol import (
     BUSY,
     NO_TIME,
@@ -58,7 +59,7 @@ def make_token() -> str:
 
 
 def _check_token(_settings: object, _attribute: object, token: str) -> None:
-    if not is_token(token):
+    if not re.fullmatch(TOKEN, token):
         raise UsageError(
             "a token is 8 to 64 letters, digits, - or _; leave it out to have one made"
         )
@@ -353,19 +354,15 @@ class RunningResponders:
 
     Attributes:
         responders: their addresses; with a proxy, ``attrs.evolve(responder, port=…)``.
+        children: the processes, in the same order.
     """
 
     responders: list[Responder]
-    _children: list[ChildProcess]
-
-    @property
-    def pids(self) -> list[int]:
-        """The ids of the processes, in the order of the responders."""
-        return [child.pid for child in self._children]
+    children: list[ChildProcess]
 
     def stop(self) -> Deferred[None]:
         """Stop them; fires when they have ended."""
-        ending = gatherResults([child.stop() for child in self._children], consumeErrors=True)
+        ending = gatherResults([child.stop() for child in self.children], consumeErrors=True)
         return ending.addCallback(lambda _: None)
 
 

@@ -10,7 +10,6 @@ import socket
 import ssl
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -24,9 +23,9 @@ from pipegrid.speedtest.responder_protocol import HELLO, LineReader, nonce_of, p
 ANSWER_S = 15.0
 """The time limit for an answer to a line, and for a pause of a transfer."""
 
-_TOKEN = re.compile(r"[0-9A-Za-z_-]{8,64}")
+TOKEN = r"[0-9A-Za-z_-]{8,64}"
 _RESPONDER = re.compile(
-    r"([0-9A-Za-z_-]{8,64})@(\[[0-9A-Fa-f:.]+\]|[^\s:@#\[\]]+):([0-9]{1,5})(?:#([0-9A-Za-z_-]{43}))?"
+    rf"({TOKEN})@(\[[0-9A-Fa-f:.]+\]|[^\s:@#\[\]]+):([0-9]{{1,5}})(?:#([0-9A-Za-z_-]{{43}}))?"
 )
 
 
@@ -78,11 +77,6 @@ def parse_responder(text: str) -> Responder:
     return Responder(match[2].strip("[]"), int(match[3]), match[1], key)
 
 
-def is_token(text: str) -> bool:
-    """Return whether a text can be a responder's token."""
-    return _TOKEN.fullmatch(text) is not None
-
-
 class Probe:
     """
     One connection to a responder; one request at a time.
@@ -90,19 +84,10 @@ class Probe:
     Use ``await Probe.connect(…)``; then close it.
     """
 
-    def __init__(
-        self,
-        reactor: Any,
-        responder: Responder,
-        now: Callable[[], float] = time.perf_counter,
-        answer_s: float = ANSWER_S,
-        clock: Any = None,
-    ) -> None:
+    def __init__(self, reactor: Any, responder: Responder, clock: Any = None) -> None:
         self._reactor = reactor
         self._clock = reactor if clock is None else clock
         self._responder = responder
-        self._now = now
-        self._answer_s = answer_s
         self._lines = LineReader()
         self._stream: RawStream | None = None
         self._waiting: Deferred[Any] | None = None
@@ -120,22 +105,18 @@ class Probe:
         *,
         tls: bool = False,
         buffers: Buffers | None = None,
-        now: Callable[[], float] = time.perf_counter,
-        answer_s: float = ANSWER_S,
         clock: Any = None,
     ) -> Probe:
         """
         Return a connection that the responder has accepted.
 
         Args:
-            now: a clock to measure with.
-            answer_s: how long to wait for an answer, and for the connection.
             clock: for time limits; None: the reactor.
 
         Raises:
             ResponderError: it is unreachable, not a responder, another one, or rejects the client.
         """
-        probe = cls(reactor, responder, now, answer_s, clock)
+        probe = cls(reactor, responder, clock)
         try:
             await probe._connect(tls, buffers or Buffers())
             answer = await probe._ask(HELLO)
@@ -159,9 +140,9 @@ class Probe:
     async def ping(self) -> float:
         """Return the seconds of one round trip of a few bytes."""
         word = secrets.token_hex(4).encode()
-        began = self._now()
+        began = time.perf_counter()
         await self._expect(b"PING " + word, b"PONG " + word)
-        return self._now() - began
+        return time.perf_counter() - began
 
     async def prepare_send(self, size_bytes: int) -> None:
         """Announce that this many bytes will be sent."""
@@ -175,7 +156,7 @@ class Probe:
         waiting = self._wait()
         self._stream.go_on()
         line: bytes = await waiting
-        moment = self._now()
+        moment = time.perf_counter()
         self._check(line, expected)
         return moment
 
@@ -189,7 +170,7 @@ class Probe:
         if line is not None:
             self._expected_bytes = 0
             self._check(line, b"GO")
-        return self._now()
+        return time.perf_counter()
 
     # Lines.
 
@@ -226,16 +207,16 @@ class Probe:
         if self._error is not None:
             self._finish_waiting(self._error)
         else:
-            self._deadline = self._clock.callLater(self._answer_s, self._silent)
+            self._deadline = self._clock.callLater(ANSWER_S, self._silent)
         return waiting
 
     def _progress(self) -> None:
         if self._deadline is not None and self._deadline.active():
-            self._deadline.reset(self._answer_s)
+            self._deadline.reset(ANSWER_S)
 
     def _silent(self) -> None:
         error = ResponderError(
-            f"{self._responder.address} has sent nothing for {self._answer_s:g} s; check that it is"
+            f"{self._responder.address} has sent nothing for {ANSWER_S:g} s; check that it is"
             " a responder, and that no firewall is in between"
         )
         self._give_up(error)
@@ -344,8 +325,7 @@ class Probe:
     ) -> None:
         sock = socket.socket(family, kind, protocol)
         sock.setblocking(False)
-        code = sock.connect_ex(address)
-        del code  # the socket reports the error again when asked
+        sock.connect_ex(address)  # the socket reports an error again when asked
         self._stream = RawStream(
             self._reactor,
             sock,

@@ -245,7 +245,7 @@ def greater(pairs: Sequence[PairedSamples]) -> list[float]:
     """
     if not pairs:
         return []
-    prepared = [_Prepared.of(pair) for pair in pairs]
+    prepared = [_prepared(pair) for pair in pairs]
     counts = [(len(pair.before), len(pair.after)) for pair in pairs]
     observed: list[float] = []
     reached = [0] * len(pairs)
@@ -290,33 +290,28 @@ def _relabellings(
         }
 
 
-@attrs.frozen
-class _Prepared:
-    """A centred pair without the margin, with what no relabelling changes."""
-
-    values: tuple[float, ...]
-    squares: float
-
-    @classmethod
-    def of(cls, pair: PairedSamples) -> _Prepared:
-        values = pair.before + tuple(value - pair.margin for value in pair.after)
-        middle = statistics.fmean(values)
-        centred = tuple(value - middle for value in values)
-        return cls(centred, math.fsum(value * value for value in centred))
+def _prepared(pair: PairedSamples) -> tuple[tuple[float, ...], float]:
+    """Return a centred pair without the margin, and the sum of squares, which no relabelling changes."""
+    values = pair.before + tuple(value - pair.margin for value in pair.after)
+    middle = statistics.fmean(values)
+    centred = tuple(value - middle for value in values)
+    return centred, math.fsum(value * value for value in centred)
 
 
-def _statistics(prepared: Sequence[_Prepared], labels: Sequence[tuple[int, ...]]) -> list[float]:
+def _statistics(
+    prepared: Sequence[tuple[tuple[float, ...], float]], labels: Sequence[tuple[int, ...]]
+) -> list[float]:
     """Return the moderated t of each measurement under these labels."""
     differences: list[float] = []
     errors: list[float] = []
-    for each, chosen in zip(prepared, labels, strict=True):
-        count = len(each.values)
+    for (values, squares), chosen in zip(prepared, labels, strict=True):
+        count = len(values)
         after = len(chosen)
         before = count - after
         # Centred, so one side's sum determines both means.
-        total = sum([each.values[index] for index in chosen])
+        total = sum([values[index] for index in chosen])
         difference = total * (1 / after + 1 / before)
-        within = max(each.squares - difference * difference * after * before / count, 0.0)
+        within = max(squares - difference * difference * after * before / count, 0.0)
         differences.append(difference)
         errors.append(math.sqrt(within / max(count - 2, 1) * (1 / after + 1 / before)))
     typical = statistics.median(errors)

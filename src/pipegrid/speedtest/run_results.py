@@ -294,13 +294,11 @@ class Run:
     def as_json(self) -> str:
         """Return one JSON object, with the samples and their medians and spreads."""
         document: dict[str, Any] = {"format": FORMAT, "version": VERSION, **attrs.asdict(self)}
-        for measured, each in zip(document["measurements"], self.measurements, strict=True):
-            measured["seconds"] = attrs.asdict(spread(each.samples_s))
-        for measured, baseline in zip(document["baselines"], self.baselines, strict=True):
-            if baseline.samples:
-                measured["bytes_per_s"] = attrs.asdict(spread(baseline.samples))
-        for measured, trip in zip(document["round_trips"], self.round_trips, strict=True):
-            measured["seconds"] = attrs.asdict(spread(trip.samples_s))
+        for each in [*document["measurements"], *document["round_trips"]]:
+            each["seconds"] = attrs.asdict(spread(each["samples_s"]))
+        for each in document["baselines"]:
+            if samples := [*each["before"], *each["after"]]:
+                each["bytes_per_s"] = attrs.asdict(spread(samples))
         return json.dumps(document, indent=1) + "\n"
 
 

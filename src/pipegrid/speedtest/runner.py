@@ -11,25 +11,24 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
 
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.errors import GridError
-from pipegrid.reactor.deferreds import as_deferred, gather
+from pipegrid.reactor.deferreds import as_deferred
 from pipegrid.reactor.trace import Tracer
-from pipegrid.speedtest.benchmark_clients import Comparing, Contents, Session
+from pipegrid.speedtest.benchmark_clients import Comparing, Session, new_files
 from pipegrid.speedtest.child_processes import environment, in_thread
-from pipegrid.speedtest.raw_tcp_baseline import Effort, join, measure_baselines
+from pipegrid.speedtest.raw_tcp_baseline import Effort, join, measure_baselines, together
 from pipegrid.speedtest.run_results import (
     COLD_START,
     DOWN,
     UP,
     Baseline,
-    Burst,
     Measurement,
     Parameters,
     RoundTrip,
@@ -50,7 +49,6 @@ COMMAND_TIMEOUT_S = 120.0
 _WARM_BYTES = 200
 TIMELINES = 5
 """How many uploads are recorded; one of them is shown."""
-_TIMELINE_NAME = "1x 200B"
 
 
 @attrs.frozen
@@ -168,7 +166,7 @@ class Rounds:
         self._scenarios = scenarios
         self._settings = settings
         self._say = say
-        self._contents = Contents(settings.seed)
+        self._rng = random.Random(settings.seed)
         self._samples: dict[tuple[Scenario, str], list[float]] = {}
         self.round_trips: list[RoundTrip] = []
 
@@ -177,10 +175,12 @@ class Rounds:
         session = await self._target.open(self._settings.window_bytes)
         try:
             await self._warm(session)
-            await self._series(session, _WARM_UP, self._contents.files(_WARM_UP.sizes))
+            await self._series(session, _WARM_UP, new_files(self._rng, _WARM_UP.sizes))
             for number in range(self._settings.rounds):
                 self._note(await self._target.round_trips(self._settings.pings))
-                for scenario in self._shuffled(number):
+                # The same seed gives the same order.
+                rng = random.Random(f"{self._settings.seed}, round {number}")
+                for scenario in rng.sample(self._scenarios, len(self._scenarios)):
                     if scenario.counts_in(number):
                         await self._measure(scenario, session, number)
         finally:
@@ -195,11 +195,6 @@ class Rounds:
             for direction in (UP, DOWN)
             if (scenario, direction) in self._samples
         ]
-
-    def _shuffled(self, number: int) -> list[Scenario]:
-        """Return the scenarios in the order of this round; the same seed gives the same order."""
-        rng = random.Random(f"{self._settings.seed}, round {number}")
-        return rng.sample(self._scenarios, len(self._scenarios))
 
     def _measurement(self, scenario: Scenario, direction: str, samples: list[float]) -> Measurement:
         required, total = scenario.encoding or (None, None)
@@ -227,7 +222,7 @@ class Rounds:
         ]
 
     async def _measure(self, scenario: Scenario, session: Session, number: int) -> None:
-        files = self._contents.files(scenario.sizes)
+        files = new_files(self._rng, scenario.sizes)
         gc.collect()  # so that garbage of one scenario does not slow down another
         if scenario.group == COLD_START:
             times = await in_thread(self._reactor, self._command, files[0])
@@ -252,8 +247,8 @@ class Rounds:
         """Open connections to all servers, which end when they are idle for a minute."""
         target = self._target
         count = 1 if target.servers <= target.params.total_shares else 3 * target.servers
-        files = self._contents.files([_WARM_BYTES] * min(count, 100))
-        caps = await gather([Deferred.fromCoroutine(session.put(file)) for file in files])
+        files = new_files(self._rng, [_WARM_BYTES] * min(count, 100))
+        caps = await together(session.put(file) for file in files)
         for cap, file in zip(caps, files, strict=True):
             await session.get(cap, Comparing(file))
 
@@ -266,9 +261,7 @@ class Rounds:
             params = scenario.params(self._target.params)
         began = time.perf_counter()
         if scenario.at_once:
-            caps = await gather(
-                [Deferred.fromCoroutine(session.put(file, params)) for file in files]
-            )
+            caps = await together(session.put(file, params) for file in files)
         else:
             caps = [await session.put(file, params) for file in files]
         times = {UP: time.perf_counter() - began}
@@ -279,7 +272,7 @@ class Rounds:
         gc.collect()
         began = time.perf_counter()
         if scenario.at_once:
-            await gather([Deferred.fromCoroutine(session.get(*pair)) for pair in pairs])
+            await together(session.get(*pair) for pair in pairs)
         else:
             for pair in pairs:
                 await session.get(*pair)
@@ -332,14 +325,13 @@ async def record(
     """
     if not target.adjustable or not round_trips:
         return None
-    contents = Contents(time.time_ns())
     recorder = Recorder(time.perf_counter)
     zero = reactor.seconds()
     tracer = None if target.names else Tracer(reactor.seconds)
     watching: Any = RecordingReactor(reactor, recorder, target.names) if target.names else reactor
     session = await target.open(reactor=watching, tracer=tracer)
     try:
-        warm, *files = contents.files([_WARM_BYTES] * (1 + TIMELINES))
+        warm, *files = new_files(random.Random(), [_WARM_BYTES] * (1 + TIMELINES))
         await session.put(warm)
         gc.collect()
         uploads = []
@@ -349,25 +341,11 @@ async def record(
             began = time.perf_counter()
             await session.put(file)
             took_s = time.perf_counter() - began
-            uploads.append(_Upload(took_s, recorder.stop(), since_us, since_us + took_s * 1e6))
+            uploads.append((took_s, recorder.stop(), since_us))
     finally:
         await session.close()
-    chosen = sorted(uploads, key=lambda each: each.took_s)[len(uploads) // 2]
-    bursts = chosen.bursts
-    if tracer is not None:
-        bursts = from_spans(tracer.events(), chosen.since_us, chosen.until_us)
+    took_s, bursts, since_us = sorted(uploads, key=itemgetter(0))[len(uploads) // 2]
+    if tracer is not None:  # its bursts come from the trace
+        bursts = from_spans(tracer.events(), since_us, since_us + took_s * 1e6)
     rtt_s = statistics.fmean(each.average_s for each in round_trips)
-    return Timeline(_TIMELINE_NAME, rtt_s, chosen.took_s, bursts, len(uploads))
-
-
-@attrs.frozen
-class _Upload:
-    """A recorded upload, and where it begins in the trace, if its bursts come from there."""
-
-    took_s: float
-    bursts: tuple[Burst, ...]
-    since_us: float
-    until_us: float
-
-
-# Provenance of a run.
+    return Timeline("1x 200B", rtt_s, took_s, bursts, len(uploads))

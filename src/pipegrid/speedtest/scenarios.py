@@ -135,8 +135,7 @@ def share_bytes(size: int, params: Params) -> int:
     """Return the length of each share of a file; 0 for a literal cap."""
     if size <= MAX_LITERAL_BYTES:
         return 0
-    geometry = params.geometry(size)
-    return layout.share_bytes(geometry)
+    return layout.share_bytes(params.geometry(size))
 
 
 def size_name(size: int) -> str:

@@ -20,7 +20,7 @@ from pipegrid.speedtest.raw_tcp_baseline import (
     ping_responders,
 )
 from pipegrid.speedtest.responder import start_responders
-from pipegrid.speedtest.run_results import DOWN, UP, EmulatedLink
+from pipegrid.speedtest.run_results import EmulatedLink
 
 RTT_LINK = EmulatedLink("100 ms", 0.1)
 RATE_LINK = EmulatedLink("10 Mbit/s", 0.0, 1.25e6, 1.25e6)
@@ -105,7 +105,7 @@ async def _behind(
     targets = [(each.host, each.port) for each in responders]
     proxy = await start_proxy(reactor, shape_of(link), targets)
     try:
-        return await measure(reactor, at_ports(responders, proxy.ports))
+        return await measure(reactor, at_ports(responders, proxy.said))
     finally:
         await proxy.stop()
 
@@ -150,5 +150,4 @@ async def _pipe(reactor: Any, responders: Sequence[Responder]) -> list[KnownFigu
             "% of raw TCP",
         )
         for each in measured
-        if each.direction in (UP, DOWN)
     ]

@@ -33,6 +33,7 @@ from pipegrid.reactor.trace import Tracing
 from pipegrid.speedtest.benchmark_clients import GatewaySession, GridSession, Session
 from pipegrid.speedtest.child_processes import (
     LOOPBACK,
+    ChildProcess,
     FileEncoding,
     Servers,
     at_ports,
@@ -40,7 +41,7 @@ from pipegrid.speedtest.child_processes import (
     make_client,
     server_name,
 )
-from pipegrid.speedtest.link_proxies import RunningProxy, describe, shape_of, start_proxy
+from pipegrid.speedtest.link_proxies import describe, shape_of, start_proxy
 from pipegrid.speedtest.raw_tcp_baseline import Responder, ping_responders
 from pipegrid.speedtest.responder import RunningResponders, start_responders
 from pipegrid.speedtest.run_results import EmulatedLink, RoundTrip
@@ -163,8 +164,6 @@ async def connect_s(reactor: Any, policy: ConnectionPolicy, host: str, port: int
 
 # A target is started, opened once for each client, and stopped; nothing that it started outlives it.
 
-_TRANSPORT_NAMES = {"https": GBS}
-
 DEFAULT_SERVERS = 10
 MAX_SERVERS = 100
 
@@ -205,7 +204,7 @@ class PrivateGrid(FileTarget):
         self._lock = Lock()
         self._left = False
         self._responding: RunningResponders | None = None
-        self._proxy: RunningProxy | None = None
+        self._proxy: ChildProcess | None = None
 
     def __str__(self) -> str:
         return (
@@ -237,8 +236,8 @@ class PrivateGrid(FileTarget):
             targets = [(LOOPBACK, port) for port in ports]
             targets += [(each.host, each.port) for each in self.responders]
             self._proxy = await start_proxy(self._reactor, shape_of(self.link), targets)
-            ports = self._proxy.ports[: self.servers]
-            self.responders = at_ports(self.responders, self._proxy.ports[self.servers :])
+            ports = self._proxy.said[: self.servers]
+            self.responders = at_ports(self.responders, self._proxy.said[self.servers :])
         scratch = tempfile.TemporaryDirectory(dir=self._scratch)
         self.directory = Path(self._stack.enter_context(scratch)) / "client"
         addresses: list[Any] = at_ports(running.addresses, ports)
@@ -298,8 +297,7 @@ class ConfiguredGrid(FileTarget):
         super().__init__(reactor)
         self.directory = directory or default_directory()
         self.responders = responders
-        self._places: dict[str, HostPort] = {}
-        self._ways: dict[str, ConnectionPolicy] = {}
+        self._ways: dict[str, tuple[ConnectionPolicy, str, int]] = {}
         self._free: int | None = None
 
     def __str__(self) -> str:
@@ -334,12 +332,13 @@ class ConfiguredGrid(FileTarget):
         self.servers = len(there)
         protocols = {each.protocol for each in there}
         if len(protocols) == 1:
-            self.transport = _TRANSPORT_NAMES.get(*protocols, *protocols)
+            [protocol] = protocols
+            self.transport = GBS if protocol == "https" else protocol
         for each in there:
             host, _, port = each.address.rpartition(":")
             if each.protocol in ("https", "foolscap") and port.isdigit():
-                self._places[each.nickname] = (host, int(port))
-                self._ways[each.nickname] = config.connections_to(each.server_id)
+                policy = config.connections_to(each.server_id)
+                self._ways[each.nickname] = (policy, host, int(port))
                 if each.protocol == "https":
                     self.names[host, int(port)] = each.nickname
         rooms = [each.available_bytes for each in there if each.available_bytes is not None]
@@ -363,9 +362,8 @@ class ConfiguredGrid(FileTarget):
     async def round_trips(self, count: int) -> list[RoundTrip]:
         """Measure how long connecting to each server takes: one round trip of TCP."""
         measured = []
-        for name, place in self._places.items():
-            policy = self._ways[name]
-            times_s = [await connect_s(self._reactor, policy, *place) for _ in range(count)]
+        for name, way in self._ways.items():
+            times_s = [await connect_s(self._reactor, *way) for _ in range(count)]
             measured.append(RoundTrip(name, times_s))
         return measured
 
@@ -402,7 +400,9 @@ class Gateway(FileTarget):
             )
         super().__init__(reactor)
         self._url = url.rstrip("/").removesuffix("/uri")
-        self._place = (parts.hostname, port or (443 if parts.scheme == "https" else 80))
+        port = port or (443 if parts.scheme == "https" else 80)
+        self._way = DIRECT_CONNECTIONS, parts.hostname, port
+        self._name = f"{parts.hostname}:{port}"
         self.responders = responders
 
     def __str__(self) -> str:
@@ -418,22 +418,14 @@ class Gateway(FileTarget):
         if isinstance(cap, ChkCap):
             self.params = Params(cap.required_shares, cap.total_shares)
 
-    async def open(
-        self,
-        window_bytes: int | None = None,
-        *,
-        reactor: Any = None,
-        tracer: Tracing | None = None,
-    ) -> Session:
-        """Return a client without connections."""
+    async def open(self, *_: object, **_options: object) -> Session:
+        """Return a client without connections; the gateway has its own windows and connections."""
         return GatewaySession(self._reactor, self._url)
 
     async def round_trips(self, count: int) -> list[RoundTrip]:
         """Measure how long connecting to the gateway takes; its servers are not visible."""
-        name = f"{self._place[0]}:{self._place[1]}"
-        policy = DIRECT_CONNECTIONS
-        samples = [await connect_s(self._reactor, policy, *self._place) for _ in range(count)]
-        return [RoundTrip(name, samples)]
+        samples = [await connect_s(self._reactor, *self._way) for _ in range(count)]
+        return [RoundTrip(self._name, samples)]
 
 
 def fitting_params(servers: int) -> Params:

@@ -16,7 +16,8 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import Clock, Cooperator
 from zope.interface import implementer
 
-from pipegrid.testing.link_model import to_ns, to_seconds
+from pipegrid.reactor.deferreds import Timer
+from pipegrid.testing.link_model import NANOSECONDS, to_ns, to_seconds
 from pipegrid.testing.link_relay import EARLY_S
 
 _FEW = 64
@@ -25,10 +26,22 @@ _FEW = 64
 class PendingCalls:
     """A heap of pending calls; an operation costs the logarithm of their number."""
 
+    seconds: Callable[[], float]
+
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, DelayedCall]] = []
         self._numbers = count()
         self._cancelled = 0
+
+    def callLater(
+        self, delay: float, callable: Callable[..., object], *args: object, **kw: object
+    ) -> IDelayedCall:
+        """Schedule a call, as in ``IReactorTime``."""
+        assert delay >= 0, f"{delay} is not a delay"
+        at_s = self.seconds() + delay
+        call = DelayedCall(at_s, callable, args, kw, self._forget, self._push, self.seconds)
+        self._push(call)
+        return call
 
     def _push(self, call: DelayedCall) -> None:
         # A call that was moved to an earlier time has two entries; the later one finds it called.
@@ -69,17 +82,6 @@ class HeapClock(PendingCalls, Clock):
 
     Calls run at their own time, as ``seconds()`` shows it; equal times run in order of insertion.
     """
-
-    def callLater(
-        self, delay: float, callable: Callable[..., object], *args: object, **kw: object
-    ) -> IDelayedCall:
-        """Schedule a call, as in ``IReactorTime``."""
-        assert delay >= 0, f"{delay} is not a delay"
-        call = DelayedCall(
-            self.rightNow + delay, callable, args, kw, self._forget, self._push, self.seconds
-        )
-        self._push(call)
-        return call
 
     @property
     def calls(self) -> list[DelayedCall]:  # type: ignore[override]
@@ -264,7 +266,6 @@ A relay that counts this as part of the latency makes round trips of 0.12 ms and
 SLEEP_S = 0.002
 AWAKE_S = 0.0003
 
-_NANOSECONDS = 1_000_000_000
 _WAKES = 9
 
 
@@ -306,7 +307,7 @@ class TimerFile:
     def set(self, delay_s: float) -> None:
         """Fire once, after a number of seconds."""
         # Zero would disable it.
-        seconds, rest = divmod(max(1, round(delay_s * _NANOSECONDS)), _NANOSECONDS)
+        seconds, rest = divmod(max(1, to_ns(delay_s)), NANOSECONDS)
         self._set(self._file, 0, ctypes.byref(_TimerSpec(0, 0, seconds, rest)), None)
 
     def fileno(self) -> int:
@@ -361,7 +362,7 @@ class PreciseClock(PendingCalls):
         self._slept = False
         self._wakes: deque[float] = deque(maxlen=_WAKES)
         self._last_s = now()
-        self._fallback: IDelayedCall | None = None
+        self._fallback = Timer(reactor, self._run_due)
         self._timer: TimerFile | None = None
         self.early_s = EARLY_S
         try:
@@ -386,23 +387,13 @@ class PreciseClock(PendingCalls):
             return 0.0
         return sorted(self._wakes)[len(self._wakes) // 2]
 
-    def callLater(
-        self, delay: float, callable: Callable[..., object], *args: object, **kw: object
-    ) -> IDelayedCall:
-        """Schedule a call, as in ``IReactorTime``."""
-        at_s = self.seconds() + delay
-        call = DelayedCall(at_s, callable, args, kw, self._forget, self._push, self.seconds)
-        self._push(call)
-        return call
-
     def getDelayedCalls(self) -> Sequence[IDelayedCall]:
         return [entry[2] for entry in sorted(self._heap) if entry[2].active()]
 
     def close(self) -> None:
         """Drop all calls, and close the timer."""
         self._heap.clear()
-        if self._fallback is not None and self._fallback.active():
-            self._fallback.cancel()
+        self._fallback.stop()
         if self._timer is not None:
             self._reactor.removeReader(self._timer)
             self._timer.close()
@@ -420,9 +411,8 @@ class PreciseClock(PendingCalls):
         if self._slept:
             self._slept = False
             self._wait_awake()
-        now_s = (
-            self.seconds()
-        )  # calls that they schedule for now run after the reactor's other events
+        # Calls that they schedule for now run after the reactor's other events.
+        now_s = self.seconds()
         while (call := self._next()) is not None and call.getTime() <= now_s:
             heapq.heappop(self._heap)
             call.called = 1
@@ -432,11 +422,8 @@ class PreciseClock(PendingCalls):
 
     def _wait_awake(self) -> None:
         call = self._next()
-        if call is None:
-            return
-        due_s = call.getTime()
-        if due_s <= self.seconds() + AWAKE_S:
-            while self.seconds() < due_s:
+        if call is not None and call.getTime() <= self.seconds() + AWAKE_S:
+            while self.seconds() < call.getTime():
                 pass
 
     def _arm(self) -> None:
@@ -453,6 +440,5 @@ class PreciseClock(PendingCalls):
             self._slept = delay_s > SLEEP_S
             self._timer.set(delay_s - AWAKE_S if self._slept else delay_s)
             return
-        if self._fallback is not None and self._fallback.active():
-            self._fallback.cancel()
-        self._fallback = self._reactor.callLater(delay_s, self._run_due)
+        self._fallback.stop()
+        self._fallback.set(delay_s)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Union
 
 import attrs
 
@@ -100,7 +99,7 @@ class Refuse:
         network.later(self.at_s, network.host(self.host).refuse, self.for_s)
 
 
-Fault = Union[Cut, Stall, Partition, Crash, Slow, Refuse]  # noqa: UP007
+Fault = Cut | Stall | Partition | Crash | Slow | Refuse
 
 ALL_KINDS: tuple[type, ...] = (Cut, Stall, Partition, Crash, Slow, Refuse)
 

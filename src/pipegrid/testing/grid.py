@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, execute, succeed
@@ -310,10 +309,5 @@ class SimulatedGrid:
     def __enter__(self) -> SimulatedGrid:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -104,11 +104,6 @@ class Bottleneck:
             line.slow_down(0, factor)
         return line
 
-    def send(self, now_ns: int, flow: Flow, size_bytes: int) -> list[Packet]:
-        """Offer bytes and return every packet, of any flow, that starts now."""
-        self.offer(now_ns, flow, size_bytes)
-        return self.transmit(now_ns)
-
     def offer(self, now_ns: int, flow: Flow, size_bytes: int) -> None:
         """Queue bytes of a flow after those it has queued already."""
         if size_bytes <= 0:
@@ -213,9 +208,7 @@ class LinkPath:
 
     def open(self, owner: object = None) -> Flow:
         """Return a new flow over this path."""
-        line = self.line
-        if self._line_per_flow:
-            line = line.copy(self._slowdowns)
+        line = self.line.copy(self._slowdowns) if self._line_per_flow else self.line
         flow = Flow(self, line, owner)
         self._flows[flow] = None
         return flow
@@ -263,6 +256,7 @@ class LinkPath:
         return self.lines if self._line_per_flow else [self.line]
 
 
+@attrs.define(eq=False, repr=False)
 class Flow:
     """
     One direction of one connection over a path. Its bytes arrive in order.
@@ -275,24 +269,13 @@ class Flow:
         in_ring: used by the bottleneck.
     """
 
-    __slots__ = (
-        "in_ring",
-        "last_arrival_ns",
-        "line",
-        "owner",
-        "path",
-        "queued_bytes",
-        "ready_ns",
-    )
-
-    def __init__(self, path: LinkPath, line: Bottleneck, owner: object = None) -> None:
-        self.owner = owner
-        self.path = path
-        self.line = line
-        self.queued_bytes = 0
-        self.ready_ns = 0
-        self.last_arrival_ns = 0
-        self.in_ring = False
+    path: LinkPath
+    line: Bottleneck
+    owner: object = None
+    queued_bytes: int = 0
+    ready_ns: int = 0
+    last_arrival_ns: int = 0
+    in_ring: bool = False
 
     def arrival_ns(self, departure_ns: int) -> int:
         """

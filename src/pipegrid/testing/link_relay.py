@@ -317,11 +317,9 @@ class Wire:
 
     def offer(self, stream: RelayedStream, size_bytes: int, since_ns: int | None = None) -> None:
         """Queue bytes of a stream; ``since_ns``: when they could have been sent, if not now."""
-        ready_ns = since_ns
-        if ready_ns is None:
-            behind_ns = to_ns(self._behind_s())
-            ready_ns = self.now_ns() - behind_ns
-        self.path.line.offer(ready_ns, stream.flow, size_bytes)
+        if since_ns is None:
+            since_ns = self.now_ns() - to_ns(self._behind_s())
+        self.path.line.offer(since_ns, stream.flow, size_bytes)
         self._turn()
 
     def _turn(self) -> None:
@@ -444,18 +442,18 @@ class RelayedStream:
         """The sender has closed; what is in flight still arrives, and then the end."""
         self._source, self._source_ended = None, True
         if not self._held_bytes:
-            latency_s = to_seconds(self._wire.path.latency_ns)
-            self._clock.callLater(latency_s, self._check_all_arrived)
+            self._after_latency(self._check_all_arrived)
 
     def sink_gone(self) -> None:
         """The receiver is gone; the sender learns that after the latency."""
         self._sink, self._socket, self._sink_gone = None, None, True
         self._arrived.clear()
         self.resumeProducing()
-        if self._all_arrived:
-            return
-        latency_s = to_seconds(self._wire.path.latency_ns)
-        self._clock.callLater(latency_s, self._sender_knows)
+        if not self._all_arrived:
+            self._after_latency(self._sender_knows)
+
+    def _after_latency(self, call: Callable[[], None]) -> None:
+        self._clock.callLater(to_seconds(self._wire.path.latency_ns), call)
 
     def _sender_knows(self) -> None:
         """Drop what has not left the sender: others may need the bottleneck."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import count
 from random import Random
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import attrs
 from twisted.internet.address import IPv4Address
@@ -37,33 +37,6 @@ from pipegrid.testing.simulated_tcp import SimulatedTransport, Socket, TcpOption
 _FIRST_EPHEMERAL_PORT = 49152
 
 
-class Between(Protocol):
-    """
-    What hosts use of the network.
-
-    Attributes:
-        clock: shared by all.
-        connecting: the pending handshakes, in the order in which they began.
-        transports: those of all programs, in the order in which they were made.
-    """
-
-    clock: Clock
-    connecting: dict[Connecting, None]
-    transports: dict[SimulatedTransport, None]
-
-    def host(self, name: str) -> Host:
-        """Return a host, which is created at its first use."""
-
-    def make_pair(self, client: Host, server: Host) -> tuple[Socket, Socket]:
-        """Return the two ends of a new connection."""
-
-    def later(self, delay_s: float, call: Callable[[], object]) -> Any:
-        """Call a function after a delay, whichever hosts are up."""
-
-    def soon(self, call: Callable[[], None]) -> None:
-        """Call it in the next turn."""
-
-
 class Host:
     """
     One machine, by name.
@@ -72,9 +45,12 @@ class Host:
         clock: the reactor of programs on it; a crash drops their timers.
         up: False between a crash and the restart.
         on_crash, on_restart: called in order; servers are created again from their disks at a restart.
+        ports: those on which programs listen, by number.
+        ephemeral: the ports for outgoing connections.
+        refusals: how many reasons there are to refuse new connections, even if a program listens.
     """
 
-    def __init__(self, network: Between, name: str, index: int) -> None:
+    def __init__(self, network: SimulatedNetwork, name: str, index: int) -> None:
         self.network = network
         self.name = name
         self.address = f"10.{index >> 16 & 255}.{index >> 8 & 255}.{index & 255}"
@@ -84,51 +60,34 @@ class Host:
         self.on_restart: list[Callable[[], object]] = []
         self.sockets: dict[Socket, None] = {}
         self._kernel_up = True
-        self._ports: dict[int, SimulatedPort] = {}
-        self._refusals = 0
-        self._ephemeral = count(_FIRST_EPHEMERAL_PORT)
+        self.ports: dict[int, SimulatedPort] = {}
+        self.refusals = 0
+        self.ephemeral = count(_FIRST_EPHEMERAL_PORT)
 
     def __repr__(self) -> str:
-        return f"<Host {self.name}, {'up' if self.up else 'down'}, ports {sorted(self._ports)}>"
+        return f"<Host {self.name}, {'up' if self.up else 'down'}, ports {sorted(self.ports)}>"
 
     def listen(self, port: int, factory: IProtocolFactory) -> SimulatedPort:
         """Accept connections on a port."""
-        if port in self._ports:
+        if port in self.ports:
             raise CannotListenError(
                 self.name, port, OSError("another host's port listens there already")
             )
-        self._ports[port] = SimulatedPort(self, port, factory)
-        self._ports[port].startListening()
-        return self._ports[port]
-
-    def close_port(self, port: int) -> None:
-        """Accept no more connections on a port."""
-        self._ports.pop(port, None)
-
-    def listener(self, port: int) -> SimulatedPort | None:
-        """Return the port of that number, or None if no program listens on it."""
-        return self._ports.get(port)
-
-    @property
-    def refuses(self) -> bool:
-        """Whether new connections are refused, even if a program listens."""
-        return self._refusals > 0
+        listening = self.ports[port] = SimulatedPort(self, port, factory)
+        listening.startListening()
+        return listening
 
     def answers(self) -> bool:
         """Return whether the kernel runs."""
         return self._kernel_up
 
-    def next_port(self) -> int:
-        """Return a port for an outgoing connection."""
-        return next(self._ephemeral)
-
     def refuse(self, for_s: float) -> None:
         """Refuse new connections for a time."""
-        self._refusals += 1
+        self.refusals += 1
         self.network.later(for_s, self._stop_refusing)
 
     def _stop_refusing(self) -> None:
-        self._refusals -= 1
+        self.refusals -= 1
 
     def crash(self, down_s: float | None = None, silently: bool = False) -> None:
         """
@@ -145,7 +104,7 @@ class Host:
             return
         self.up = False
         self._kernel_up = not silently
-        self._ports.clear()
+        self.ports.clear()
         self.clock.crash()
         for connecting in list(self.network.connecting):
             connecting.host_crashed(self)
@@ -180,8 +139,8 @@ class SimulatedPort:
 
     def stopListening(self) -> Deferred[None]:
         """Accept no more connections; existing ones stay."""
-        if self._host.listener(self._number) is self:
-            self._host.close_port(self._number)
+        if self._host.ports.get(self._number) is self:
+            del self._host.ports[self._number]
             self._factory.doStop()
         return succeed(None)
 
@@ -223,7 +182,7 @@ def _give_to_program(
 class SimulatedEndpoint:
     """An endpoint that connects from one host to a port of another."""
 
-    network: Between = attrs.field(repr=False)
+    network: SimulatedNetwork = attrs.field(repr=False)
     from_host: str
     to_host: str
     port: int
@@ -252,7 +211,7 @@ class Connecting:
         self._client = network.host(endpoint.from_host)
         self._server = network.host(endpoint.to_host)
         self._near, self._far = network.make_pair(self._client, self._server)
-        self._address = IPv4Address("TCP", self._client.address, self._client.next_port())
+        self._address = IPv4Address("TCP", self._client.address, next(self._client.ephemeral))
         self._peer = IPv4Address("TCP", self._server.address, endpoint.port)
         self._port: SimulatedPort | None = None
         self.deferred: Deferred[IProtocol] = Deferred(self._cancel)
@@ -270,8 +229,8 @@ class Connecting:
         if not self._server.answers():
             self._far.abandon()
             return
-        if not self._server.refuses:
-            self._port = self._server.listener(self._peer.port)
+        if not self._server.refusals:
+            self._port = self._server.ports.get(self._peer.port)
         if self._port is None:
             self._far.control("rst", self._fail, ConnectionRefusedError())
             self._far.abandon()
@@ -303,7 +262,7 @@ class Connecting:
         port = self._port
         if not self._server.answers():
             self._far.abandon()
-        elif port is None or self._server.listener(self._peer.port) is not port:
+        elif port is None or self._server.ports.get(self._peer.port) is not port:
             self._far.reset()
         elif not self._far.broken:
             port.accept(self._far, self._address)
@@ -423,6 +382,7 @@ class SimulatedNetwork(Agenda):
         self.options = options or TcpOptions()
         self.log: deque[SentAcross] = deque(maxlen=log_limit)
         self.hosts: dict[str, Host] = {}
+        # In the order in which they were made: those of all programs, and the pending handshakes.
         self.transports: dict[SimulatedTransport, None] = {}
         self.connecting: dict[Connecting, None] = {}
         self._latency_s = latency_s
@@ -495,12 +455,11 @@ class SimulatedNetwork(Agenda):
 
     def describe(self) -> list[str]:
         """Return what is open, and what is stalled, for people."""
-        return (
-            [f"{connecting!r}" for connecting in self.connecting]
-            + [f"{transport!r}" for transport in self.transports]
-            + [f"{a} → {b} is stalled" for (a, b), path in self._paths.items() if path.stalled]
-            + [f"{host.name} is down" for host in self.hosts.values() if not host.up]
-        )
+        return [
+            *map(repr, [*self.connecting, *self.transports]),
+            *(f"{a} → {b} is stalled" for (a, b), path in self._paths.items() if path.stalled),
+            *(f"{host.name} is down" for host in self.hosts.values() if not host.up),
+        ]
 
     # Faults; ``faults`` makes plans of them
 
@@ -706,7 +665,5 @@ def leaks(clock: Clock, network: SimulatedNetwork) -> list[str]:
 
     A connection that was just closed is still held at the other end: let some time pass before.
     """
-    found = [repr(connecting) for connecting in network.connecting]
-    found += [repr(transport) for transport in network.transports]
-    found += [repr(call) for call in clock.getDelayedCalls() if not network.owns(call)]
-    return found
+    timers = [call for call in clock.getDelayedCalls() if not network.owns(call)]
+    return [repr(left) for left in (*network.connecting, *network.transports, *timers)]

@@ -86,19 +86,6 @@ class ByteQueue:
         self._offset = self.size_bytes = 0
 
 
-class Program(Protocol):
-    """How a socket notifies its program; always called from the clock."""
-
-    def readable(self) -> None:
-        """Something can be read: bytes, the end, or a reset."""
-
-    def writable(self) -> None:
-        """Bytes can be sent again, after ``space_bytes`` was 0."""
-
-    def crashed(self) -> None:
-        """The host has crashed, and the program with it: call nothing."""
-
-
 class Net(Protocol):
     """What a socket uses of the network."""
 
@@ -138,7 +125,8 @@ class Socket:
 
     Attributes:
         peer: the other end; set by the code that makes the pair.
-        program: gets notifications; None before the program on this side has the connection.
+        program: gets notifications, always from the clock; None before the program on this side has the
+            connection.
         open: whether the program still holds it.
         eof: the peer's stream has ended, after what is still unread.
         broken: the connection was reset.
@@ -168,7 +156,7 @@ class Socket:
         self.host = host
         self.path = path
         self.flow = path.open(self)
-        self.program: Program | None = None
+        self.program: SimulatedTransport | None = None
         self.open = True
         self.eof = False
         self.broken = False
@@ -662,14 +650,14 @@ class SimulatedTransport:
             self._lose(Failure(ConnectionLost()))
 
     def readable(self) -> None:
-        """Read from the socket; a reset is also noticed if there is data to write."""
+        """Read bytes, the end or a reset; a reset is also noticed if there is data to write."""
         if self.socket.broken and self._buffer.size_bytes and not self._reading:
             self._flush_soon()
         else:
             self._read()
 
     def writable(self) -> None:
-        """Send again, since the socket accepts data."""
+        """Send again, since the socket accepts data after ``space_bytes`` was 0."""
         self._flush_soon()
 
     def crashed(self) -> None:

@@ -19,8 +19,8 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.core.caps import Cap, LitCap
+from pipegrid.core.erasure import cut
 from pipegrid.core.hashes import Buffer
-from pipegrid.core.segment_decoding import cut
 from pipegrid.errors import GridError
 from pipegrid.reactor.deferreds import Timer, Waiters
 from pipegrid.transfer.get.sink import IBufferConsumer

@@ -6,15 +6,18 @@ Source: the format reference for mutable files, section 5, step 4.
 
 from __future__ import annotations
 
+from itertools import islice
+from typing import NamedTuple
+
 from pipegrid.core import hash_tree
-from pipegrid.core.erasure import uninitialised
+from pipegrid.core.erasure import cut
 from pipegrid.core.hash_tree import VerifiedTree, group_end, nodes_to_read
 from pipegrid.core.hashes import HASH_BYTES, Buffer
 from pipegrid.core.mutable.keys import data_key
 from pipegrid.core.mutable.mutable_share import MutableShare, Part, damaged
 from pipegrid.core.mutable.versions import MutableGeometry, Version
 from pipegrid.core.received_share import BadPart, ShareTree, prove_leaf
-from pipegrid.core.segment_decoding import Block, SegmentResult, cut, joined
+from pipegrid.core.segment_decoding import Block, SegmentResult, decrypted, joined
 from pipegrid.core.spans import Range, Spans
 from pipegrid.core.stream_cipher import StreamCipher
 from pipegrid.errors import CorruptionError
@@ -25,13 +28,9 @@ _SECTION = "block_hashes"  # the name that ShareTree uses
 class _InUse:
     __slots__ = ("share", "tree")
 
-    def __init__(
-        self,
-        share: MutableShare,
-        tree: ShareTree | None = None,
-    ) -> None:
+    def __init__(self, share: MutableShare) -> None:
         self.share = share
-        self.tree = tree
+        self.tree: ShareTree | None = None
 
 
 class VersionReader:
@@ -149,19 +148,14 @@ class VersionReader:
         """
         geometry = self.version.geometry
         k = geometry.required_shares
-        blocks: list[Block] = []
-        for number in self.shares_in_use:
-            block = self.block(number, segment)
-            if block is not None:
-                blocks.append(block)
-                if len(blocks) == k:
-                    break
+        found = (self.block(number, segment) for number in self.shares_in_use)
+        blocks = tuple(islice(filter(None, found), k))
         if len(blocks) < k:
             return None
         length = geometry.segment_length(segment)
         end = length if end is None else min(end, length)
         salt = self.version.salt
-        return MutableSegmentJob(segment, geometry, self._readkey, salt, tuple(blocks), start, end)
+        return MutableSegmentJob(segment, geometry, self._readkey, salt, blocks, start, end)
 
     def finish(self, result: SegmentResult) -> list[Buffer] | None:
         """
@@ -267,10 +261,8 @@ class VersionReader:
                 (at + a * HASH_BYTES, at + b * HASH_BYTES)
                 for a, b in nodes_to_read(segments, first, max(end, group_end(segments, first)))
             ]
-        gaps = []
-        for wanted in ranges:
-            gaps += used.share.missing_range(wanted, Part.TREE_ROOT.value)
-        return gaps
+        name = Part.TREE_ROOT.value
+        return [gap for wanted in ranges for gap in used.share.missing_range(wanted, name)]
 
     def _stored(self, share: MutableShare, first: int, end: int) -> Range:
         assert share.header is not None
@@ -303,7 +295,7 @@ def share_leaf(share: MutableShare, version: Version) -> bytes:
         raise damaged(share.number, bad.what, bad.offset) from None
 
 
-class MutableSegmentJob:
+class MutableSegmentJob(NamedTuple):
     """
     The input to turn k stored blocks into plaintext.
 
@@ -314,47 +306,34 @@ class MutableSegmentJob:
         start, end: which plaintext bytes of the segment to return.
     """
 
-    __slots__ = ("blocks", "end", "geometry", "readkey", "salt", "segment", "start")
+    segment: int
+    geometry: MutableGeometry
+    readkey: bytes | None
+    salt: bytes
+    blocks: tuple[Block, ...]
+    start: int
+    end: int
 
-    def __init__(
-        self,
-        segment: int,
-        geometry: MutableGeometry,
-        readkey: bytes | None,
-        salt: bytes,
-        blocks: tuple[Block, ...],
-        start: int,
-        end: int,
-    ) -> None:
-        self.segment = segment
-        self.geometry = geometry
-        self.readkey = readkey
-        self.salt = salt
-        self.blocks = blocks
-        self.start = start
-        self.end = end
+    def __repr__(self) -> str:
+        """Without the key: logs may contain it."""
+        return f"MutableSegmentJob({self.segment}, ...)"
 
     def run(self) -> SegmentResult:
         """Run the job, in any thread; the same job may run more than once."""
         bad = tuple(block.share_number for block in self.blocks if not block.is_good())
         if bad:
-            return SegmentResult(self.segment, bad_shares=bad)
+            return SegmentResult(self.segment, [], bad_shares=bad)
         skip = self.geometry.salt_bytes
         salts = {self.salt}
         if skip:
             salts = {b"".join(cut(block.pieces, 0, skip)) for block in self.blocks}
         if len(salts) > 1:
-            return SegmentResult(self.segment, consistent=False)
+            return SegmentResult(self.segment, [], consistent=False)
         ciphertext = cut(self._decode(skip), self.start, self.end)
         if self.readkey is None:
-            return SegmentResult(self.segment, plaintext=ciphertext)
+            return SegmentResult(self.segment, ciphertext)
         cipher = StreamCipher(data_key(salts.pop(), self.readkey), self.start)
-        plaintext: list[Buffer] = []
-        for piece in ciphertext:
-            output = uninitialised(len(piece))
-            cipher.apply(piece, output)
-            plaintext.append(output)
-        return SegmentResult(self.segment, plaintext=plaintext)
+        return SegmentResult(self.segment, decrypted(ciphertext, cipher))
 
     def _decode(self, skip: int) -> list[Buffer]:
         geometry = self.geometry

@@ -453,11 +453,7 @@ def edited(
             _set_metadata(entries, edit, _time_of(now, edit.name, before, entries), repeated)
         elif not (repeated and _is_passed_on(entries, edit, edits[number + 1 :])):
             _rename(entries, edit, _time_of(now, edit.new, before, entries), repeated)
-    if len(entries) > most:
-        raise UsageError(
-            f"the directory would have {len(entries)} entries, and at most {most} are allowed; "
-            "put some of them into another"
-        )
+    _check_count(len(entries), most)
     after = before.changed(entries, [composed(name) for edit in edits for name in _names_of(edit)])
     if after.size > MAX_DIRECTORY_BYTES:
         raise UsageError(
@@ -515,12 +511,16 @@ def pack_new(links: Sequence[Link], writekey: bytes) -> bytes:
             link = attrs.evolve(link, cap=link.cap.readonly())
         entry = new_entry(link, writekey)
         entries[entry.name] = entry
-    if len(entries) > MAX_CHILDREN:
+    _check_count(len(entries), MAX_CHILDREN)
+    return pack_entries(entries)
+
+
+def _check_count(count: int, most: int) -> None:
+    if count > most:
         raise UsageError(
-            f"the directory would have {len(entries)} entries, and at most {MAX_CHILDREN} are allowed; "
+            f"the directory would have {count} entries, and at most {most} are allowed; "
             "put some of them into another"
         )
-    return pack_entries(entries)
 
 
 def _set_metadata(
@@ -533,8 +533,7 @@ def _set_metadata(
     stored_name, cap_text, rw_data, _ = entry_fields(old.stored)
     metadata = _linked_metadata(old, {**(old.metadata or {}), **edit.changes}, now)
     packed = _metadata_bytes(edit.name, metadata, strict=False)
-    fields = (stored_name, cap_text, rw_data, packed)
-    entries[name] = LazyEntry(name, b"".join(map(netstring, fields)))
+    entries[name] = _of_fields(name, stored_name, cap_text, rw_data, packed)
 
 
 def new_entry(link: Link, writekey: bytes) -> LazyEntry:
@@ -555,7 +554,10 @@ def _entry(
     name: str, read_text: str, write_text: str, metadata: bytes, writekey: bytes
 ) -> LazyEntry:
     rw_data = encrypt_write_cap(write_text, writekey)
-    fields = (name_bytes(name), read_text.encode("utf-8"), rw_data, metadata)
+    return _of_fields(name, name_bytes(name), read_text.encode("utf-8"), rw_data, metadata)
+
+
+def _of_fields(name: str, *fields: bytes) -> LazyEntry:
     return LazyEntry(name, b"".join(map(netstring, fields)))
 
 
@@ -564,11 +566,7 @@ def _is_passed_on(entries: dict[str, LazyEntry], edit: Rename, later: Sequence[E
     Return whether a child may have been renamed before, and removed from its new name by a later edit.
     """
     old, new = composed(edit.old), composed(edit.new)
-    takers = (
-        each.old if isinstance(each, Rename) else each.name
-        for each in later
-        if not isinstance(each, (Link, SetMetadata))
-    )
+    takers = (_names_of(each)[0] for each in later if isinstance(each, (Unlink, Rename)))
     return old not in entries and new not in entries and new in map(composed, takers)
 
 
@@ -591,8 +589,8 @@ def _rename(entries: dict[str, LazyEntry], edit: Rename, now: float, repeated: b
     if metadata is not None:
         metadata["tahoe"] = _times(metadata.get("tahoe"), now, now)
         stored_metadata = json.dumps(metadata).encode("ascii")
-    fields = (name_bytes(new_name), cap_text, rw_data, stored_metadata)
-    entries[new_name] = LazyEntry(new_name, b"".join(map(netstring, fields)))
+    stored_name = name_bytes(new_name)
+    entries[new_name] = _of_fields(new_name, stored_name, cap_text, rw_data, stored_metadata)
 
 
 def _stored_caps(edit: Link) -> tuple[str, str]:
@@ -635,8 +633,7 @@ def _linked_metadata(
     old: LazyEntry | None, given: dict[str, Any] | None, now: float
 ) -> dict[str, Any]:
     """Return the metadata of a child that is linked now, replacing an old one if given."""
-    before = old.metadata if old is not None else None
-    before = {} if before is None else before
+    before = (old.metadata if old is not None else None) or {}
     if given is None:
         metadata = dict(before)
     else:

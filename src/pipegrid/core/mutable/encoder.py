@@ -10,40 +10,35 @@ from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from pipegrid.core import erasure, hash_tree
-from pipegrid.core.encoder import ShareWrite
-from pipegrid.core.erasure import uninitialised
+from pipegrid.core.encoder import ShareWrite, encrypted
+from pipegrid.core.erasure import cut
 from pipegrid.core.hashes import BLOCK, Buffer
 from pipegrid.core.mutable.keys import SigningKey, data_key
 from pipegrid.core.mutable.mutable_share import Header, new_sections
 from pipegrid.core.mutable.versions import SALT_BYTES, Format, MutableGeometry, Version
-from pipegrid.core.segment_decoding import cut
 from pipegrid.core.stream_cipher import StreamCipher
 
 # The segment as a whole has no hash, unlike in immutable files: if its writer signed shares that do not
 # belong together, readers notice that only if the salts differ.
 
 
-class MutableSegment:
+class MutableSegment(NamedTuple):
     """
     One segment after encryption and erasure coding.
 
     Attributes:
-        index: its number in the file.
+        number: of the segment in the file, from 0.
         block_hashes: 32 bytes for each of the n blocks (with their salts, for MDMF).
         blocks: for each requested share the stored bytes: the salt (MDMF) and the block, in pieces.
     """
 
-    __slots__ = ("block_hashes", "blocks", "index")
+    number: int
+    block_hashes: tuple[bytes, ...]
+    blocks: dict[int, tuple[Buffer, ...]]
 
-    def __init__(
-        self,
-        index: int,
-        block_hashes: tuple[bytes, ...],
-        blocks: dict[int, tuple[Buffer, ...]],
-    ) -> None:
-        self.index = index
-        self.block_hashes = block_hashes
-        self.blocks = blocks
+    def __repr__(self) -> str:
+        """Without the blocks, which are long."""
+        return f"MutableSegment({self.number}, ...)"
 
 
 def code_segment(
@@ -66,14 +61,7 @@ def code_segment(
     length, block_bytes = geometry.segment_length(index), geometry.block_length(index)
     pieces = (plaintext,) if isinstance(plaintext, (bytes, bytearray, memoryview)) else plaintext
     assert sum(map(len, pieces)) == length, "a segment of another length"
-    padded = memoryview(uninitialised(k * block_bytes))
-    padded[length:] = bytes(len(padded) - length)
-    cipher = StreamCipher(data_key(salt, readkey))
-    position = 0
-    for piece in pieces:
-        cipher.apply(piece, padded[position : position + len(piece)])
-        position += len(piece)
-    padded = padded.toreadonly()
+    padded = encrypted(pieces, k * block_bytes, StreamCipher(data_key(salt, readkey)))
     primary = [padded[j * block_bytes : (j + 1) * block_bytes] for j in range(k)]
     stored = (salt,) if geometry.salt_bytes else ()
     blocks: dict[int, list[Buffer]] = {number: [*stored] for number in range(n)}
@@ -173,7 +161,7 @@ def assemble(
         shares: as for ``encode``; the coded segments contain the blocks of these.
     """
     n = geometry.total_shares
-    assert [segment.index for segment in coded] == list(range(geometry.num_segments))
+    assert [segment.number for segment in coded] == list(range(geometry.num_segments))
     assert len(salt) == (SALT_BYTES if geometry.format is Format.SDMF else 0)
     trees: dict[int, bytes] = {}
     roots = []

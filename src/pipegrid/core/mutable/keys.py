@@ -15,7 +15,9 @@ from pipegrid.core.stream_cipher import applied
 from pipegrid.errors import CorruptionError, UsageError
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.padding import PSS
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
+    from cryptography.hazmat.primitives.hashes import SHA256
 
 KEY_BITS = 2048
 SIGNATURE_BYTES = KEY_BITS // 8
@@ -65,28 +67,19 @@ def fingerprint(public_der: bytes) -> bytes:
 
 
 class VerifyingKey:
-    """
-    The public key of one file, verified by the fingerprint in a cap.
+    """The public key of one file, verified by the fingerprint in a cap."""
 
-    Attributes:
-        der: SubjectPublicKeyInfo, 292 or 294 bytes.
-    """
+    __slots__ = ("_key",)
 
-    __slots__ = ("_key", "der")
-
-    def __init__(self, der: bytes, key: RSAPublicKey) -> None:
-        self.der = der
+    def __init__(self, key: RSAPublicKey) -> None:
         self._key = key
 
     def is_signature(self, signature: bytes, signed: bytes) -> bool:
         """Return whether the owner of the private key signed these bytes."""
         from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives import hashes
-        from cryptography.hazmat.primitives.asymmetric import padding
 
-        pss = padding.PSS(padding.MGF1(hashes.SHA256()), _SIGNATURE_SALT_BYTES)
         try:
-            self._key.verify(signature, signed, pss, hashes.SHA256())
+            self._key.verify(signature, signed, *_signature_scheme())
         except InvalidSignature:
             return False
         return True
@@ -142,15 +135,19 @@ class SigningKey:
 
     def sign(self, signed: bytes) -> bytes:
         """Return a signature, 256 bytes, different each time; takes about a millisecond."""
-        from cryptography.hazmat.primitives import hashes
-        from cryptography.hazmat.primitives.asymmetric import padding
-
-        pss = padding.PSS(padding.MGF1(hashes.SHA256()), _SIGNATURE_SALT_BYTES)
-        return self._key.sign(signed, pss, hashes.SHA256())
+        return self._key.sign(signed, *_signature_scheme())
 
     def verifying(self) -> VerifyingKey:
         """Return the public key, which checks signatures."""
-        return VerifyingKey(self.public_der, self._key.public_key())
+        return VerifyingKey(self._key.public_key())
+
+
+def _signature_scheme() -> tuple[PSS, SHA256]:
+    """Return the padding and the hash of signatures."""
+    from cryptography.hazmat.primitives.asymmetric.padding import MGF1, PSS
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    return PSS(MGF1(SHA256()), _SIGNATURE_SALT_BYTES), SHA256()
 
 
 def generate() -> SigningKey:
@@ -178,20 +175,13 @@ def load_signing_key(der: bytes, proven: bool = False) -> SigningKey:
     Raises:
         UsageError: it is not an RSA key of 2048 bits.
     """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
-    from cryptography.hazmat.primitives.serialization import load_der_private_key
-
     wrong = UsageError(
         f"this is not a private key of RSA with {KEY_BITS} bits in PKCS#8 form; give another"
     )
     if not MIN_PRIVATE_KEY_BYTES <= len(der) <= MAX_PRIVATE_KEY_BYTES or not _is_whole(der):
         raise wrong
-    try:
-        key = load_der_private_key(der, None, unsafe_skip_rsa_key_validation=proven)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise wrong from None
-    if not isinstance(key, RSAPrivateKey) or key.key_size != KEY_BITS or not _is_coherent(key):
+    key = _parse_rsa_key(der, wrong, proven)
+    if key.key_size != KEY_BITS or not _is_coherent(key):
         raise wrong
     loaded = SigningKey(der, key)
     if not _has_known_shape(loaded.public_der):
@@ -209,29 +199,32 @@ def import_signing_key(der: bytes) -> SigningKey:
     Raises:
         UsageError: it is not an RSA key of 2048 bits.
     """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-        load_der_private_key,
-    )
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     wrong = UsageError(
         f"the private key is not the DER form of an RSA key with {KEY_BITS} bits; give another"
     )
     if len(der) > MAX_PRIVATE_KEY_BYTES:
         raise wrong
+    key = _parse_rsa_key(der, wrong)
+    return load_signing_key(
+        key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()), proven=True
+    )
+
+
+def _parse_rsa_key(der: bytes, wrong: UsageError, proven: bool = False) -> RSAPrivateKey:
+    """Return an RSA key in any form; raises ``wrong`` if it is none."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+    from cryptography.hazmat.primitives.serialization import load_der_private_key
+
     try:
-        key = load_der_private_key(der, None)
+        key = load_der_private_key(der, None, unsafe_skip_rsa_key_validation=proven)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise wrong from None
     if not isinstance(key, RSAPrivateKey):
         raise wrong
-    return load_signing_key(
-        key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()), proven=True
-    )
+    return key
 
 
 def load_verifying_key(public_der: bytes, cap: MutableCap, share_number: int) -> VerifyingKey:
@@ -262,7 +255,7 @@ def load_verifying_key(public_der: bytes, cap: MutableCap, share_number: int) ->
     except ValueError:  # an even modulus
         raise wrong from None
     assert isinstance(key, RSAPublicKey)
-    return VerifyingKey(public_der, key)
+    return VerifyingKey(key)
 
 
 def open_signing_key(encrypted: bytes, cap: MutableCap, share_number: int) -> SigningKey:

@@ -91,32 +91,16 @@ def parse_header(data: Buffer) -> Header | None:
     if version is None or len(data) < HEADER_BYTES[version.format]:
         return None
     at = len(version.signed_prefix)
-    order: tuple[int, ...]
-    if version.format is Format.SDMF:
-        signature, chain, tree, blocks, private, end = _SDMF.unpack_from(data, at)
-        public, public_end = HEADER_BYTES[Format.SDMF], signature
-        private_end, data_end, tree_end = end, private, blocks
-        signature_end, chain_end = chain, tree
-        order = (public, signature, chain, tree, blocks, private, end)
-    else:
-        private, chain, signature, public, public_end, blocks, tree, end = _MDMF.unpack_from(
-            data, at
-        )
-        private_end, chain_end, signature_end = chain, signature, public
-        data_end, tree_end = tree, end
-        first = HEADER_BYTES[Format.MDMF]
-        order = (first, private, chain, signature, public, public_end, blocks, tree, end)
-    if any(a > b for a, b in itertools.pairwise(order)):
+    form = _SDMF if version.format is Format.SDMF else _MDMF
+    order: list[int] = [HEADER_BYTES[version.format], *form.unpack_from(data, at)]
+    ranges = list(itertools.pairwise(order))
+    if any(a > b for a, b in ranges):
         raise ValueError("one whose header names parts that overlap or are out of order")
-    sections = Sections(
-        (public, public_end),
-        (signature, signature_end),
-        (chain, chain_end),
-        (tree, tree_end),
-        (blocks, data_end),
-        (private, private_end),
-        end,
-    )
+    if version.format is Format.SDMF:
+        public, signature, chain, tree, blocks, private = ranges
+    else:  # with unused space before the private key and the blocks
+        _, private, chain, signature, public, _, blocks, tree = ranges
+    sections = Sections(public, signature, chain, tree, blocks, private, order[-1])
     _check_lengths(sections, version.geometry)
     return Header(version, sections)
 
@@ -146,11 +130,7 @@ def new_sections(
 
 
 def _one_behind_the_other(start: int, lengths: tuple[int, ...]) -> list[Range]:
-    ranges = []
-    for length in lengths:
-        ranges.append((start, start + length))
-        start += length
-    return ranges
+    return list(itertools.pairwise(itertools.accumulate(lengths, initial=start)))
 
 
 def _check_lengths(sections: Sections, geometry: MutableGeometry) -> None:
@@ -235,8 +215,7 @@ class MutableShare:
         Raises:
             CorruptionError: the header is wrong.
         """
-        end = offset + len(data)
-        self.store.ask(offset, end)
+        self.store.ask(offset, offset + len(data))
         self.store.put(offset, data)
         self._read_header()
 

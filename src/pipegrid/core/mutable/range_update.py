@@ -12,12 +12,12 @@ import attrs
 
 from pipegrid.core import hash_tree
 from pipegrid.core.encoder import Plaintext
+from pipegrid.core.erasure import cut
 from pipegrid.core.hash_tree import BadNode, VerifiedTree, is_small
 from pipegrid.core.hashes import HASH_BYTES, MERKLE_NODE, Buffer
 from pipegrid.core.mutable.decoder import MutableSegmentJob, VersionReader, share_leaf
 from pipegrid.core.mutable.encoder import (
     EncodedVersion,
-    MutableSegment,
     code_segment,
     joined_writes,
     sign_version,
@@ -25,7 +25,7 @@ from pipegrid.core.mutable.encoder import (
 from pipegrid.core.mutable.keys import SigningKey
 from pipegrid.core.mutable.mutable_share import Header, MutableShare, Part, Sections, damaged
 from pipegrid.core.mutable.versions import Format, Version
-from pipegrid.core.segment_decoding import SegmentResult, cut
+from pipegrid.core.segment_decoding import SegmentResult
 from pipegrid.core.spans import Range, Spans
 from pipegrid.errors import CorruptionError, UsageError
 
@@ -227,7 +227,10 @@ class RangeUpdate:
                 (0, [Header(version, sections).pack()]),
                 (sections.chain[0], [chains[number]]),
                 (sections.signature[0], [signature]),
-                (sections.data[0] + first_byte, _blocks(coded, number)),
+                (
+                    sections.data[0] + first_byte,
+                    [piece for segment in coded for piece in segment.blocks[number]],
+                ),
             ]
             parts += [
                 (sections.tree[0] + node * HASH_BYTES, [nodes]) for node, nodes in trees[number]
@@ -306,14 +309,10 @@ class _Share:
         root = share_leaf(self._share, self._version)
         tree = VerifiedTree(max(1, self._num_segments), root)
         for first, end in self._nodes(border_leaves):
-            nodes = store.read(*self._at(first, end))
-            tree.offer(first, nodes)
+            tree.offer(first, store.read(*self._at(first, end)))
         at = self.sections.tree[0]
+        wanted = range(self._num_segments) if border_leaves is None else border_leaves
         try:
-            if border_leaves is None:
-                wanted: Sequence[int] = range(self._num_segments)
-            else:
-                wanted = border_leaves
             leaves = [tree.leaf(leaf) for leaf in wanted]
         except BadNode as bad:
             what = "its tree of block hashes contradicts its root"
@@ -373,7 +372,3 @@ def _proven(tree: VerifiedTree, number: int) -> bytes:
     value = tree.proven(number)
     assert value is not None, "a sibling that was not proven"
     return value
-
-
-def _blocks(coded: Sequence[MutableSegment], share_number: int) -> list[Buffer]:
-    return [piece for segment in coded for piece in segment.blocks[share_number]]
