@@ -89,7 +89,9 @@ def _fill_standard_streams() -> None:
     Otherwise output of libraries on standard error could get into a share, or to a client.
     """
     for number in (0, 1, 2):
-        if not _is_open(number):
+        try:
+            os.fstat(number)
+        except OSError:  # noqa: PERF203
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
 
 
@@ -130,14 +132,6 @@ def _may_open_enough() -> bool:
             if sys.stderr is not None:
                 print(f"pipegrid: {why}", file=sys.stderr)
             return False
-    return True
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
     return True
 
 
