@@ -113,9 +113,8 @@ def parse_cap_file(data: bytes, name: str) -> list[CapLine]:
         raise UsageError(
             f"{name} is larger than {MAX_BYTES >> 20} MiB; a cap file has one cap per line, so choose another"
         )
-    lines = decode_text(data, name).split("\n")
     found = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(decode_text(data, name).split("\n"), 1):
         line = line.lstrip()
         if not line or line.startswith("#"):
             continue
@@ -205,13 +204,18 @@ UNPRINTED = "unprinted.caps"
 
 
 def print_cap(
-    console: Console, directory: Path, text: str, fields: dict[str, Any], cap: str, name: str = ""
+    console: Console,
+    directory: Path | None,
+    text: str,
+    fields: dict[str, Any],
+    cap: str,
+    name: str = "",
 ) -> None:
     """
-    Print the only copy of a cap; if that fails, keep it in a file.
+    Print a cap; if that fails, keep it in a file.
 
     Args:
-        directory: the client's.
+        directory: the client's; None: this is not the only copy of the cap, so it is not kept.
         text: for people; ``fields``: for ``--json``.
         name: of its file, if it has one.
 
@@ -221,6 +225,8 @@ def print_cap(
     try:
         console.result(text, fields)
     except (BrokenPipeError, SinkError) as error:
+        if directory is None:
+            raise
         raise keep_caps(directory, [as_line(cap, name) if name else cap], error) from error
 
 

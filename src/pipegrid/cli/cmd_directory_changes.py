@@ -128,9 +128,7 @@ def ln_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
 
     async def work(grid: Grid, console: Console) -> int:
         await destination_child.check_takes(grid, path, sources)
-        return await cap_lookup.each_argument(
-            console, sources, lambda source: link(grid, console, source)
-        )
+        return await cap_lookup.each_argument(grid, console, sources, link)
 
     return GridJob(work, *sources, path)
 
@@ -169,9 +167,7 @@ def mkdir_command(paths: tuple[str, ...], format: str | None, read_only: bool) -
 
     async def work(grid: Grid, console: Console) -> int:
         if paths:
-            return await cap_lookup.each_argument(
-                console, paths, lambda path: make(grid, console, path)
-            )
+            return await cap_lookup.each_argument(grid, console, paths, make)
         await make(grid, console, None)
         return ExitStatus.DONE
 
@@ -226,9 +222,7 @@ def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
 
     async def work(grid: Grid, console: Console) -> int:
         await destination_child.check_takes(grid, path, sources)
-        return await cap_lookup.each_argument(
-            console, sources, lambda source: move_one(grid, console, source)
-        )
+        return await cap_lookup.each_argument(grid, console, sources, move_one)
 
     return GridJob(work, *sources, path)
 
@@ -267,8 +261,6 @@ def rm_command(paths: tuple[str, ...], recursive: bool) -> GridJob:
         console.json_result({"name": spot.name, "cap": str(spot.there.cap)})
 
     async def work(grid: Grid, console: Console) -> int:
-        return await cap_lookup.each_argument(
-            console, paths, lambda path: remove(grid, console, path)
-        )
+        return await cap_lookup.each_argument(grid, console, paths, remove)
 
     return GridJob(work, *paths)

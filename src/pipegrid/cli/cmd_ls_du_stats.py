@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -24,8 +25,6 @@ from pipegrid.tree import directory_reading, file_metadata, grid_paths, walk
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pipegrid.core.caps import Cap
-    from pipegrid.tree.directory_reading import Listing
     from pipegrid.tree.grid_paths import PathEnd
     from pipegrid.tree.tree_grid import Grid
 
@@ -91,7 +90,7 @@ def ls_command(path: str, long: bool, human: bool, recursive: bool, read_only: b
     return GridJob(work, path)
 
 
-def _names(listing: Listing) -> Iterator[tuple[str, dict[str, Any]]]:
+def _names(listing: directory_reading.Listing) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the line of each entry, as ``_shower`` would show it; this is faster for ten thousand entries."""
     for entry in listing.entries:
         yield (
@@ -120,11 +119,6 @@ def _shower(
     ``--json``.
     """
 
-    def readable(place: PathEnd) -> PathEnd:
-        if read_only and place.cap is not None and not isinstance(place.cap, caps.UnknownCap):
-            return place._replace(cap=place.cap.readonly())
-        return place
-
     def named(path: Sequence[str], place: PathEnd) -> str:
         name = cap_lookup.shown_path(path) + ("/" if place.kind == "directory" else "")
         # A cap of an unknown kind may be any text, even of several lines.
@@ -135,7 +129,8 @@ def _shower(
         )
 
     def show(path: Sequence[str], place: PathEnd) -> tuple[str, dict[str, Any]]:
-        place = readable(place)
+        if read_only and place.cap is not None and not isinstance(place.cap, caps.UnknownCap):
+            place = place._replace(cap=place.cap.readonly())
         if json:
             return "", _fields(path, place)
         # Names alone need no metadata, which takes as long as everything else.
@@ -167,7 +162,7 @@ def _long(name: str, place: PathEnd, human: bool) -> str:
     kept = file_metadata.restored(stored)
     link, size = kept.link, size_of(place.cap)
     kind = "l" if link is not None else {"directory": "d", "file": "-"}.get(place.kind, "?")
-    mode = "---------" if kept.mode is None else _mode(kept.mode)
+    mode = "---------" if kept.mode is None else stat.filemode(kept.mode & 0o7777)[1:]
     arrow = (
         "" if link is None else f" -> {cap_lookup.shown_path([link.decode('utf-8', 'replace')])}"
     )
@@ -176,16 +171,10 @@ def _long(name: str, place: PathEnd, human: bool) -> str:
     return f"{kind}{mode} {digits:>{width}} {_time(stored, kept.mtime_ns)} {name}{arrow}"
 
 
-def size_of(cap: Cap | None) -> int | None:
+def size_of(cap: caps.Cap | None) -> int | None:
     """Return the bytes of a file, or of a directory's entries, if the cap has them."""
     file = cap.file if isinstance(cap, caps.DirectoryCap) else cap
     return caps.immutable_size(file)
-
-
-def _mode(mode: int) -> str:
-    import stat
-
-    return stat.filemode(mode & 0o7777)[1:]
 
 
 def _time(stored: dict[str, Any], mtime_ns: int | None) -> str:
@@ -257,12 +246,12 @@ def du_command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
     async def work(grid: Grid, console: Console) -> int:
         numbers = iter(range(1, len(paths) + 1))
 
-        async def each(path: str) -> ExitStatus:
+        async def each(grid: Grid, console: Console, path: str) -> ExitStatus:
             number = next(numbers)
             root = cap_lookup.argument_label(path, number) if len(paths) > 1 else None
             return await measure(grid, console, path, root)
 
-        return await cap_lookup.each_argument(console, paths, each)
+        return await cap_lookup.each_argument(grid, console, paths, each)
 
     return GridJob(work, *paths)
 

@@ -82,6 +82,11 @@ class Invocation:
         """The client's directory, which may name further grids."""
         return client_paths.own_directory(self.base_directory)
 
+    @property
+    def grid_directory(self) -> Path:
+        """The directory of the grid that is meant, which may not exist; raises as ``directory``."""
+        return client_paths.own_directory(self.directory)
+
 
 class OfflineJob:
     """Work that needs no grid."""
@@ -170,7 +175,7 @@ class GridJob:
     async def _run_on(self, grid: Grid, console: Console) -> int:
         try:
             if grid.created:
-                console.say(f"pipegrid: {grid.created}")
+                console.note(grid.created)
             warn(grid, console, ())
             printed = grid.warnings
             try:
@@ -247,7 +252,7 @@ def warn(grid: Grid, console: Console, printed: tuple[str, ...]) -> None:
     """Print the grid's warnings, except those in ``printed``."""
     for warning in grid.warnings:
         if warning not in printed:
-            console.say(f"pipegrid: {warning}")
+            console.note(warning)
 
 
 async def status_of_job(console: Console, work: Awaitable[int]) -> int:

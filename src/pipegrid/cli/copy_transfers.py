@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipegrid.cli import cmd_get_cat, progress_bar, put_files, tree_transfers
+from pipegrid.cli import cmd_get_cat, output_file, progress_bar, put_files, tree_transfers
 from pipegrid.cli.cap_lookup import argument_label, root_of
-from pipegrid.cli.cmd_get_cat import made_home
 from pipegrid.cli.destination_child import no_directory, spot_at
 from pipegrid.cli.error_report import ExitStatus, one_status
 from pipegrid.core import caps
@@ -86,9 +86,7 @@ async def store_copies(
             put = grid.tree.put_tree(path, reports=tree_transfers.reports_of(console, progress))
             return put.addCallback(stored)
 
-        def calls(files: Sequence[Any]) -> dict[str, Any]:
-            return put_files.FileProgressBars(progress, files).calls if progress.is_wanted else {}
-
+        calls = partial(put_files.progress_calls, progress)
         reports = copy_to_grid.CopyReports(printer.done, printer.failed)
         copier = copy_to_grid.Copier(grid, put_tree, reports, force, calls)
         root, names = await root_of(grid, target)
@@ -247,7 +245,7 @@ async def fetch_copies(
         await _fetch_file(grid, console, found[0][0], target, force)
         return ExitStatus.DONE
     placed = _placed(found, target, None if alone else printer.failed)
-    home = made_home(target)
+    home = cmd_get_cat.made_home(target)
     for child, place in placed:
         printer.statuses.add(await _fetch(grid, console, child, place, force, alone, home))
     return one_status(printer.statuses)
@@ -366,6 +364,6 @@ async def _fetch_file(
     cap = caps.fetchable(child.cap)
     part = (0, None) if isinstance(cap, MutableCap) else (0, cap.size)
     with progress_bar.ProgressBar(console, "cp") as progress:
-        to = cmd_get_cat.LocalPlace(place, force, home)
-        result = await cmd_get_cat.fetch(grid, console, cap, part, to, progress.transfer())
+        output = output_file.resumable(console, place, force, home)
+        result = await cmd_get_cat.fetch(grid, console, cap, part, output, progress.transfer())
     console.json_result({"path": place, "size": result.size})
