@@ -16,7 +16,7 @@ from pipegrid.cli.error_report import ExitStatus, sentence
 from pipegrid.cli.options import as_one
 from pipegrid.core.text import printable
 from pipegrid.errors import PipegridError
-from pipegrid.grid import client_config, client_paths
+from pipegrid.grid import client_config
 from pipegrid.transport import status_ping
 
 if TYPE_CHECKING:
@@ -154,15 +154,6 @@ class BackupReports(NamedTuple):
     metrics_file: str | None
     json_progress: bool
 
-    def job(
-        self,
-        work: Callable[[Grid, Console], Awaitable[int]],
-        outcome: BackupOutcome,
-        *paths: str,
-    ) -> GridJob:
-        """Return the job of a backup, which reports its outcome at the end."""
-        return ReportedJob(work, self, outcome, *paths)
-
 
 class ReportedJob(GridJob):
     """
@@ -217,7 +208,7 @@ class ReportedJob(GridJob):
         if ended.dropped_bytes:
             console.say(f"--on-{when}: {ended.dropped_bytes} further bytes are not shown")
         if ended.problem is not None:
-            console.fault(f"pipegrid: the command of --on-{when} failed: {ended.problem}")
+            console.fault(f"the command of --on-{when} failed: {ended.problem}")
             if outcome.status == ExitStatus.DONE:
                 outcome.status = ExitStatus.FAILED
 
@@ -227,7 +218,7 @@ class ReportedJob(GridJob):
             backup_metrics.write_metrics(Path(path), outcome.name, outcome.metrics)
         except OSError as error:
             why = error.strerror or str(error)
-            console.fault(f"pipegrid: cannot write the metrics to {printable(path)}: {why}")
+            console.fault(f"cannot write the metrics to {printable(path)}: {why}")
 
     # The monitor.
 
@@ -243,7 +234,7 @@ class ReportedJob(GridJob):
 
     async def _ping(self, invocation: Invocation, reactor: Any, event: str) -> None:
         assert self._reports.ping is not None
-        directory = Path(invocation.directory or client_paths.default_directory())
+        directory = invocation.grid_directory
         try:
             policy, _ = client_config.connections_of(directory)
         except PipegridError as error:
@@ -251,7 +242,7 @@ class ReportedJob(GridJob):
         else:
             problem = await status_ping.ping(reactor, policy, self._reports.ping, event)
         if problem is not None:
-            invocation.console.fault(f"pipegrid: {problem}; the backup itself is not affected")
+            invocation.console.fault(f"{problem}; the backup itself is not affected")
 
 
 # The options.

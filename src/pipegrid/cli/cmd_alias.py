@@ -134,7 +134,7 @@ def remove(name: str) -> OfflineJob:
         bare = name.strip().removesuffix(":")
         if aliases.as_written(bare, aliases.read_aliases(directory)) is not None:
             path = directory / "private" / aliases.ROOT_NAME
-            console.say(f"pipegrid: '{bare}' stands for the directory of {path} now")
+            console.note(f"'{bare}' stands for the directory of {path} now")
         return ExitStatus.DONE
 
     return OfflineJob(work)
@@ -151,8 +151,8 @@ def _warn_of_missing_servers(console: Console, directory: Path, cap: str) -> Non
     except UsageError:
         return  # opening the grid reports the error
     if on_other_servers:
-        console.say(
-            "pipegrid: no share of this directory is on this machine, and no other servers are known here; "
+        console.note(
+            "no share of this directory is on this machine, and no other servers are known here; "
             "join the grid that has it with 'pipegrid init NURL...', and add the alias there"
         )
 

@@ -67,7 +67,7 @@ def backups_command(cap: str | None) -> GridJob:
     async def work(grid: Grid, console: Console) -> int:
         runs = await listed_runs(grid, console, cap)
         if cap is None and not runs:
-            console.say(f"pipegrid: {NONE_LISTED}")
+            console.note(NONE_LISTED)
         several = len({run.machine.id for run in runs} - {""}) > 1
         for run in runs:
             host = f", on {printable(run.machine.name)}" if several and run.machine.name else ""
@@ -109,7 +109,7 @@ async def listed_runs(
         PipegridError: it cannot be read.
         UsageError: this client's list is empty, and ``some`` is true.
     """
-    backups = backup_run.Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
+    backups = backup_run.Backups(grid, say=console.note)
     if cap is None:
         own = await backups.runs()
         if some and not own:
@@ -239,13 +239,13 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
 
     async def work(grid: Grid, console: Console) -> int:
         if missing:
-            console.say(f"pipegrid: {missing}, so '{printable(rest[0])}' is looked for in the run")
+            console.note(f"{missing}, so '{printable(rest[0])}' is looked for in the run")
         runs = await listed_runs(grid, console, cap, some=True)
         found = run_paths.choose_run(runs, name, at, time.time())
         run = found.run
         if found.warning:
-            console.say(f"pipegrid: {found.warning}")
-        console.say(f"pipegrid: {_described(run, runs)}")
+            console.note(found.warning)
+        console.note(_described(run, runs))
         if options.output == "-":
             called = {each.name for each in runs}
             place = await _found(grid, run.cap, names, called, cap is None)

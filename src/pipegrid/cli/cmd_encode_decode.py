@@ -85,9 +85,7 @@ def encode_command(
                 progress=progress.transfer(),
             )
         if not result.paths:
-            console.say(
-                f"pipegrid: {file} is so small that its cap contains it; there are no shares"
-            )
+            console.note(f"{file} is so small that its cap contains it; there are no shares")
         console.result(
             str(result.cap),
             {
@@ -190,8 +188,8 @@ def decode(
         finder = offline_encoding.ShareFinder(cap.storage_index)
         paths = tuple(finder.among(paths))
         if finder.others:
-            console.say(
-                f"pipegrid: {counted(finder.others, 'file')} left out, since their directory is that of "
+            console.note(
+                f"{counted(finder.others, 'file')} left out, since their directory is that of "
                 f"another storage index than {files[0].base_name}"
             )
     with ExitStack() as stack:

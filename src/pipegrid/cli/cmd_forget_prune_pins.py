@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _backups(grid: Grid, console: Console) -> Backups:
-    return backup_run.Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
+    return backup_run.Backups(grid, say=console.note)
 
 
 @click.command(name="forget")
@@ -64,10 +64,10 @@ def forget_command(which: tuple[str, ...], dry_run: bool, rules: dict[str, Any])
         for each in judged:
             _show_judged(console, each, dry_run)
         gone = counted(sum(not each.keeps for each in judged), "run")
-        console.say(
-            f"pipegrid: {gone} would be forgotten"
+        console.note(
+            f"{gone} would be forgotten"
             if dry_run
-            else f"pipegrid: forgot {gone}; 'pipegrid prune' frees the space of what only they had"
+            else f"forgot {gone}; 'pipegrid prune' frees the space of what only they had"
         )
         return ExitStatus.DONE
 
@@ -116,9 +116,7 @@ def prune_command(dry_run: bool) -> GridJob:
         result = await pruning.run(dry_run)
         status = _show_pruned(console, result, dry_run)
         if not result.is_complete:
-            console.say(
-                "pipegrid: a forgotten run could not be read as a whole; the next prune tries again"
-            )
+            console.note("a forgotten run could not be read as a whole; the next prune tries again")
         return status
 
     return GridJob(work, makes=False)
@@ -153,15 +151,15 @@ def _show_pruned(console: Console, result: PruneResult, dry_run: bool) -> ExitSt
     )
     if result.kept:
         size = f"about {amount(result.kept_bytes)} on servers"
-        console.say(
-            f"pipegrid: {counted(result.kept, 'object')} ({size}) that no run has any more stay: an alias, a "
+        console.note(
+            f"{counted(result.kept, 'object')} ({size}) that no run has any more stay: an alias, a "
             "pin or another cap in 'private' reaches them, such as a run under an alias's 'Archives', which "
             "'forget' leaves there"
         )
     if result.without and result.objects:
         ends = catalogue.shown_time(time.time() + LEASE_S)
-        console.say(
-            f"pipegrid: {', '.join(map(printable, result.without))}: leases cannot be released there, and "
+        console.note(
+            f"{', '.join(map(printable, result.without))}: leases cannot be released there, and "
             f"end by {ends[:10]} at the latest"
         )
     status = ExitStatus.DONE
@@ -169,8 +167,8 @@ def _show_pruned(console: Console, result: PruneResult, dry_run: bool) -> ExitSt
         about = f"{counted(result.undone, 'object')} could not be released; prune again"
         status = console.complain(problem, about=about)
     if result.undone and not result.problems:
-        console.say(
-            f"pipegrid: {counted(result.undone, 'object')} had their leases renewed meanwhile, and stay"
+        console.note(
+            f"{counted(result.undone, 'object')} had their leases renewed meanwhile, and stay"
         )
     return status
 
@@ -290,14 +288,12 @@ def space_command() -> GridJob:
         for name, size in found.kept.items():
             _show_space(console, "alias", name, size)
         for name in found.unreadable:
-            console.say(
-                f"pipegrid: a part of {printable(name)} could not be read, and is not counted"
-            )
+            console.note(f"a part of {printable(name)} could not be read, and is not counted")
         try:
             pruning = prune.Prune(grid, backups.place, say=backups.say, now=time.time)
             would = await pruning.run(dry_run=True)
         except (CannotReach, UsageError) as error:
-            console.say(f"pipegrid: what can be freed is not known: {error}")
+            console.note(f"what can be freed is not known: {error}")
             return ExitStatus.FAILED
         _show_space(console, "reclaimable", "", would.share_bytes)
         return ExitStatus.FAILED if found.unreadable else ExitStatus.DONE

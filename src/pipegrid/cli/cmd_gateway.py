@@ -99,9 +99,7 @@ def gateway_command(
             Path(grid.config.directory), port=port, hosts=hosts, restic=restic
         )
         with log_file.logging_to(console, log_path, reactor):
-            gateway = gateway_service.RunningGateway(
-                reactor, grid, chosen, lambda text: console.say(f"pipegrid: {text}")
-            )
+            gateway = gateway_service.RunningGateway(reactor, grid, chosen, console.note)
             await gateway.start()
             timer = systemd.stay_alive(reactor)
             try:

@@ -17,7 +17,7 @@ from pipegrid.cli.options import EMPTY_NAME, common_options, usage_error
 from pipegrid.core.text import printable
 from pipegrid.errors import UsageError
 from pipegrid.grid import manager_directory
-from pipegrid.grid.client_paths import CONFIG_NAME, TAHOE_CONFIG_NAME, default_directory
+from pipegrid.grid.client_paths import CONFIG_NAME, TAHOE_CONFIG_NAME
 from pipegrid.server import server_certificates
 from pipegrid.wire import grid_manager_certificates
 
@@ -77,9 +77,8 @@ def create() -> OfflineJob:
         else:
             manager_directory.create_manager(Path(config), manager)
             console.json_result({"public_key": manager.key.public_text})
-            console.say(
-                f"pipegrid: made {config}; clients need [grid_managers] with NAME = "
-                f"{manager.key.public_text}"
+            console.note(
+                f"made {config}; clients need [grid_managers] with NAME = {manager.key.public_text}"
             )
         return ExitStatus.DONE
 
@@ -148,8 +147,8 @@ def remove(name: str) -> OfflineJob:
         if valid:
             last = max(valid, key=_left_s).expires
             assert last is not None  # or else none would be left
-            console.say(
-                f"pipegrid: the certificates that '{printable(name)}' has installed stay valid, the last "
+            console.note(
+                f"the certificates that '{printable(name)}' has installed stay valid, the last "
                 f"until {grid_manager_certificates.minute_of(last)}"
             )
         return _shown(config, console, manager, {"name": name, "public_key": public_key})
@@ -226,7 +225,7 @@ def install(invocation: Invocation, file: str, name: str | None) -> OfflineJob:
     FILE is what 'sign' printed; '-' is standard input. A running server announces it within ten minutes. The
     directory of a Tahoe-LAFS node is never written: use 'tahoe admin add-grid-manager-cert' there.
     """
-    directory = Path(invocation.directory or default_directory())
+    directory = invocation.grid_directory
     if name is None:
         name = "default" if file == _STANDARD else Path(file).name.removesuffix(".cert")
 

@@ -134,7 +134,7 @@ def print_moved(console: Console, place: Path) -> None:
     """Report where the previous grid was moved."""
     is_own = place == client_paths.aside_of(client_paths.default_directory())
     how = "pipegrid --local" if is_own else f"pipegrid -d {place}"
-    console.say(f"pipegrid: the grid on this machine was moved to {place}; '{how}' reaches it")
+    console.note(f"the grid on this machine was moved to {place}; '{how}' reaches it")
 
 
 def _create(
@@ -186,13 +186,13 @@ def print_created(console: Console, config: GridConfig, **more: Any) -> None:
         more: further fields of the result.
     """
     for warning in config.warnings:
-        console.say(f"pipegrid: {warning}")
+        console.note(warning)
 
     if crowded := encoding_parameters.too_many_shares(
         config.params.total_shares, client_creation.known_servers(config) or 0
     ):
-        console.say(f"pipegrid: {crowded}")
-    console.say(f"pipegrid: {numbers_of(config)}")
+        console.note(crowded)
+    console.note(numbers_of(config))
     console.result(
         str(config.directory),
         {

@@ -51,7 +51,7 @@ class IntroducerJob(GridJob):
                 directory = introducer_settings.usual_directory() if given is None else Path(given)
                 found = introducer_settings.load(directory)
                 for warning in found.warnings:
-                    console.say(f"pipegrid: {warning}")
+                    console.note(warning)
                 chosen = {
                     "port": options.port,
                     "location": options.location,

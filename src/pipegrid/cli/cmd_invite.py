@@ -120,15 +120,15 @@ class InviteJob(GridJob):
     async def _run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         cmd_join.load_library()
         console, options = invocation.console, self._options
-        directory = Path(invocation.directory or client_paths.default_directory())
+        directory = invocation.grid_directory
         if (changed := invite_and_join.include_own_server(directory)) is not None:
-            console.say(f"pipegrid: {changed}")
+            console.note(changed)
         shared = await self._shared(directory, reactor, open_grid)
         offered = invite_and_join.invitation_of(directory, shared)
         offered.as_message()  # too large a one is refused before there is a code
         if near := invite_and_join.unreachable_servers(offered.servers):
-            console.say(
-                f"pipegrid: only this machine reaches {printable(', '.join(near))}; for others start such a "
+            console.note(
+                f"only this machine reaches {printable(', '.join(near))}; for others start such a "
                 "server with --location HOST:PORT"
             )
         policy, _ = client_config.connections_of(directory)
@@ -199,13 +199,13 @@ class InviteJob(GridJob):
         self, console: Console, code: str, relay_url: str | None, offered: Invitation
     ) -> None:
         how = "join" if relay_url is None else f"join --relay-url {relay_url}"
-        console.say(
-            f"pipegrid: valid once, for {self._options.expires_s // 60} minutes, while this command runs; "
+        console.note(
+            f"valid once, for {self._options.expires_s // 60} minutes, while this command runs; "
             f"the other person runs: pipegrid {how} {code}"
         )
         for name, cap in offered.caps.items():
             grants = "read" if cap.readonly() == cap else "read and change"
-            console.say(f"pipegrid: who joins can {grants} '{printable(name)}'")
+            console.note(f"who joins can {grants} '{printable(name)}'")
         fields: dict[str, object] = {
             "code": code,
             "relay_url": relay_url or self._options.relay_url,
@@ -237,8 +237,8 @@ class InviteJob(GridJob):
         if self._problem is not None:
             raise self._problem
         for server in self._added:
-            console.say(
-                f"pipegrid: added the server {printable(server.identity.nickname)} to "
+            console.note(
+                f"added the server {printable(server.identity.nickname)} to "
                 f"{directory / client_paths.SERVERS_NAME}"
             )
         if not ours and not offered.introducers:
@@ -247,15 +247,13 @@ class InviteJob(GridJob):
                 f"give it a copy of {directory / client_paths.SERVERS_NAME}"
             )
         if not ours and offered.caps:
-            console.say(
-                "pipegrid: Tahoe-LAFS takes no caps from an invitation; send the "
+            console.note(
+                "Tahoe-LAFS takes no caps from an invitation; send the "
                 f"{counted(len(offered.caps), 'cap')} another way"
             )
         if reply is not None and not reply.joined:
             raise InvitationError(f"the other end did not join; {ADVICE}")
-        console.say(
-            "pipegrid: the other end has joined" if ours else "pipegrid: Tahoe-LAFS has joined"
-        )
+        console.note("the other end has joined" if ours else "Tahoe-LAFS has joined")
         console.json_result(
             {
                 "client": "pipegrid" if ours else "tahoe-lafs",

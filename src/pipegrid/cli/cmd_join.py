@@ -179,7 +179,7 @@ def join(console: Console, place: JoinPlace, taken: Invitation) -> tuple[GridCon
         UsageError, SinkError: it cannot be written.
     """
     for sentence in taken.skipped:
-        console.say(f"pipegrid: {sentence}")
+        console.note(sentence)
     if client_paths.is_configured(place.directory) and not client_creation.is_automatic(
         place.directory
     ):
@@ -196,7 +196,7 @@ def join(console: Console, place: JoinPlace, taken: Invitation) -> tuple[GridCon
     )
     if place.name is not None:
         user_grids.name_grid(place.own, place.name, place.directory)
-        console.say(f"pipegrid: 'pipegrid --grid {place.name}' uses this grid")
+        console.note(f"'pipegrid --grid {place.name}' uses this grid")
     print_aliases(console, named)
     return config, list(named)
 
@@ -215,22 +215,20 @@ def add_to(console: Console, directory: Path, taken: Invitation) -> tuple[GridCo
             "grid with 'pipegrid --grid NAME join CODE', NAME being your choice"
         )
     new = invite_and_join.add_servers(directory, taken.servers)
-    console.say(
-        f"pipegrid: {directory} uses this grid already; {counted(len(new), 'server')} added"
-    )
+    console.note(f"{directory} uses this grid already; {counted(len(new), 'server')} added")
     if invite_and_join.is_of_members(taken) and invite_and_join.add_introducers(
         directory, taken.introducers
     ):
-        console.say(f"pipegrid: {directory} finds servers that join later by itself from now on")
+        console.note(f"{directory} finds servers that join later by itself from now on")
         if invite_and_join.own_server(directory) is not None:
             invite_and_join.set_announced(directory, {}, True)
-            console.say("pipegrid: restart 'pipegrid serve', so that all members find the server")
+            console.note("restart 'pipegrid serve', so that all members find the server")
         config = client_config.load(directory)
     known = {(each.furl.tub_id, each.furl.swissnum) for each in config.introducers.addresses}
     for each in taken.introducers:
         if (each.furl.tub_id, each.furl.swissnum) not in known:
-            console.say(
-                f"pipegrid: the introducer {printable(each.furl.address)} of the invitation is not in "
+            console.note(
+                f"the introducer {printable(each.furl.address)} of the invitation is not in "
                 f"{client_paths.INTRODUCERS_NAME}, which is left as it is; add it there to use it"
             )
     existing = aliases.read_aliases(directory)
@@ -269,7 +267,7 @@ def print_aliases(console: Console, named: dict[str, DirectoryCap]) -> None:
     """Say which directories came with the invitation."""
     for name, cap in named.items():
         grants = "can be read" if cap.readonly() == cap else "can be read and changed"
-        console.say(f"pipegrid: '{name}:' is a directory that {grants}")
+        console.note(f"'{name}:' is a directory that {grants}")
 
 
 # ``pipegrid serve --join``: a server joins, too.
@@ -321,7 +319,7 @@ class ServerJoin:
         )
         self._taken, self._answers = await wormhole_exchange.take(self._exchange, self._code)
         for sentence in self._taken.skipped:
-            console.say(f"pipegrid: {sentence}")
+            console.note(sentence)
         invite_and_join.refuse_other_grid(self._directory, self._taken)
         if not self._taken.introducers and not self._answers:
             raise InvitationError(
@@ -376,9 +374,7 @@ class ServerJoin:
         how = "announced to the introducer"
         if is_listed:
             how = f"added to the inviter's list{f', and {how} of its members' if announce else ''}"
-        console.say(
-            f"pipegrid: the server has joined, and was {how}; {cmd_init.numbers_of(config)}"
-        )
+        console.note(f"the server has joined, and was {how}; {cmd_init.numbers_of(config)}")
         print_aliases(console, named)
 
     async def close(self) -> None:

@@ -89,9 +89,7 @@ def mount_command(arguments: tuple[str, ...], options: MountOptions) -> GridJob:
         raise usage_error(f"DIR comes last, after '{printable(directory)}'")
 
     async def work(reactor: Any, grid: Grid, console: Console) -> int:
-        def say(sentence: str) -> None:
-            console.say(f"pipegrid: {sentence}")
-
+        say = console.note
         _bring_in()
         mount_point_checks.check_fuse()
         path = mount_point_checks.check_mount_point(directory, say)

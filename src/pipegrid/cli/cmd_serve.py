@@ -28,7 +28,7 @@ from pipegrid.cli.startup import lazy_modules
 from pipegrid.core.text import amount
 from pipegrid.disk import directory_claim
 from pipegrid.errors import UsageError
-from pipegrid.grid import client_paths, serve_settings
+from pipegrid.grid import serve_settings
 from pipegrid.reactor.process_settings import SHORTAGE
 from pipegrid.server import serve, storage_clients, systemd
 from pipegrid.storage import client_space, share_file, space_quota
@@ -173,7 +173,9 @@ class ServeJob(GridJob):
             with log_file.logging_to(console, self._options.log_path, reactor):
                 SHORTAGE.tell = None  # the log has it
                 if self._options.join is None:
-                    settings, options = self._full_settings(invocation)
+                    settings, options = settings_of(
+                        invocation.grid_directory, self._options, console.note
+                    )
                     await serve.serve(
                         reactor, settings, lambda node: self._started(invocation, options, node)
                     )
@@ -197,16 +199,16 @@ class ServeJob(GridJob):
         from pipegrid.cli import cmd_join
 
         console, options = invocation.console, self._options
-        directory_claim.refuse_if_running(_directory(invocation))
+        directory_claim.refuse_if_running(invocation.grid_directory)
         # What is refused at the start is refused before the code is spent.
-        settings, options = settings_of(_directory(invocation), options, lambda _: None)
+        settings, options = settings_of(invocation.grid_directory, options, lambda _: None)
         serve.check_hidden(settings)
         said = {
             "tub.port": options.port or "",
             "tub.location": options.location or "",
             "nickname": options.nickname or "",
         }
-        joining = cmd_join.ServerJoin(_directory(invocation), code, options.relay_url, said)
+        joining = cmd_join.ServerJoin(invocation.grid_directory, code, options.relay_url, said)
 
         async def finish(node: StorageNode) -> None:
             said["tub.port"] = serve_record.kept_port(options.port or "", node)
@@ -218,7 +220,7 @@ class ServeJob(GridJob):
 
         try:
             taken = await joining.take(reactor, console)
-            settings, _ = self._full_settings(invocation)
+            settings, _ = settings_of(invocation.grid_directory, self._options, console.note)
             import attrs
 
             introducers = {each.name: each.furl for each in taken.introducers}
@@ -230,16 +232,10 @@ class ServeJob(GridJob):
             raise Interrupted
 
     def _started(self, invocation: Invocation, options: ServeOptions, node: StorageNode) -> None:
-        failed = serve_record.keep(_directory(invocation), options._asdict(), node)
+        failed = serve_record.keep(invocation.grid_directory, options._asdict(), node)
         if failed is not None:
-            invocation.console.say(f"pipegrid: {failed}")
+            invocation.console.note(failed)
         announce(invocation.console, node)
-
-    def _full_settings(self, invocation: Invocation) -> tuple[ServeSettings, ServeOptions]:
-        def warn(warning: str) -> None:
-            invocation.console.say(f"pipegrid: {warning}")
-
-        return settings_of(_directory(invocation), self._options, warn)
 
 
 class UsageJob(GridJob):
@@ -257,7 +253,7 @@ class UsageJob(GridJob):
     async def _measure(self, invocation: Invocation, reactor: Any) -> int:
         from twisted.internet.task import deferLater
 
-        directory = _directory(invocation)
+        directory = invocation.grid_directory
         options, known = self._options, serve_record.read(directory)
         found = {**known, **serve_settings.load(directory).settings}
         storage = Path(options.storage or found.get("storage") or directory / "storage")
@@ -334,7 +330,7 @@ class ClientJob(GridJob):
         return await status_of_job(invocation.console, self._change(invocation))
 
     async def _change(self, invocation: Invocation) -> int:
-        directory, options = _directory(invocation), self._options
+        directory, options = invocation.grid_directory, self._options
         if options.remove_client is not None:
             storage_clients.remove_client(directory, options.remove_client)
             invocation.console.result(
@@ -378,10 +374,6 @@ def usage_report(
     }
     fields |= {"quota": quota_bytes, "left": left, "storage": str(storage)}
     return "\n".join(columns(rows, right=(1,))), fields
-
-
-def _directory(invocation: Invocation) -> Path:
-    return Path(invocation.directory or client_paths.default_directory())
 
 
 def settings_of(

@@ -147,7 +147,7 @@ class SampledPart:
         self._percent = percent
         self._rounds = verification_rotation.VerificationRounds(directory, key)
         if self._rounds.warning:
-            console.say(f"pipegrid: {self._rounds.warning}")
+            console.note(self._rounds.warning)
         width = verification_rotation.width_of(percent)
         self.part = verification_rotation.VerifiedPart(self._rounds.state.position, width)
 
@@ -159,8 +159,8 @@ class SampledPart:
         must not take a part out of the round.
         """
         if not self.part.was_reached:
-            self._console.say(
-                "pipegrid: no server had a share of anything, so no part was verified; the next run tries "
+            self._console.note(
+                "no server had a share of anything, so no part was verified; the next run tries "
                 "the same one"
             )
             return
@@ -173,9 +173,7 @@ class SampledPart:
         what = f"this round lasts another {ends}"
         if not state.covered:
             what = f"every object has been verified; the next round lasts {ends}"
-        self._console.say(
-            f"pipegrid: verified another {percent:g}%: {counted(count, 'object')}; {what}"
-        )
+        self._console.note(f"verified another {percent:g}%: {counted(count, 'object')}; {what}")
         self._console.json_result({"sample": fields})
 
 
@@ -258,7 +256,7 @@ class ObjectsReport:
         if self.console.json:
             self.console.result("", {**cap_lookup.identity(file), "unreadable": sentence(error)})
         else:
-            self.console.fault(f"pipegrid: {what}")
+            self.console.fault(what)
 
     @property
     def worst(self) -> ExitStatus:
@@ -307,7 +305,7 @@ async def maintain(
     if console.json or recursive:
         console.result(text, {"summary": fields})
     else:
-        console.say(f"pipegrid: {text}")
+        console.note(text)
     return report.worst
 
 
@@ -633,7 +631,7 @@ def report_renewal(
         },
     )
     if result.unreachable:
-        console.say(f"pipegrid: {lead}{are_down(result.unreachable)}")
+        console.note(f"{lead}{are_down(result.unreachable)}")
     say_some(console, [f"{lead}no lease: {reason}" for reason in grouped(result.reasons)])
     for number, servers in result.leases.items():
         console.detail(f"{lead}share {number}: {', '.join(servers)}")

@@ -237,8 +237,7 @@ class ConfiguredCommand(click.Command):
         Raises:
             UsageError: there is none, or a setting is wrong, in whatever section.
         """
-        directory = Path(invocation.directory or client_paths.default_directory())
-        path, parser = strict_config.read_config(directory)
+        path, parser = strict_config.read_config(invocation.grid_directory)
         if path.name == client_paths.TAHOE_CONFIG_NAME:
             raise UsageError(
                 f"{path} is Tahoe-LAFS's, which permits no sections of other programs; make a directory with "
@@ -394,7 +393,7 @@ class SectionsJob(GridJob):
         console = invocation.console
         statuses: dict[str, ExitStatus] = {}
         for name, job, own in self._jobs:
-            console.say(f"pipegrid: backup {printable(name)}")
+            console.note(f"backup {printable(name)}")
             statuses[name] = ExitStatus(await job.run(own, reactor, open_grid))
             if statuses[name] == ExitStatus.INTERRUPTED or console.results.reader_left:
                 break
@@ -403,7 +402,7 @@ class SectionsJob(GridJob):
         text = f"{len(statuses) - len(failed)} of {counted(len(self._jobs), 'backup')} succeeded"
         for name, status in failed.items():
             text += f"; {printable(name)}: exit status {int(status)}"
-        console.say(f"pipegrid: {text}" + (f"; {left} not begun" if left else ""))
+        console.note(text + (f"; {left} not begun" if left else ""))
         if not (console.results.failed or console.results.abandoned):
             console.json_result(
                 {"backups": {name: int(status) for name, status in statuses.items()}}

@@ -227,9 +227,13 @@ class Console:
         if self.verbosity >= 0:
             self._prose(text)
 
+    def note(self, text: str) -> None:
+        """Print a message that names the program, unless quiet."""
+        self.say(f"pipegrid: {text}")
+
     def fault(self, text: str) -> None:
-        """Print a message about an error that counts in the exit status, even if quiet."""
-        self._prose(text)
+        """Print such a message about an error that counts in the exit status, even if quiet."""
+        self._prose(f"pipegrid: {text}")
 
     def detail(self, text: str) -> None:
         """Print a detail, only with ``-v``."""
@@ -255,7 +259,7 @@ class Console:
         text = sentence(error)
         about = printable(about)
         about = f"{about}: " if about and not _names(text, about) else ""
-        self._prose(f"pipegrid: {about}{text}")
+        self.fault(f"{about}{text}")
         return status_of(error)
 
     def failed(
@@ -421,9 +425,9 @@ def say_some(console: Console, lines: Sequence[str]) -> None:
     """Print the first of many lines, and how many more there are, which ``-v`` prints as well."""
     shown = len(lines) if console.verbosity > 0 or len(lines) <= MAX_LINES else MAX_LINES - 1
     for line in lines[:shown]:
-        console.say(f"pipegrid: {line}")
+        console.note(line)
     if shown < len(lines):
-        console.say(f"pipegrid: and {len(lines) - shown} more like that; -v names them")
+        console.note(f"and {len(lines) - shown} more like that; -v names them")
 
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:

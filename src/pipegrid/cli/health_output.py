@@ -107,12 +107,12 @@ def say_more(console: Console, result: CheckResult, lead: str = "") -> None:
         ],
     )
     if not (good or result.corrupt or result.unreachable) and result.total_shares:
-        console.say(
-            f"pipegrid: {lead}no server has a share of the file; check that the cap was copied right, and "
+        console.note(
+            f"{lead}no server has a share of the file; check that the cap was copied right, and "
             "that this is the grid that it is for"
         )
     for remark in result.remarks:
-        console.say(f"pipegrid: {lead}{remark}")
+        console.note(f"{lead}{remark}")
     for number, servers in sorted(result.good_shares.items()):
         console.detail(f"{lead}share {number}: {', '.join(servers)}")
 

@@ -111,7 +111,7 @@ def debian_job(dest: str, options: DebianOptions, fetching: MirrorOptions) -> Re
         for path in outcome.lacking:
             console.detail(f"no mirror has {printable(path)}")
         if outcome.absent:
-            console.say(_left_out(outcome.absent))
+            console.note(_left_out(outcome.absent))
         return outcome, {"patched": outcome.patched, "lacking": outcome.lacking}
 
     return ArchiveRun(dest, fetching, update).job()
@@ -137,8 +137,8 @@ def rpm_job(
                 fetching.delete, fetching.dry_run, options.keep_going, fetching.delete_excluded
             )
         if outcome.lacking_sources:
-            console.say(
-                "pipegrid: this repository lacks the sources (src.rpm) of selected packages, "
+            console.note(
+                "this repository lacks the sources (src.rpm) of selected packages, "
                 f"{counted(outcome.lacking_sources, 'file')}; mirror the one that has them as well"
             )
         return outcome, {}
@@ -163,7 +163,7 @@ def filter_of(given: Mapping[str, Any] | None) -> PackageFilter:
 def _left_out(absent: list[str]) -> str:
     """Return one sentence for all wanted items that the release files do not name."""
     more = len(absent) - 1
-    return f"pipegrid: {printable(absent[0])}" + (
+    return printable(absent[0]) + (
         f"; and so with {counted(more, 'other index', 'other indexes')}" if more else ""
     )
 
@@ -171,14 +171,14 @@ def _left_out(absent: list[str]) -> str:
 def _print_unmatched(console: Console, outcome: Any) -> list[str]:
     """Report the patterns of filters that match nothing; return them for JSON."""
     if outcome.spares_others:
-        console.say(
-            "pipegrid: files that filters of earlier runs select are kept; --delete-excluded removes them"
+        console.note(
+            "files that filters of earlier runs select are kept; --delete-excluded removes them"
         )
     if not outcome.unmatched:
         return []
     texts = [package_filter.unmatched_text(*each) for each in outcome.unmatched]
     for text in texts:
-        console.fault(f"pipegrid: {printable(text)}")
+        console.fault(printable(text))
     return texts
 
 
@@ -251,8 +251,8 @@ class ArchiveRun:
         report_skipped(console, entries)
         unmatched = _print_unmatched(console, outcome)
         if report.failed_files and not outcome.is_published and not fetching.dry_run:
-            console.say(
-                "pipegrid: the old indexes stay, and name only files that exist; --keep-going publishes "
+            console.note(
+                "the old indexes stay, and name only files that exist; --keep-going publishes "
                 "the new ones"
             )
         stored = {} if keep is None or entries.skipped_files else await keep(report)

@@ -208,11 +208,11 @@ class MirrorOptions:
             if has_credential_files(os.environ):
                 found = credentials.read_credentials(os.environ, APT)
                 for warning in found.warnings:
-                    console.fault(f"pipegrid: {warning}")
+                    console.fault(warning)
                 known = found.header_for
             if self.tls is not None:
                 for warning in self.tls.warnings:
-                    console.fault(f"pipegrid: {warning}")
+                    console.fault(warning)
                 for url in self.urls:
                     self.tls.show_to(url)
             self.access = mirror_urls.HostAccess(os.environ, known, self.tls)
@@ -256,9 +256,7 @@ class MirrorOptions:
             return
         until_s = time.monotonic() + self.wait_s
         yield
-        console.say(
-            f"pipegrid: another process uses {dest}; waiting for it, {self.wait_s:.0f} s at most"
-        )
+        console.note(f"another process uses {dest}; waiting for it, {self.wait_s:.0f} s at most")
         while time.monotonic() < until_s:
             yield
 
@@ -345,11 +343,11 @@ async def store(
 def report_skipped(console: Console, entries: Entries) -> None:
     """Report the unusable entries of indexes."""
     for why in entries.skipped:
-        console.fault(f"pipegrid: skipped: {printable(why)}")
+        console.fault(f"skipped: {printable(why)}")
     more = entries.skipped_files - len(entries.skipped)
     if more:
         console.fault(
-            f"pipegrid: {counted(more, 'more entry', 'more entries')} skipped, for reasons like these"
+            f"{counted(more, 'more entry', 'more entries')} skipped, for reasons like these"
         )
 
 
@@ -387,7 +385,7 @@ class RunOutcome:
         """
         report, removed, further = self._report, self._removed, self._further
         for path, why in report.failed:
-            console.fault(f"pipegrid: {printable(path)} could not be fetched ({printable(why)})")
+            console.fault(f"{printable(path)} could not be fetched ({printable(why)})")
         _print_how_many_more(console, report)
         for tally in report.ranking:
             console.say(_ranked(tally))
@@ -467,7 +465,7 @@ def _tally_fields(tally: Tally) -> dict[str, Any]:
 def _print_how_many_more(console: Console, report: Report) -> None:
     more = report.failed_files - len(report.failed)
     if more:
-        console.fault(f"pipegrid: {counted(more, 'more file')}, for reasons like these")
+        console.fault(f"{counted(more, 'more file')}, for reasons like these")
 
 
 def _ranked(tally: Tally) -> str:
@@ -485,12 +483,12 @@ def _ranked(tally: Tally) -> str:
 def report_verified(console: Console, report: Report, dest: str) -> int:
     """Print the result of ``verify``; returns the exit status."""
     for path, why in report.failed:
-        console.fault(f"pipegrid: {printable(path)}: {printable(why)}")
+        console.fault(f"{printable(path)}: {printable(why)}")
     _print_how_many_more(console, report)
     if report.unnoted_files:
         files = counted(report.unnoted_files, "file")
-        console.say(
-            f"pipegrid: the verified hashes of {files} cannot be recorded, since {dest} cannot be written "
+        console.note(
+            f"the verified hashes of {files} cannot be recorded, since {dest} cannot be written "
             "to; verify it as a user who may write there"
         )
     console.result(

@@ -249,7 +249,7 @@ def waiting_of(console: Console, progress: ProgressBar) -> Callable[[str | None]
 
     def waiting(why: str | None) -> None:
         progress.waits(why is not None)
-        console.say(f"pipegrid: {'enough servers are reachable again' if why is None else why}")
+        console.note("enough servers are reachable again" if why is None else why)
 
     return waiting
 

@@ -91,7 +91,7 @@ async def restore_tree(
         plan = await _planned(grid, console, root, target, how, choice, selection)
     if plan.is_empty:
         shown = ", ".join(f"'{printable(each)}'" for each in choice.include[:5])
-        console.say(f"pipegrid: nothing in the run matches {shown}, so nothing is restored")
+        console.note(f"nothing in the run matches {shown}, so nothing is restored")
         return ExitStatus.FAILED
     statuses = _report_unread(console, plan, choice)
     if choice.dry_run:
@@ -111,8 +111,8 @@ async def restore_tree(
     if not choice.delete:
         return status
     if status or plan.unreadable:
-        console.say(
-            "pipegrid: nothing was removed, since the run could not be restored as a whole; correct what "
+        console.note(
+            "nothing was removed, since the run could not be restored as a whole; correct what "
             "is named above, and run the same command again"
         )
         return status or ExitStatus.FAILED
@@ -167,8 +167,8 @@ def _summarise(console: Console, plan: RestorePlan) -> None:
     """Print what a restore would do in all."""
     counts = plan.counts
     removed = f", remove {sum(each.count for each in plan.extras)}" if plan.extras else ""
-    console.say(
-        f"pipegrid: would write {counts.get('write', 0)}, replace {counts.get('replace', 0)}, compare "
+    console.note(
+        f"would write {counts.get('write', 0)}, replace {counts.get('replace', 0)}, compare "
         f"{counts.get('compare', 0)}, keep {counts.get('blocked', 0)}{removed}; nothing was changed"
     )
 
@@ -207,7 +207,7 @@ def _remove(grid: Grid, console: Console, plan: RestorePlan) -> ExitStatus:
             continue
         removed += extra.count
         console.json_result({"local": extra.path, "outcome": "removed"})
-    console.say(f"pipegrid: removed {counted(removed, 'file')} that the run does not have")
+    console.note(f"removed {counted(removed, 'file')} that the run does not have")
     return one_status(statuses)
 
 

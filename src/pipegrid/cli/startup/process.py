@@ -101,7 +101,7 @@ def run_process(
     console = Console(
         getattr(sys.stdin, "buffer", None), getattr(sys.stdout, "buffer", None), _stderr()
     )
-    SHORTAGE.tell = TOR_START.tell = lambda sentence: console.say(f"pipegrid: {sentence}")
+    SHORTAGE.tell = TOR_START.tell = console.note
     try:
         invocation, job = _parse(arguments, console, begun, glimpse)
     except BrokenPipeError:  # the reader of --help closed its end
