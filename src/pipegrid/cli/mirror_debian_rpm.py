@@ -14,7 +14,7 @@ from pipegrid.cli.error_report import Interrupted
 from pipegrid.cli.mirror_options import (
     MirrorOptions,
     MirrorProgress,
-    RunOutcome,
+    print_outcome,
     report_skipped,
     store,
 )
@@ -256,16 +256,19 @@ class ArchiveRun:
                 "the new ones"
             )
         stored = {} if keep is None or entries.skipped_files else await keep(report)
-        further = {
-            "index_bytes": outcome.index_bytes,
-            "skipped": entries.skipped_files,
-            "unmatched": unmatched,
+        return print_outcome(
+            console,
+            fetching,
+            self._dest,
+            report,
+            outcome.removed,
+            mirror.destination.changes + outcome.is_new,
+            index_bytes=outcome.index_bytes,
+            skipped=entries.skipped_files,
+            unmatched=unmatched,
             **further,
             **stored,
-        }
-        changes = mirror.destination.changes + outcome.is_new
-        ended = RunOutcome(self._dest, report, outcome.removed, changes, further)
-        return ended.print_outcome(console, fetching)
+        )
 
     async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
         """Do the work, or what ``early`` left of it."""

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 
 from pipegrid.cli.command_job import GridJob, ReactorJob
 from pipegrid.cli.error_report import Interrupted, unreadable
-from pipegrid.cli.mirror_options import MirrorOptions, MirrorProgress, RunOutcome, store
+from pipegrid.cli.mirror_options import MirrorOptions, MirrorProgress, print_outcome, store
 from pipegrid.errors import SourceError, UsageError
 from pipegrid.mirror import (
     destination,
@@ -90,9 +90,7 @@ class ListRun:
             work.finish()
             report = work.sum_up()
             removed = self._keep(source, target) if not report.failed_files else []
-            return RunOutcome(self._dest, report, removed, target.changes).print_outcome(
-                console, fetching
-            )
+            return print_outcome(console, fetching, self._dest, report, removed, target.changes)
 
     def _keep(self, source: BinaryIO, target: Destination) -> list[str]:
         """All files exist: record them, and return the removed paths."""
@@ -142,8 +140,9 @@ class ListRun:
                             (each.path for each in kept), fetching.dry_run
                         )
                 further = await store(mirror, grid, report, fetching)
-        outcome = RunOutcome(self._dest, report, removed, target.changes, further)
-        return outcome.print_outcome(console, fetching)
+        return print_outcome(
+            console, fetching, self._dest, report, removed, target.changes, **further
+        )
 
     def _open(self) -> BinaryIO:
         try:

@@ -323,8 +323,6 @@ def _check_configured() -> None:
 
 # What the commands print at their end, and the storage of a mirror in a grid.
 
-# as in ``typing``, which is slow to import
-
 
 async def store(
     mirror: Mirror, grid: Grid | None, report: Report, fetching: MirrorOptions
@@ -351,9 +349,20 @@ def report_skipped(console: Console, entries: Entries) -> None:
         )
 
 
-class RunOutcome:
+def print_outcome(
+    console: Console,
+    fetching: MirrorOptions,
+    dest: str,
+    report: Report,
+    removed: list[str],
+    changes: int,
+    **further: Any,
+) -> int:
     """
-    The outcome of a run to ``dest``.
+    Print the outcome of a run to ``dest``; returns the exit status.
+
+    A quiet run that changed nothing prints nothing; a quiet run with changes prints these, and the totals,
+    as a mail of cron needs them.
 
     Args:
         removed: paths.
@@ -361,58 +370,36 @@ class RunOutcome:
             ``report``.
         further: JSON fields of the kind of archive.
     """
-
-    def __init__(
-        self,
-        dest: str,
-        report: Report,
-        removed: list[str],
-        changes: int,
-        further: dict[str, Any] | None = None,
-    ) -> None:
-        self._dest = dest
-        self._report = report
-        self._removed = removed
-        self._further = further or {}
-        self._changed = bool(report.fetched_files or removed or changes)
-
-    def print_outcome(self, console: Console, fetching: MirrorOptions) -> int:
-        """
-        Print the outcome; returns the exit status.
-
-        A quiet run that changed nothing prints nothing; a quiet run with changes prints these, and the
-        totals, as a mail of cron needs them.
-        """
-        report, removed, further = self._report, self._removed, self._further
-        for path, why in report.failed:
-            console.fault(f"{printable(path)} could not be fetched ({printable(why)})")
-        _print_how_many_more(console, report)
-        for tally in report.ranking:
-            console.say(_ranked(tally))
-        failed = bool(report.failed_files or further.get("skipped") or further.get("unmatched"))
-        names = [
-            *_named("+", report.fetched, report.fetched_files),
-            *_named("-", removed, len(removed)),
-        ]
-        for path in removed[MAX_SHOWN:]:
-            console.detail(f"- {printable(path)}")
-        text = _summary(report, removed, fetching.dry_run, further.get("skipped", 0))
-        is_quiet = console.verbosity < 0
-        if is_quiet:
-            totals = f"{counted(report.wanted_files, 'file')}, {amount(report.wanted_bytes)} in all"
-            text = "\n".join((f"{printable(self._dest)}: {text}", *names, totals))
-        else:
-            for each in names:
-                console.say(each)
-        if "cap" in further:
-            text += f"\nin the grid: {further['cap']}"
-        if self._changed or failed or console.json or not is_quiet:
-            fields = {"dest": self._dest, "changed": self._changed, "dry_run": fetching.dry_run}
-            console.result(text, {**fields, **_fields(report, removed), **further})
-        if failed:
-            return ExitStatus.FAILED
-        unchanged = fetching.exit_unchanged and not self._changed
-        return ExitStatus.UNCHANGED if unchanged else ExitStatus.DONE
+    changed = bool(report.fetched_files or removed or changes)
+    for path, why in report.failed:
+        console.fault(f"{printable(path)} could not be fetched ({printable(why)})")
+    _print_how_many_more(console, report)
+    for tally in report.ranking:
+        console.say(_ranked(tally))
+    failed = bool(report.failed_files or further.get("skipped") or further.get("unmatched"))
+    names = [
+        *_named("+", report.fetched, report.fetched_files),
+        *_named("-", removed, len(removed)),
+    ]
+    for path in removed[MAX_SHOWN:]:
+        console.detail(f"- {printable(path)}")
+    text = _summary(report, removed, fetching.dry_run, further.get("skipped", 0))
+    is_quiet = console.verbosity < 0
+    if is_quiet:
+        totals = f"{counted(report.wanted_files, 'file')}, {amount(report.wanted_bytes)} in all"
+        text = "\n".join((f"{printable(dest)}: {text}", *names, totals))
+    else:
+        for each in names:
+            console.say(each)
+    if "cap" in further:
+        text += f"\nin the grid: {further['cap']}"
+    if changed or failed or console.json or not is_quiet:
+        fields = {"dest": dest, "changed": changed, "dry_run": fetching.dry_run}
+        console.result(text, {**fields, **_fields(report, removed), **further})
+    if failed:
+        return ExitStatus.FAILED
+    unchanged = fetching.exit_unchanged and not changed
+    return ExitStatus.UNCHANGED if unchanged else ExitStatus.DONE
 
 
 def _summary(report: Report, removed: Sequence[str], dry_run: bool, skipped: int) -> str:
