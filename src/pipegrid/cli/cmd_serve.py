@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from pipegrid.cli import log_file, serve_record
-from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, failure, status_of_job
+from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, failure
 from pipegrid.cli.console import Console, columns
 from pipegrid.cli.error_report import ExitStatus, Interrupted
 from pipegrid.cli.options import (
@@ -37,8 +37,6 @@ from pipegrid.wire import server_address
 if TYPE_CHECKING:
     from pipegrid.grid.serve_settings import ServerDirectory
     from pipegrid.server.serve import ServeSettings, StorageNode
-    from pipegrid.server.storage_clients import NamedClient
-    from pipegrid.storage.space_quota import StoredSpace
     from pipegrid.wire.server_address import Furl
 
 
@@ -156,13 +154,15 @@ class ServeOptions(NamedTuple):
             )
 
 
-class ServeJob(GridJob):
-    """Serves until it is stopped, which is success."""
-
+class _ServerJob(GridJob):
     asks_servers = False
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
+
+
+class ServeJob(_ServerJob):
+    """Serves until it is stopped, which is success."""
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         """Serve; cancelling stops the server in order, and gives 0."""
@@ -238,19 +238,10 @@ class ServeJob(GridJob):
         announce(invocation.console, node)
 
 
-class UsageJob(GridJob):
-    """Measures a storage directory, whether a server runs there or not."""
+class UsageJob(_ServerJob):
+    """Prints how much the shares in a storage directory take, whether a server runs there or not."""
 
-    asks_servers = False
-
-    def __init__(self, options: ServeOptions) -> None:
-        self._options = options
-
-    async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
-        """Print how much the shares take."""
-        return await status_of_job(invocation.console, self._measure(invocation, reactor))
-
-    async def _measure(self, invocation: Invocation, reactor: Any) -> int:
+    async def _run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         from twisted.internet.task import deferLater
 
         directory = invocation.grid_directory
@@ -285,7 +276,7 @@ class UsageJob(GridJob):
 class ClientTotals:
     """What the shares with leases of each named client take."""
 
-    def __init__(self, clients: Sequence[NamedClient]) -> None:
+    def __init__(self, clients: Sequence[storage_clients.NamedClient]) -> None:
         self._clients = {each.number: each for each in clients}
         self._totals = {each.number: space_quota.ShareTotal() for each in clients}
 
@@ -317,19 +308,13 @@ class ClientTotals:
         return columns(rows, right=(1,)) if rows else [], fields
 
 
-class ClientJob(GridJob):
-    """Adds, changes or removes a named client of a server, whether that runs or not."""
+class ClientJob(_ServerJob):
+    """
+    Adds, changes or removes a named client of a server, whether that runs or not; prints the addresses of a
+    client that stays.
+    """
 
-    asks_servers = False
-
-    def __init__(self, options: ServeOptions) -> None:
-        self._options = options
-
-    async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
-        """Print the addresses of a client that stays."""
-        return await status_of_job(invocation.console, self._change(invocation))
-
-    async def _change(self, invocation: Invocation) -> int:
+    async def _run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         directory, options = invocation.grid_directory, self._options
         if options.remove_client is not None:
             storage_clients.remove_client(directory, options.remove_client)
@@ -352,7 +337,7 @@ _TURN_S = 0.05
 
 
 def usage_report(
-    storage: Path, measured: StoredSpace, quota_bytes: int | None
+    storage: Path, measured: space_quota.StoredSpace, quota_bytes: int | None
 ) -> tuple[str, dict[str, object]]:
     """Return what a storage directory holds, as a table and as fields."""
     kinds = {

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
     from pipegrid.transfer.settings import UpkeepSettings
     from pipegrid.transfer.upkeep import UpkeepOutcome, UpkeepRequest, UpkeepSummary
-    from pipegrid.tree.tree_check import FirstMet
 
 
 # The common part of ``check``, ``renew`` and ``repair`` for many objects, or trees.
@@ -112,15 +111,14 @@ def upkeep_job(
             file = await cap_lookup.Locator(grid).located(files[0], core_caps.keepable)
             return shown(file, await alone(grid, console, file.cap))
 
-        bounds = upkeep_bounds(invocation)
-        if sample is None:
-            options = UpkeepOptions(verb, recursive, upkeep.UpkeepRequest(**todo), bounds)
-            return await maintain(grid, console, files, options, shown)
-        part = SampledPart(grid, console, (caps, recursive), sample)
-        request = upkeep.SampledUpkeep(**todo, part=part.part)
-        options = UpkeepOptions(verb, recursive, request, bounds)
+        part, request = None, upkeep.UpkeepRequest(**todo)
+        if sample is not None:
+            part = SampledPart(grid, console, (caps, recursive), sample)
+            request = upkeep.SampledUpkeep(**todo, part=part.part)
+        options = UpkeepOptions(verb, recursive, request, upkeep_bounds(invocation))
         status = await maintain(grid, console, files, options, shown)
-        part.finish()
+        if part is not None:
+            part.finish()
         return status
 
     return GridJob(work, *cap_lookup.starts_of(files))
@@ -240,28 +238,22 @@ class ObjectsReport:
             if health_output.is_well(outcome):
                 self.statuses.add(ExitStatus.DONE)
                 return
-            if health_output.lacks_servers_only(
-                outcome
-            ):  # the summary reports it once, with the servers
+            # The summary reports servers that are down, once.
+            if health_output.lacks_servers_only(outcome):
                 self.statuses.add(ExitStatus.FAILED)
                 return
         self.statuses.add(self.show(file, outcome))
 
     def unreadable(self, file: NamedFile[Any], error: Exception) -> None:
         """Report a directory that could not be read."""
-        what = (
-            f"{file.label} could not be read, so its entries were not processed: {sentence(error)}"
-        )
+        why = sentence(error)
         self.statuses.add(ExitStatus.FAILED)
         if self.console.json:
-            self.console.result("", {**cap_lookup.identity(file), "unreadable": sentence(error)})
+            self.console.result("", {**cap_lookup.identity(file), "unreadable": why})
         else:
-            self.console.fault(what)
-
-    @property
-    def worst(self) -> ExitStatus:
-        """The worst status of all."""
-        return worst_status(self.statuses)
+            self.console.fault(
+                f"{file.label} could not be read, so its entries were not processed: {why}"
+            )
 
 
 async def maintain(
@@ -281,18 +273,12 @@ async def maintain(
     Returns:
         The worst status.
     """
-    summary: UpkeepSummary
     verb, recursive, todo, bounds = options
     report = ObjectsReport(console, show, recursive)
     named = len(files)
     files, report.statuses = await located_files(grid, console, files, recursive)
     with progress_bar.ProgressBar(console, verb, "object") as progress:
-        report_bytes = progress.transfer()
-
-        def count(done: int, total: int) -> None:
-            if report_bytes is not None:
-                report_bytes(done, total)
-
+        count = progress.transfer() or _count_nothing
         if recursive:
             waiting = progress_bar.waiting_of(console, progress)
             summary = await _trees(grid, files, todo, bounds, report, count, waiting)
@@ -306,7 +292,11 @@ async def maintain(
         console.result(text, {"summary": fields})
     else:
         console.note(text)
-    return report.worst
+    return worst_status(report.statuses)
+
+
+def _count_nothing(done: int, total: int) -> None:
+    """Take the place of a bar."""
 
 
 async def _many(
@@ -330,7 +320,7 @@ async def _many(
 
 async def _trees(
     grid: Grid,
-    files: Sequence[cap_lookup.NamedFile[Any]],
+    files: Sequence[NamedFile[Any]],
     todo: UpkeepRequest,
     bounds: UpkeepSettings,
     report: ObjectsReport,
@@ -339,18 +329,18 @@ async def _trees(
 ) -> UpkeepSummary:
     summary = tree_check.TreeSummary()
 
-    def named(root: int, place: FirstMet) -> cap_lookup.NamedFile[Any]:
+    def named(root: int, place: tree_check.FirstMet) -> NamedFile[Any]:
         path = "/".join(place.path)
         if len(files) > 1 or not path:
             path = _below(files[root].label, path)
         text = files[root].text if not place.path else "" if place.cap is None else str(place.cap)
         return cap_lookup.NamedFile(text, place.cap, path)
 
-    def ended(root: int, place: FirstMet, outcome: UpkeepOutcome) -> None:
+    def ended(root: int, place: tree_check.FirstMet, outcome: UpkeepOutcome) -> None:
         count(summary.objects, 0)
         report.note(named(root, place), outcome)
 
-    def unreadable(root: int, place: FirstMet, error: Exception) -> None:
+    def unreadable(root: int, place: tree_check.FirstMet, error: Exception) -> None:
         report.unreadable(named(root, place), error)
 
     reports = tree_check.CheckReports(ended, unreadable, waiting)
@@ -463,9 +453,8 @@ def check_command(
 
     async def alone(grid: Grid, console: Console, cap: Any) -> CheckResult:
         with progress_bar.ProgressBar(console, "check", "share") as progress:
-            options = {"add_lease": True} if add_lease else {}
             call = progress.transfer()
-            return await grid.check(cap, verify=verify, progress=call, **options)
+            return await grid.check(cap, verify=verify, add_lease=add_lease, progress=call)
 
     if verify and sample is not None:
         raise usage_error("--verify verifies everything; choose one of --verify and --sample")
