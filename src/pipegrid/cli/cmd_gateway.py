@@ -12,7 +12,6 @@ from pipegrid.cli.command_job import GridJob, ReactorGridJob
 from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.options import grid_options, log_option
 from pipegrid.cli.startup import lazy_modules
-from pipegrid.errors import UsageError
 from pipegrid.gateway import gateway_service, gateway_settings
 from pipegrid.server import systemd
 
@@ -87,13 +86,8 @@ def gateway_command(
     """
 
     async def work(reactor: Any, grid: Grid, console: Console) -> int:
-        try:
-            lazy_modules.bring_in(log_file, gateway_service, systemd)
-        except ModuleNotFoundError as error:
-            raise UsageError(
-                f"the gateway needs the module {error.name}, which is not installed; install it with "
-                "pip install 'pipegrid[gateway]'"
-            ) from error
+        own = log_file, gateway_service, systemd
+        lazy_modules.bring_in_extra("the gateway needs", "gateway", *own)
         restic = gateway_settings.ResticSettings(htpasswd_file, append_only, private_repos, no_auth)
         chosen = gateway_settings.load_settings(
             Path(grid.config.directory), port=port, hosts=hosts, restic=restic

@@ -32,7 +32,7 @@ from pipegrid.grid import (
     wormhole_exchange,
 )
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
-from pipegrid.tree import aliases, grid_paths
+from pipegrid.tree import grid_paths
 from pipegrid.tree.backup import run_paths
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ class InviteJob(GridJob):
     def __init__(self, options: InviteOptions) -> None:
         self._options = options
         self._added: list[KnownServer] = []
+        self._problem: PipegridError | None = None
 
     async def _run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         cmd_join.load_library()
@@ -181,7 +182,7 @@ class InviteJob(GridJob):
                     place = await grid_paths.resolve(grid, root, names)
                     cap = place.best or place.cap
                 name = names[-1] if names else run.name if run else _alias_in(text)
-                found[_unused(name, found)] = self._checked(cap)
+                found[cmd_join.unused_alias(name, found)] = self._checked(cap)
         finally:
             if grid is not None:
                 await grid.close()
@@ -206,25 +207,16 @@ class InviteJob(GridJob):
         for name, cap in offered.caps.items():
             grants = "read" if cap.readonly() == cap else "read and change"
             console.note(f"who joins can {grants} '{printable(name)}'")
-        fields: dict[str, object] = {
-            "code": code,
-            "relay_url": relay_url or self._options.relay_url,
-        }
-        console.result(code, fields)
+        console.result(code, {"code": code, "relay_url": relay_url or self._options.relay_url})
 
     def _add(self, directory: Path, server: KnownServer) -> AddReply:
         """Add a joiner's server to the list of a directory."""
         try:
             self._added += invite_and_join.add_servers(directory, [server])
-            added = True
         except PipegridError as error:
-            self._problem: PipegridError | None = error
-            added = False
-        return invitation_messages.AddReply(
-            added, invite_and_join.numbers_of(client_config.load(directory))
-        )
-
-    _problem: PipegridError | None = None
+            self._problem = error
+        numbers = invite_and_join.numbers_of(client_config.load(directory))
+        return invitation_messages.AddReply(self._problem is None, numbers)
 
     def _print_outcome(
         self,
@@ -287,15 +279,3 @@ def _alias_in(text: str) -> str:
     text = as_pasted(text)
     alias, _, _ = text.partition(":")
     return cmd_join.UNNAMED if text.startswith("URI:") or alias in ("ro.URI", "imm.URI") else alias
-
-
-def _unused(name: str, found: dict[str, Any]) -> str:
-    """Return the name, or one with a number if it is used."""
-    try:
-        base = aliases.checked_name(name)
-    except UsageError:
-        base = cmd_join.UNNAMED
-    name, number = base, 2
-    while name in found:
-        name, number = f"{base}-{number}", number + 1
-    return name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import unicodedata
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -82,10 +83,8 @@ def join_command(invocation: Invocation, code: str, relay_url: str) -> ReactorJo
     asked. A grid on this machine that the first command made by itself is moved; 'pipegrid --local' reaches
     it.
     """
-    code, relay_url = (
-        invitation_messages.checked_code(code),
-        invitation_messages.checked_relay(relay_url),
-    )
+    code = invitation_messages.checked_code(code)
+    relay_url = invitation_messages.checked_relay(relay_url)
     place = place_to_join(invocation.own_directory, invocation.grid, _ask_name)
     policy = place.connections()
 
@@ -103,10 +102,8 @@ def join_command(invocation: Invocation, code: str, relay_url: str) -> ReactorJo
                     exchange.send(invitation_messages.JoinReply(joined).as_message())
         finally:
             await exchange.close()
-        fields = (
-            {"aliases": names} if place.name is None else {"aliases": names, "grid": place.name}
-        )
-        cmd_init.print_created(console, config, **fields)
+        more = {} if place.name is None else {"grid": place.name}
+        cmd_init.print_created(console, config, aliases=names, **more)
         return ExitStatus.DONE
 
     return ReactorJob(work)
@@ -119,13 +116,7 @@ def load_library() -> None:
     Raises:
         UsageError: the library is not installed.
     """
-    try:
-        lazy_modules.bring_in(wormhole_exchange)
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"invitations need the module {error.name}, which is not installed; install it with "
-            "pip install 'pipegrid[invite]'"
-        ) from error
+    lazy_modules.bring_in_extra("invitations need", "invite", wormhole_exchange)
 
 
 def place_to_join(own: Path, name: str | None, ask: Any) -> JoinPlace:
@@ -246,16 +237,22 @@ def free_aliases(taken: Invitation, existing: dict[str, str]) -> dict[str, Direc
     for wanted, cap in taken.caps.items():
         if str(cap) in existing.values() or cap in found.values():
             continue
-        try:
-            base = aliases.checked_name(wanted)[: aliases.MAX_NAME_CHARACTERS - 4]
-        except UsageError:
-            base = UNNAMED
-        name, number = base, 2
-        while name in names:
-            name, number = f"{base}-{number}", number + 1
+        name = unused_alias(wanted, names, aliases.MAX_NAME_CHARACTERS - 4)
         names.add(name)
         found[name] = cap
     return found
+
+
+def unused_alias(wanted: str, used: Collection[str], most: int | None = None) -> str:
+    """Return a name as an alias, cut to ``most`` characters, and with a number if it is used."""
+    try:
+        base = aliases.checked_name(wanted)[:most]
+    except UsageError:
+        base = UNNAMED
+    name, number = base, 2
+    while name in used:
+        name, number = f"{base}-{number}", number + 1
+    return name
 
 
 def alias_lines(named: dict[str, DirectoryCap]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,11 +19,9 @@ from pipegrid.grid import client_config, client_paths
 from pipegrid.transfer import settings
 
 if TYPE_CHECKING:
-    import click
     from click.shell_completion import CompletionItem
 
     from pipegrid.core.encoding_parameters import Params
-    from pipegrid.flow.rate_timetable import RateLimit
 
 
 # Completion of arguments that may begin with an alias; its modules are imported only then.
@@ -101,7 +99,7 @@ def byte_rate(text: str) -> int:
         ) from None
 
 
-def rate_limit(text: str) -> RateLimit | None:
+def rate_limit(text: str) -> rate_timetable.RateLimit | None:
     """
     Return a limit of rates: ``SIZE``, ``UP:DOWN``, or a timetable; None: ``off``.
 
@@ -202,15 +200,10 @@ def as_one(
     """
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def gather(*arguments: Any, **given: Any) -> Any:
-            own = {each: given.pop(each) for each in names}
-            return function(*arguments, **given, **{name: make(**own)})
-
-        others = len(getattr(gather, "__click_params__", ()))
-        found: Any = all_of(*options)(gather)
+        others = len(getattr(function, "__click_params__", ()))
+        found: Any = all_of(*options)(function)
         names = [each.name for each in found.__click_params__[others:]]
-        return gather
+        return _gathering(name, make, names)(found)
 
     return add
 
@@ -222,13 +215,17 @@ def gathered(name: str, kind: type[tuple[Any, ...]]) -> Callable[[F], Callable[.
     Args:
         kind: a named tuple; its fields have the names of the options.
     """
-    fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+    return _gathering(name, kind, kind._fields)  # type: ignore[attr-defined]
 
-    def add(function: F) -> Callable[..., Any]:
+
+def _gathering(
+    name: str, make: Callable[..., Any], names: Sequence[str]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def gather(*arguments: Any, **given: Any) -> Any:
-            own = {each: given.pop(each) for each in fields}
-            return function(*arguments, **given, **{name: kind(**own)})
+            own = {each: given.pop(each) for each in names}
+            return function(*arguments, **given, **{name: make(**own)})
 
         return gather
 

@@ -81,8 +81,10 @@ def _raise_again(unraisable: Any) -> None:
 
 
 def _handle_all(handler: Callable[[int, Any], Any]) -> None:
+    """Handle signals, unless the parent process has them ignored (``nohup``, or a shell's background)."""
     for number in _ENDING:
-        _handle(number, handler)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def run_process(
@@ -183,9 +185,7 @@ def _cut_short(job: NoReactorJob, console: Console) -> int | None:
 
 
 def _stderr() -> Any:
-    if sys.stderr is not None:
-        return sys.stderr
-    return open(os.devnull, "w")
+    return sys.stderr or open(os.devnull, "w")
 
 
 def _flush(console: Console, status: int) -> int:
@@ -235,12 +235,6 @@ def one_heap() -> None:
 
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
-
-
-def _handle(number: int, handler: Callable[[int, Any], Any]) -> None:
-    """Handle a signal, unless the parent process has it ignored (``nohup``, or a shell's background)."""
-    if signal.getsignal(number) is not signal.SIG_IGN:
-        signal.signal(number, handler)
 
 
 class _Outcome:
