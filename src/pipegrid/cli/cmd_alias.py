@@ -104,15 +104,14 @@ def list_(read_only: bool) -> OfflineJob:
         for name, text in sorted(aliases.read_aliases(directory).items()):
             try:
                 cap = caps.parse_cap(text)
-                if read_only and isinstance(cap, caps.UnknownCap):
-                    raise CapError("this version does not know its kind of cap")
-                shown = str(
-                    cap.readonly() if read_only and not isinstance(cap, caps.UnknownCap) else cap
-                )
+                if read_only:
+                    if isinstance(cap, caps.UnknownCap):
+                        raise CapError("this version does not know its kind of cap")
+                    cap = cap.readonly()
             except CapError as error:
                 status = ExitStatus(console.complain(error, about=printable(name)))
                 continue
-            console.result(f"{printable(name)}: {shown}", {"alias": name, "cap": shown})
+            console.result(f"{printable(name)}: {cap}", {"alias": name, "cap": str(cap)})
         return status
 
     return OfflineJob(work)

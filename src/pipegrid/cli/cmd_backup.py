@@ -36,7 +36,6 @@ from pipegrid.tree.backup import backup_run, backup_sources, backup_stream, run_
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
 
-    from pipegrid.tree.backup.backup_run import BackupOptions, Backups, BackupSource
     from pipegrid.tree.tree_grid import Grid
 
 
@@ -191,9 +190,9 @@ async def _run(
     clock: IReactorTime,
     outcome: BackupOutcome,
     console: Console,
-    backups: Backups,
-    source: BackupSource,
-    options: BackupOptions,
+    backups: backup_run.Backups,
+    source: backup_run.BackupSource,
+    options: backup_run.BackupOptions,
     chosen: SelectionOptions,
 ) -> ExitStatus:
     losses = extended_metadata.MetadataLosses()
@@ -236,9 +235,9 @@ async def _run(
 async def _would_send(
     outcome: BackupOutcome,
     console: Console,
-    backups: Backups,
-    source: BackupSource,
-    options: BackupOptions,
+    backups: backup_run.Backups,
+    source: backup_run.BackupSource,
+    options: backup_run.BackupOptions,
     chosen: SelectionOptions,
 ) -> ExitStatus:
     with progress_bar.ProgressBar(console, "backup") as progress:

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
     from pipegrid.core.caps import Cap
     from pipegrid.tree.backup.catalogue import BackupRun
-    from pipegrid.tree.backup.run_paths import RunPath
     from pipegrid.tree.grid_paths import PathEnd
-    from pipegrid.tree.metadata_restore import ExtendedRestore
     from pipegrid.tree.tree_grid import Grid
 
 
@@ -267,7 +265,7 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
     return GridJob(work, *arguments[:1], makes=cap is not None)
 
 
-def _extended(options: RestoreOptions, run: BackupRun) -> ExtendedRestore:
+def _extended(options: RestoreOptions, run: BackupRun) -> metadata_restore.ExtendedRestore:
     """Return how the extended metadata of a run is restored."""
     owners = metadata_restore.owners_of(options.numeric_owner, options.no_owner)
     names = run.metadata.get("pipegrid")
@@ -306,11 +304,9 @@ def _check_options(options: RestoreOptions) -> None:
         )
     if choice.yes and not choice.delete:
         raise usage_error("--yes is for --delete; leave it out, or add --delete")
-    if options.numeric_owner and options.no_owner:
-        raise usage_error("give --numeric-owner or --no-owner, not both")
 
 
-def _run_path(text: str, options: RestoreOptions) -> RunPath | None:
+def _run_path(text: str, options: RestoreOptions) -> run_paths.RunPath | None:
     """
     Return the path into a run that an argument is; None: it is a path within the chosen run.
 
@@ -401,7 +397,4 @@ def _directory_of_one(place: PathEnd) -> caps.DirectoryCap:
 def _is_cap(text: str) -> bool:
     """Return whether an argument is a cap or begins with an existing alias, and so is not a path in a run."""
     bare = as_pasted(text)
-    if bare.startswith("URI:") or ":" not in bare:
-        return bare.startswith("URI:")
-
-    return cap_lookup.begins_with_alias(bare)
+    return bare.startswith("URI:") or cap_lookup.begins_with_alias(bare)

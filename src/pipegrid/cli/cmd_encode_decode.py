@@ -32,8 +32,6 @@ from pipegrid.transfer import offline_encoding
 
 if TYPE_CHECKING:
     from pipegrid.disk.part_file import PartFile
-    from pipegrid.grid.client_config import GridConfig
-    from pipegrid.transfer.offline_encoding import DecodeResult
 
 
 # ``pipegrid encode``: a file becomes share files, without a grid.
@@ -101,7 +99,7 @@ def encode_command(
     return OfflineJob(work)
 
 
-def _configuration(directory: str | None) -> GridConfig | None:
+def _configuration(directory: str | None) -> client_config.GridConfig | None:
     """Return the configuration of the client's directory; None if none was named and the user has none."""
     if directory is not None:
         return client_config.load(directory, offline=True)
@@ -204,15 +202,13 @@ def decode(
             paths,
             sink,
             progress=progress,
-            max_segment_bytes=encoding_parameters.MAX_SEGMENT_BYTES
-            if max_segment is None
-            else max_segment,
+            max_segment_bytes=max_segment or encoding_parameters.MAX_SEGMENT_BYTES,
         )
     _print_result(console, result, output)
     return one_status(statuses)
 
 
-def _print_result(console: Console, result: DecodeResult, path: str) -> None:
+def _print_result(console: Console, result: offline_encoding.DecodeResult, path: str) -> None:
     """Report the outcome of a decoding."""
     health_output.warn_of_corruption(console, result.problems)
     used = ", ".join(map(str, sorted(result.shares_used)))

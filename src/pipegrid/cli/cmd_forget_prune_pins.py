@@ -21,15 +21,10 @@ from pipegrid.tree import aliases, prune_roots, tree_check
 from pipegrid.tree.backup import backup_run, catalogue, forget, prune, run_paths, space
 
 if TYPE_CHECKING:
-    from pipegrid.core.caps import Cap
-    from pipegrid.tree.backup.backup_run import Backups
-    from pipegrid.tree.backup.catalogue import BackupRun
-    from pipegrid.tree.backup.forget import JudgedRun
-    from pipegrid.tree.backup.prune import PruneResult
     from pipegrid.tree.tree_grid import Grid
 
 
-def _backups(grid: Grid, console: Console) -> Backups:
+def _backups(grid: Grid, console: Console) -> backup_run.Backups:
     return backup_run.Backups(grid, say=console.note)
 
 
@@ -74,7 +69,7 @@ def forget_command(which: tuple[str, ...], dry_run: bool, rules: dict[str, Any])
     return GridJob(work, makes=False)
 
 
-def _show_judged(console: Console, judged: JudgedRun, dry_run: bool) -> None:
+def _show_judged(console: Console, judged: forget.JudgedRun, dry_run: bool) -> None:
     run = judged.run
     what = "keep" if judged.keeps else "forget"
     tags = f" [{', '.join(map(printable, run.tags))}]" if run.tags else ""
@@ -122,7 +117,7 @@ def prune_command(dry_run: bool) -> GridJob:
     return GridJob(work, makes=False)
 
 
-def _show_pruned(console: Console, result: PruneResult, dry_run: bool) -> ExitStatus:
+def _show_pruned(console: Console, result: prune.PruneResult, dry_run: bool) -> ExitStatus:
     objects = counted(result.objects, "object")
     about = f"about {amount(result.share_bytes)} on servers"
     freed = result.released.freed_bytes
@@ -216,7 +211,7 @@ def pin_command(what: str, name: str | None) -> GridJob:
     return GridJob(work, what, makes=False)
 
 
-async def _pinned(grid: Grid, what: str) -> Cap:
+async def _pinned(grid: Grid, what: str) -> caps.Cap:
     """Return the cap that reads what the user has named."""
     place = await cap_lookup.place_of(grid, run_paths.whole_run(what))
     if place.cap is None:
@@ -226,7 +221,7 @@ async def _pinned(grid: Grid, what: str) -> Cap:
         raise CapError(
             "this version does not know this kind of cap, so what it reaches is not known"
         )
-    read: Cap = cap.readonly()
+    read: caps.Cap = cap.readonly()
     return read
 
 
@@ -302,7 +297,7 @@ def space_command() -> GridJob:
 
 
 def _show_space(
-    console: Console, kind: str, name: str, size: int, run: BackupRun | None = None
+    console: Console, kind: str, name: str, size: int, run: catalogue.BackupRun | None = None
 ) -> None:
     fields: dict[str, Any] = {
         "kind": kind,

@@ -137,8 +137,8 @@ def remove(name: str) -> OfflineJob:
     def work(console: Console) -> int:
         valid: list[IssuedCertificate] = []
         with _changing(config, console) as manager:
-            if config != _STANDARD and name in manager.servers:
-                found = manager_directory.issued_certificates(Path(config), manager, name)
+            if name in manager.servers:
+                found = _issued(config, manager, name)
                 valid = [each for each in found if _left_s(each) > 0]
             public_key = manager.servers.get(name)
             manager.remove(name)
@@ -167,16 +167,13 @@ def list_() -> OfflineJob:
         manager = _manager(config, console)
         status = ExitStatus.DONE
         for name, public_key in sorted(manager.servers.items()):
-            found: list[IssuedCertificate] = []
-            if config != _STANDARD:
-                found = manager_directory.issued_certificates(Path(config), manager, name)
+            found = _issued(config, manager, name)
             shown = printable(name)
             lines = [f"{shown}: {public_key}"]
             lines += [f"{' ' * len(shown)}  cert {each.number}: {_said(each)}" for each in found]
-            fields = {"name": name, "public_key": public_key}
-            console.result(
-                "\n".join(lines), {**fields, "certificates": list(map(_certificate_fields, found))}
-            )
+            certificates = list(map(_certificate_fields, found))
+            fields = {"name": name, "public_key": public_key, "certificates": certificates}
+            console.result("\n".join(lines), fields)
             if any(each.problem for each in found):
                 status = ExitStatus.FAILED
         return status
@@ -242,18 +239,12 @@ def install(invocation: Invocation, file: str, name: str | None) -> OfflineJob:
         terms = server_certificates.install(directory, public_key, name, data, source)
         before = "" if replaced is None else f"; it replaces one valid until {replaced.minute}"
         path = server_certificates.path_of(directory, name)
-        others = [
-            each.name for each in server_certificates.installed_files(directory) if each != path
-        ]
-        if others:
-            stay = printable(", ".join(others))
-            before += f"; installed as {printable(path.name)}, next to {stay}"
+        installed = server_certificates.installed_files(directory)
+        if others := ", ".join(each.name for each in installed if each != path):
+            before += f"; installed as {printable(path.name)}, next to {printable(others)}"
         console.result(
             f"installed; valid until {terms.minute}{before}",
-            {
-                "path": str(path),
-                "expires": terms.expires.isoformat(),
-            },
+            {"path": str(path), "expires": terms.expires.isoformat()},
         )
         return ExitStatus.DONE
 
@@ -281,6 +272,12 @@ def _manager(config: str, console: Console) -> GridManager:
     most = manager_directory.MAX_CONFIG_BYTES + 1
     data = NoInput().read() if console.stdin is None else read_whole(console.stdin, most)
     return manager_directory.parse_manager(data, "standard input")
+
+
+def _issued(config: str, manager: GridManager, name: str) -> list[IssuedCertificate]:
+    if config == _STANDARD:
+        return []
+    return manager_directory.issued_certificates(Path(config), manager, name)
 
 
 def _changing(config: str, console: Console) -> AbstractContextManager[GridManager]:

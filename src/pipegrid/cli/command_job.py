@@ -133,12 +133,13 @@ class GridJob:
 
     async def _run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         make = invocation.directory is not None or self._may_make_grid()
+        limits = (invocation.limit_rate, invocation.jobs, invocation.max_memory_bytes)
         with tracing(invocation.trace, reactor) as tracer:
             options = {
                 "tracer": tracer,
                 "wait_for": invocation.wait_for or None,
                 "max_segment_bytes": invocation.max_segment_bytes,
-                "limits": self._limits(invocation),
+                "limits": None if limits == (None, None, None) else settings.Limits(*limits),
                 "make": None if make else False,
                 "follows_blacklist": self.follows_blacklist or None,
             }
@@ -163,14 +164,6 @@ class GridJob:
 
         grid_paths.check_may_be_aliases(self._paths)
         return not any(map(grid_paths.is_on_servers, self._paths)) and self._makes
-
-    @staticmethod
-    def _limits(invocation: Invocation) -> settings.Limits | None:
-        given = (invocation.limit_rate, invocation.jobs, invocation.max_memory_bytes)
-        if given == (None, None, None):
-            return None
-
-        return settings.Limits(*given)
 
     async def _run_on(self, grid: Grid, console: Console) -> int:
         try:

@@ -472,10 +472,7 @@ def _read(invocation: Invocation, path: str) -> list[str]:
             )
         return 0
 
-    def too_late(*_: Any) -> None:
-        os._exit(1)
-
-    signal.signal(signal.SIGALRM, too_late)
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
     # Only the directory matters: a completion writes no trace, and prints nothing.
     bare = Invocation(Console(None, None, io.StringIO()))

@@ -74,10 +74,8 @@ class ResultStream(io.BufferedIOBase):
         self.before_text: Callable[[], None] | None = None
         self.reader_left = False
 
-    @property
-    def name(self) -> str:
-        """Its name for errors, as files from ``open`` have it."""
-        return "standard output"
+    name = "standard output"
+    """For errors, as files from ``open`` have it."""
 
     def isatty(self) -> bool:
         """Return whether it is a terminal."""

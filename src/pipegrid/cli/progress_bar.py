@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from pipegrid.cli.console import Console
 from pipegrid.core.text import amount
-
-if TYPE_CHECKING:
-    from pipegrid.cli.console import Console
-
 
 # A progress bar on stderr, if that is a terminal.
 #
