@@ -9,22 +9,17 @@ and the status of that command.
 
 from __future__ import annotations
 
-import atexit
 from pathlib import Path
-from typing import Any
 
 from twisted.logger import Logger
 from twisted.python import usage
 
 from pipegrid.cli import tell_time
-from pipegrid.cli.error_report import sentence, status_of
-from pipegrid.cli.twist_storage_server import ExitWithStatus
+from pipegrid.cli.twist_storage_server import own_process
 from pipegrid.disk.file_system_calls import few_files
 from pipegrid.errors import UsageError
 from pipegrid.gateway.gateway_service import GatewayService
 from pipegrid.gateway.gateway_settings import GatewaySettings, ResticSettings, load_settings
-from pipegrid.reactor.process_settings import make_monotonic
-from pipegrid.server.systemd import end_without_memory
 
 log = Logger()
 
@@ -85,18 +80,7 @@ class GatewayOptions(usage.Options):
 
 def makeService(options: GatewayOptions) -> GatewayService:
     """Return the service, for ``twist``."""
-    from twisted.internet import reactor
-
-    exits = ExitWithStatus()
-    atexit.register(exits.at_exit)
-    end_without_memory()
-    make_monotonic(reactor)  # the process is ours, whatever its program's name
-    running: Any = reactor
-
-    def failed(error: BaseException) -> None:
-        log.critical("{error}", error=sentence(error))
-        exits.status = status_of(error)
-        if running.running:
-            running.stop()
-
-    return GatewayService(reactor, options.settings(), failed)
+    reactor, exits = own_process()
+    return GatewayService(
+        reactor, options.settings(), lambda error: exits.fail(error, reactor, log)
+    )

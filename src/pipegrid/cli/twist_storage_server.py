@@ -158,6 +158,13 @@ class ExitWithStatus:
         self.status = ExitStatus.DONE
         self._end = end
 
+    def fail(self, error: BaseException, reactor: Any, log: Logger) -> None:
+        """Log the error of a service, keep its status, and stop the reactor if it runs."""
+        log.critical("{error}", error=sentence(error))
+        self.status = status_of(error)
+        if reactor.running:
+            reactor.stop()
+
     def at_exit(self) -> None:
         """End with the status, unless it is 0; the last function that the interpreter calls."""
         if self.status is not ExitStatus.DONE:
@@ -207,18 +214,21 @@ class StorageService(Service):
         log.info("listening at {nurl} and {furl}", nurl=node.nurl, furl=node.furl)
 
     def _failed(self, failure: Any) -> None:
-        log.critical("{error}", error=sentence(failure.value))
-        self._exits.status = status_of(failure.value)
-        if self._reactor.running:
-            self._reactor.stop()
+        self._exits.fail(failure.value, self._reactor, log)
 
 
-def makeService(options: Options) -> StorageService:
-    """Return the service, for ``twist``."""
+def own_process() -> tuple[Any, ExitWithStatus]:
+    """Prepare the process, which is ours whatever its program's name; returns its reactor and its end."""
     from twisted.internet import reactor
 
     exits = ExitWithStatus()
     atexit.register(exits.at_exit)
     end_without_memory()
-    make_monotonic(reactor)  # the process is ours, whatever its program's name
+    make_monotonic(reactor)
+    return reactor, exits
+
+
+def makeService(options: Options) -> StorageService:
+    """Return the service, for ``twist``."""
+    reactor, exits = own_process()
     return StorageService(reactor, options.settings(), exits, options.keep)
