@@ -23,7 +23,7 @@ from pipegrid.core.text import amount, printable
 from pipegrid.tree import directory_reading, file_metadata, grid_paths, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from pipegrid.tree.grid_paths import PathEnd
     from pipegrid.tree.tree_grid import Grid
@@ -78,7 +78,14 @@ def ls_command(path: str, long: bool, human: bool, recursive: bool, read_only: b
         assert place.cap is not None
         listing = await grid.tree.list_directory(place.cap)
         if not (console.json or long or read_only):
-            console.results_of(_names(listing))
+            # As ``_shower`` would show them; this is faster for ten thousand entries.
+            console.results_of(
+                (
+                    cap_lookup.shown_path((each.name,)) + ("/" if each.kind == "directory" else ""),
+                    {},
+                )
+                for each in listing.entries
+            )
             return ExitStatus.DONE
         show = _shower(console.json, layout, read_only)
         console.results_of(
@@ -88,15 +95,6 @@ def ls_command(path: str, long: bool, human: bool, recursive: bool, read_only: b
         return ExitStatus.DONE
 
     return GridJob(work, path)
-
-
-def _names(listing: directory_reading.Listing) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the line of each entry, as ``_shower`` would show it; this is faster for ten thousand entries."""
-    for entry in listing.entries:
-        yield (
-            cap_lookup.shown_path((entry.name,)) + ("/" if entry.kind == "directory" else ""),
-            {},
-        )
 
 
 async def _list_all(
@@ -237,9 +235,8 @@ def du_command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
                 name, size = sums[-1]
                 sums[-1] = (name, size + (size_of(met.cap) or 0))
 
-        status = await cap_lookup.walk_through(
-            grid, console, await cap_lookup.directory_at(grid, path), meet
-        )
+        place = await cap_lookup.directory_at(grid, path)
+        status = await cap_lookup.walk_through(grid, console, place, meet)
         close(0)
         return status
 
@@ -273,9 +270,8 @@ def stats_command(path: str) -> GridJob:
 
     async def work(grid: Grid, console: Console) -> int:
         stats = walk.TreeStats()
-        status = await cap_lookup.walk_through(
-            grid, console, await cap_lookup.directory_at(grid, path), stats.count
-        )
+        place = await cap_lookup.directory_at(grid, path)
+        status = await cap_lookup.walk_through(grid, console, place, stats.count)
         fields = stats.fields()
         lines = [
             f"{name}: {value}" for name, value in fields.items() if not isinstance(value, list)
@@ -331,8 +327,7 @@ def manifest_command(path: str, verifier: bool, storage_index: bool) -> GridJob:
                 line = shown if storage_index or not name else cap_list_files.as_line(shown, name)
                 console.result(line, fields)
 
-        return await cap_lookup.walk_through(
-            grid, console, await cap_lookup.directory_at(grid, path), meet
-        )
+        place = await cap_lookup.directory_at(grid, path)
+        return await cap_lookup.walk_through(grid, console, place, meet)
 
     return GridJob(work, path)
