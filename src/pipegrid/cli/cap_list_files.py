@@ -7,17 +7,14 @@ import re
 import shlex
 import stat
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 from pipegrid.cli.console import Console, read_given
 from pipegrid.cli.error_report import UnprintedCap, sentence, unreadable
 from pipegrid.core.text import CAP_STARTS, as_pasted, decode_text, printable
 from pipegrid.disk.private_files import open_private
 from pipegrid.errors import CapError, SinkError, SourceError, UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 # Cap files: one cap or path per line, optionally followed by the name of its file, as ``put -l`` prints
 # them.

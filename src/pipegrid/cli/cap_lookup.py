@@ -169,7 +169,8 @@ def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> 
         return NamedFile(text, empty, called, run.names, text, place=place, in_run=True)
     if ("/" in text or not text.startswith("URI:")) and grid_paths.has_path(text):
         by_alias = grid_paths.names_alias(text)
-        root, names = grid_paths.parse(text, aliases_here() if by_alias else None)
+        known = aliases.read_aliases(client_directory()) if by_alias else None
+        root, names = grid_paths.parse(text, known)
         place = text if by_alias and name is None else ""
         cap = parse_cap(root)
         if names and isinstance(cap, DirectoryCap):
@@ -217,16 +218,6 @@ def starts_of(files: Sequence[NamedFile[Any]]) -> list[str]:
     return [file.root or file.text for file in files if file.problem is None]
 
 
-def aliases_here() -> dict[str, str]:
-    """
-    Return the aliases of the client's directory.
-
-    Raises:
-        UsageError: they cannot be read.
-    """
-    return aliases.read_aliases(client_directory())
-
-
 def begins_with_alias(text: str) -> bool:
     """
     Return whether text begins with an alias of this directory and a colon.
@@ -235,7 +226,9 @@ def begins_with_alias(text: str) -> bool:
         UsageError: the aliases cannot be read.
     """
     alias, found, _ = text.partition(":")
-    return bool(found) and aliases.as_written(alias, aliases_here()) is not None
+    if not found:
+        return False
+    return aliases.as_written(alias, aliases.read_aliases(client_directory())) is not None
 
 
 def client_directory() -> Path:

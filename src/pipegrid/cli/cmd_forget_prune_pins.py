@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from pipegrid.tree.tree_grid import Grid
 
 
-def _backups(grid: Grid, console: Console) -> backup_run.Backups:
-    return backup_run.Backups(grid, say=console.note)
-
-
 @click.command(name="forget")
 @click.argument("which", nargs=-1, metavar="[NAME|RUN]...")
 @click.option("--dry-run", is_flag=True, help="Print what would be forgotten; change nothing.")
@@ -51,7 +47,7 @@ def forget_command(which: tuple[str, ...], dry_run: bool, rules: dict[str, Any])
         raise usage_error("give a rule such as --keep-last 10, or runs as NAME@TIME")
 
     async def work(grid: Grid, console: Console) -> int:
-        backups = _backups(grid, console)
+        backups = backup_run.Backups(grid, say=console.note)
         request = forget.ForgetRequest(
             which, retention, catalogue.shown_time(time.time()), backups.place.machine(not dry_run)
         )
@@ -106,7 +102,7 @@ def prune_command(dry_run: bool) -> GridJob:
     """
 
     async def work(grid: Grid, console: Console) -> int:
-        backups = _backups(grid, console)
+        backups = backup_run.Backups(grid, say=console.note)
         pruning = prune.Prune(grid, backups.place, say=backups.say, now=time.time)
         result = await pruning.run(dry_run)
         status = _show_pruned(console, result, dry_run)
@@ -269,7 +265,7 @@ def space_command() -> GridJob:
     """
 
     async def work(grid: Grid, console: Console) -> int:
-        backups = _backups(grid, console)
+        backups = backup_run.Backups(grid, say=console.note)
         runs = await backups.runs()
         named = aliases.read_aliases(grid.config.directory)
         kept = [

@@ -11,7 +11,7 @@ import click
 
 from pipegrid.cli.command_grammar import CommandGroup
 from pipegrid.cli.command_job import Invocation, OfflineJob
-from pipegrid.cli.console import Console, NoInput, read_given, read_whole
+from pipegrid.cli.console import Console, read_given
 from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.options import EMPTY_NAME, common_options, usage_error
 from pipegrid.core.text import printable
@@ -269,8 +269,7 @@ def _config() -> str:
 def _manager(config: str, console: Console) -> GridManager:
     if config != _STANDARD:
         return manager_directory.load_manager(Path(config))
-    most = manager_directory.MAX_CONFIG_BYTES + 1
-    data = NoInput().read() if console.stdin is None else read_whole(console.stdin, most)
+    data = read_given(_STANDARD, console.stdin, manager_directory.MAX_CONFIG_BYTES + 1)
     return manager_directory.parse_manager(data, "standard input")
 
 

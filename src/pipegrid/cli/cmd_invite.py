@@ -36,8 +36,7 @@ from pipegrid.tree import grid_paths
 from pipegrid.tree.backup import run_paths
 
 if TYPE_CHECKING:
-    from pipegrid.core.caps import DirectoryCap
-    from pipegrid.grid.invitation_messages import AddReply, Invitation
+    from pipegrid.grid.invitation_messages import Invitation
     from pipegrid.grid.wormhole_exchange import Relay
     from pipegrid.wire.announcements import KnownServer
 
@@ -160,14 +159,14 @@ class InviteJob(GridJob):
 
     async def _shared(
         self, directory: Path, reactor: Any, open_grid: OpenGrid
-    ) -> dict[str, DirectoryCap]:
+    ) -> dict[str, caps.DirectoryCap]:
         """
         Return the directories to share, by their names.
 
         Raises:
             UsageError, CapError: one of them is not a directory.
         """
-        found: dict[str, DirectoryCap] = {}
+        found: dict[str, caps.DirectoryCap] = {}
         grid = None
         try:
             for text in self._options.paths:
@@ -188,7 +187,7 @@ class InviteJob(GridJob):
                 await grid.close()
         return found
 
-    def _checked(self, cap: Any) -> DirectoryCap:
+    def _checked(self, cap: Any) -> caps.DirectoryCap:
         if not isinstance(cap, caps.DirectoryCap):
             raise CapError(
                 "an invitation shares directories, as aliases stand for those; put the file into one with "
@@ -209,7 +208,7 @@ class InviteJob(GridJob):
             console.note(f"who joins can {grants} '{printable(name)}'")
         console.result(code, {"code": code, "relay_url": relay_url or self._options.relay_url})
 
-    def _add(self, directory: Path, server: KnownServer) -> AddReply:
+    def _add(self, directory: Path, server: KnownServer) -> invitation_messages.AddReply:
         """Add a joiner's server to the list of a directory."""
         try:
             self._added += invite_and_join.add_servers(directory, [server])

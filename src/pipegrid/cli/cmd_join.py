@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pipegrid.core.caps import DirectoryCap
     from pipegrid.grid.client_config import GridConfig
     from pipegrid.grid.invitation_messages import Invitation
-    from pipegrid.grid.wormhole_exchange import WormholeExchange
     from pipegrid.reactor.connection_policy import ConnectionPolicy
     from pipegrid.server.serve import StorageNode
 
@@ -291,7 +290,7 @@ class ServerJoin:
         self._code = invitation_messages.checked_code(code)
         self._relay_url = invitation_messages.checked_relay(relay_url)
         self._options = options
-        self._exchange: WormholeExchange | None = None
+        self._exchange: wormhole_exchange.WormholeExchange | None = None
         self._taken: Invitation | None = None
         self._answers = False
         self.joined = False

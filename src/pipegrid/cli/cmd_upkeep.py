@@ -33,7 +33,6 @@ from pipegrid.tree import tree_check
 if TYPE_CHECKING:
     from pipegrid.cli.cap_lookup import NamedFile
     from pipegrid.grid import Grid
-    from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
     from pipegrid.transfer.settings import UpkeepSettings
     from pipegrid.transfer.upkeep import UpkeepOutcome, UpkeepRequest, UpkeepSummary
 
@@ -443,7 +442,7 @@ def check_command(
     def show(
         console: Console,
         file: NamedFile[Any],
-        result: CheckResult | results.RepairResult,
+        result: results.CheckResult | results.RepairResult,
         lead: str,
     ) -> ExitStatus:
         if isinstance(result, results.RepairResult):
@@ -451,7 +450,7 @@ def check_command(
         print_check(console, file, result, lead, add_lease)
         return status(result)
 
-    async def alone(grid: Grid, console: Console, cap: Any) -> CheckResult:
+    async def alone(grid: Grid, console: Console, cap: Any) -> results.CheckResult:
         with progress_bar.ProgressBar(console, "check", "share") as progress:
             call = progress.transfer()
             return await grid.check(cap, verify=verify, add_lease=add_lease, progress=call)
@@ -466,7 +465,7 @@ def check_command(
 
 
 def print_check(
-    console: Console, file: NamedFile[Any], result: CheckResult, lead: str, add_lease: bool
+    console: Console, file: NamedFile[Any], result: results.CheckResult, lead: str, add_lease: bool
 ) -> None:
     """Report the result for one file, and leases that were wanted and not renewed."""
     leases = {"renewed": result.renewed, "lease_problems": result.lease_problems}
@@ -477,7 +476,7 @@ def print_check(
     say_some(console, [f"{lead}no lease: {reason}" for reason in grouped(result.lease_problems)])
 
 
-def status(result: CheckResult) -> ExitStatus:
+def status(result: results.CheckResult) -> ExitStatus:
     """Return the exit status for the worst result."""
     if not result.recoverable:
         return ExitStatus.NOT_ENOUGH_SHARES
@@ -535,7 +534,7 @@ def repair_command(
 
 
 def report_repair(
-    console: Console, file: NamedFile[Any], result: RepairResult, lead: str = ""
+    console: Console, file: NamedFile[Any], result: results.RepairResult, lead: str = ""
 ) -> ExitStatus:
     """Print the outcome of a repair, each line beginning with ``lead``."""
     console.result(
@@ -560,7 +559,7 @@ def report_repair(
     return ExitStatus.UNHAPPY
 
 
-def _outcome(result: RepairResult) -> str:
+def _outcome(result: results.RepairResult) -> str:
     after = result.after
     if after.total_shares == 0:
         return summary(after)
@@ -597,7 +596,7 @@ def renew_command(invocation: Invocation, caps: CapArguments, recursive: bool) -
     the worst of these: 4, 1, 0.
     """
 
-    async def alone(grid: Grid, console: Console, cap: Any) -> RenewResult:
+    async def alone(grid: Grid, console: Console, cap: Any) -> results.RenewResult:
         return await grid.renew(cap)
 
     work = UpkeepWork("renew", {"renew": True}, report_renewal, alone)
@@ -605,7 +604,7 @@ def renew_command(invocation: Invocation, caps: CapArguments, recursive: bool) -
 
 
 def report_renewal(
-    console: Console, file: NamedFile[Any], result: RenewResult, lead: str
+    console: Console, file: NamedFile[Any], result: results.RenewResult, lead: str
 ) -> ExitStatus:
     """Print the outcome, each line beginning with ``lead``."""
     console.result(
@@ -629,7 +628,7 @@ def report_renewal(
     return ExitStatus.FAILED if result.unreachable or result.reasons else ExitStatus.DONE
 
 
-def renewal_summary(result: RenewResult) -> str:
+def renewal_summary(result: results.RenewResult) -> str:
     """Return the outcome in one line."""
     if result.total_shares == 0:
         return "nothing to renew: the cap contains the file"

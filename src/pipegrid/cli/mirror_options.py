@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from pipegrid.grid import Grid
     from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.file_scheduler import Report, Tally
-    from pipegrid.mirror.mirror_api import Mirror
-    from pipegrid.mirror.mirror_urls import Address
     from pipegrid.mirror.preconnect_mirrors import EarlySockets
     from pipegrid.mirror.unique_entries import Entries
 
@@ -218,13 +216,15 @@ class MirrorOptions:
             self.access = mirror_urls.HostAccess(os.environ, known, self.tls)
         return self.access
 
-    def direct_addresses(self, console: Console) -> list[Address] | None:
+    def direct_addresses(self, console: Console) -> list[mirror_urls.Address] | None:
         """Return the addresses of the mirrors, if they can be asked without a reactor."""
         access = self.host_access(console)
         addresses = [access.address(url) for url in self.urls]
         return addresses if epoll_socket_cache.can_use_epoll(addresses) else None
 
-    def dial(self, addresses: Sequence[Address], each: int = 1) -> epoll_socket_cache.SocketCache:
+    def dial(
+        self, addresses: Sequence[mirror_urls.Address], each: int = 1
+    ) -> epoll_socket_cache.SocketCache:
         """Connect to mirrors, ``each`` times to each, unless that was begun already."""
 
         return epoll_socket_cache.SocketCache(addresses, each, self.begun)
@@ -325,7 +325,7 @@ def _check_configured() -> None:
 
 
 async def store(
-    mirror: Mirror, grid: Grid | None, report: Report, fetching: MirrorOptions
+    mirror: mirror_api.Mirror, grid: Grid | None, report: Report, fetching: MirrorOptions
 ) -> dict[str, Any]:
     """Store the mirror in a grid, if that is wanted; returns further JSON fields."""
     if grid is None or report.failed_files or fetching.dry_run:

@@ -268,7 +268,7 @@ def _note_local(invocation: Invocation, _value: Any) -> None:
     invocation.base_directory = place
 
 
-_common_but_local = all_of(
+init_options = all_of(
     _noted(
         "trace",
         "--trace",
@@ -306,19 +306,19 @@ _common_but_local = all_of(
     ),
 )
 
-local_option = click.option(
-    "--local",
-    is_flag=True,
-    expose_value=False,
-    callback=_noting(_note_local),
-    help="Use the grid on this machine, wherever 'init' moved it.",
+"""Options of ``init``, where ``--local`` has another meaning."""
+
+common_options = all_of(
+    click.option(
+        "--local",
+        is_flag=True,
+        expose_value=False,
+        callback=_noting(_note_local),
+        help="Use the grid on this machine, wherever 'init' moved it.",
+    ),
+    init_options,
 )
-
-common_options = all_of(local_option, _common_but_local)
-"""Options of every command, before or after its name."""
-
-init_options = _common_but_local
-"""The same without ``--local``, which has another meaning there."""
+"""Options of every other command, before or after its name."""
 
 
 def usage_error(text: str) -> click.UsageError:
@@ -463,10 +463,8 @@ def memory_size(text: str) -> int:
 
 def upkeep_bounds(invocation: Invocation) -> settings.UpkeepSettings:
     """Return the limits of a command for many objects."""
-    bounds = settings.UpkeepSettings()
-    jobs = bounds.jobs if invocation.jobs is None else invocation.jobs
-    memory = invocation.max_memory_bytes
-    return settings.UpkeepSettings(jobs, bounds.memory_bytes if memory is None else memory)
+    limits = {"jobs": invocation.jobs, "memory_bytes": invocation.max_memory_bytes}
+    return settings.UpkeepSettings(**given(limits))
 
 
 def exact_modes_option(what_else: str) -> Callable[[F], F]:
@@ -618,6 +616,6 @@ def choose_params(default: Params, encoding: Encoding) -> Params:
     return attrs.evolve(default, **given(encoding))
 
 
-def given(encoding: Encoding) -> dict[str, Any]:
-    """Return the encoding options with a value; those left to the default (None) are dropped."""
-    return {name: value for name, value in encoding.items() if value is not None}
+def given(options: dict[str, int | None]) -> dict[str, Any]:
+    """Return the options with a value; those left to the default (None) are dropped."""
+    return {name: value for name, value in options.items() if value is not None}

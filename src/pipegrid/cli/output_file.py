@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from pipegrid.cli.console import Console
 from pipegrid.core.text import amount
 from pipegrid.disk.part_file import PartFile
 from pipegrid.transfer.results import GetResult
 from pipegrid.tree import local_directory_descriptor
-
-if TYPE_CHECKING:
-    from pipegrid.tree.local_directory_descriptor import DirectoryFd
 
 Say = Callable[[str], object]
 
@@ -45,7 +41,7 @@ class OutputFile:
         *,
         resume: bool = False,
         say: Say | None = None,
-        home: DirectoryFd | None = None,
+        home: local_directory_descriptor.DirectoryFd | None = None,
     ) -> None:
         self.file = (
             PartFile(path, force, resume)
@@ -85,7 +81,10 @@ class OutputFile:
 
 
 def resumable(
-    console: Console, path: str, force: bool, home: DirectoryFd | None = None
+    console: Console,
+    path: str,
+    force: bool,
+    home: local_directory_descriptor.DirectoryFd | None = None,
 ) -> OutputFile:
     """Return the output of a file that the next command resumes if this one is interrupted."""
     return OutputFile(path, force, resume=True, say=console.note, home=home)

@@ -22,7 +22,6 @@ from pipegrid.grid.servers_and_introducers_yaml import read_bounded
 from pipegrid.server.onion_service import KEY_NAME
 
 if TYPE_CHECKING:
-    from pipegrid.grid.serve_settings import ServerDirectory
     from pipegrid.server.serve import StorageNode
 
 NAME = "private/serve.json"
@@ -63,7 +62,7 @@ class RestoredOptions(NamedTuple):
 
 
 def restored(
-    directory: Path, options: Mapping[str, Any], found: ServerDirectory
+    directory: Path, options: Mapping[str, Any], found: serve_settings.ServerDirectory
 ) -> RestoredOptions:
     """
     Return the options of the last start where neither this one nor the settings say otherwise.
@@ -108,7 +107,7 @@ def restored(
     return RestoredOptions(used, notes)
 
 
-def fixed_by(found: ServerDirectory) -> dict[str, Any]:
+def fixed_by(found: serve_settings.ServerDirectory) -> dict[str, Any]:
     """Return what the settings of a directory say, by the names of options."""
     said = {
         name: value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -28,11 +28,6 @@ from pipegrid.speedtest import (
     targets,
 )
 from pipegrid.speedtest import selfcheck as self_checks
-
-if TYPE_CHECKING:
-    from pipegrid.speedtest.run_results import EmulatedLink, Run
-    from pipegrid.speedtest.scenarios import Scenario
-    from pipegrid.speedtest.targets import FileTarget
 
 DEFAULT_LINK = "wan"
 NO_LINK = "none"
@@ -160,7 +155,7 @@ async def _measure(
     return ExitStatus.DONE
 
 
-def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> FileTarget:
+def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> targets.FileTarget:
     """
     Return the target that the options select.
 
@@ -197,7 +192,7 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> F
     )
 
 
-def link_of(given: dict[str, Any]) -> EmulatedLink | None:
+def link_of(given: dict[str, Any]) -> run_results.EmulatedLink | None:
     """Return the link that the options select: the default one without options."""
     profile = given["link"]
     details = [given[name] for name in ("rtt", "up", "down")]
@@ -222,14 +217,16 @@ def params_of(
     return encoding_parameters.Params(required, total)
 
 
-def known_scenarios(target: FileTarget, quick: bool) -> list[Scenario]:
+def known_scenarios(target: targets.FileTarget, quick: bool) -> list[scenarios.Scenario]:
     """Return all scenarios of a target."""
     if quick:
         return scenarios.quick(target.params, target.servers)
     return scenarios.full(target.link, target.params, target.servers)
 
 
-def choose(target: FileTarget, given: dict[str, Any], console: Console) -> Sequence[Scenario]:
+def choose(
+    target: targets.FileTarget, given: dict[str, Any], console: Console
+) -> Sequence[scenarios.Scenario]:
     """
     Return the selected scenarios that the target supports and that its link is fast enough for.
 
@@ -267,7 +264,7 @@ def prepare_output(directory: Path) -> Path:
     return directory
 
 
-def write_output(directory: Path, result: Run, console: Console) -> None:
+def write_output(directory: Path, result: run_results.Run, console: Console) -> None:
     """
     Write the run and its report, with the earlier runs in the directory.
 
@@ -290,11 +287,11 @@ def write_output(directory: Path, result: Run, console: Console) -> None:
         console.say(f"report: {directory / 'report.html'}")
 
 
-def earlier_runs(directory: Path, result: Run) -> list[Run]:
+def earlier_runs(directory: Path, result: run_results.Run) -> list[run_results.Run]:
     """Return the directory's runs of the same measurements, oldest first."""
     import attrs
 
-    def what(run: Run) -> Any:
+    def what(run: run_results.Run) -> Any:
         return attrs.evolve(run.parameters, seed=0, rounds=0)
 
     runs = []

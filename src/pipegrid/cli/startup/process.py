@@ -65,11 +65,6 @@ def _end_now(_number: int, _frame: object) -> None:
     os._exit(ExitStatus.INTERRUPTED)
 
 
-def _interrupt(_number: int, _frame: object) -> None:
-    """Interrupt work that runs without a reactor, which cleans up."""
-    raise KeyboardInterrupt
-
-
 def _raise_again(unraisable: Any) -> None:
     """Raise an interrupt again that came in a finalizer, which cannot raise errors."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
@@ -119,7 +114,7 @@ def run_process(
     if isinstance(job, OfflineJob):
         tune_gc()
         sys.unraisablehook = _raise_again
-        _handle_all(_interrupt)
+        _handle_all(signal.default_int_handler)  # the job cleans up
         status = job.run(console)
         _handle_all(_end_now)
     else:
