@@ -189,11 +189,9 @@ def _holds_cap(path: str) -> bool:
             start = file.read(_LOOKED_AT_BYTES)
     except (OSError, ValueError):
         return False
-    for line in start.decode("utf-8-sig", "replace").split("\n"):
-        bare = as_pasted(line)
-        if bare and not bare.startswith("#"):
-            return bare.startswith(CAP_STARTS)
-    return False
+    lines = map(as_pasted, start.decode("utf-8-sig", "replace").split("\n"))
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    return first.startswith(CAP_STARTS)
 
 
 UNPRINTED = "unprinted.caps"

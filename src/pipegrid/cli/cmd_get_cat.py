@@ -346,10 +346,9 @@ def cat_command(invocation: Invocation, caps: CapArguments) -> GridJob:
             await grid.get(located.cap, console.data_sink)
             console.data_sink.flush()
 
-        def show(file: NamedFile[Any], result: None) -> ExitStatus:
-            return ExitStatus.DONE
-
-        return await cap_lookup.each_in_order(console, files, 1, write, show)
+        return await cap_lookup.each_in_order(
+            console, files, 1, write, lambda _file, _result: ExitStatus.DONE
+        )
 
     return GridJob(work, *cap_lookup.starts_of(files))
 

@@ -64,16 +64,22 @@ def ls_command(path: str, long: bool, human: bool, recursive: bool, read_only: b
     layout: Layout = "human" if human else "long" if long else "names"
 
     async def work(grid: Grid, console: Console) -> int:
+        show = _shower(console.json, layout, read_only)
+
+        def meet(met: walk.Met) -> None:
+            if met.path and isinstance(met, walk.Found):
+                console.result(*show(met.path, grid_paths.PathEnd(met.cap, (), met.metadata_json)))
+
         place = await cap_lookup.place_of(grid, path)
         if not place.names:
             cap_lookup.check_known(place)
         if place.kind != "directory":
             bare = not (place.names or console.json or read_only)
             name = (str(place.cap),) if bare else place.names[-1:]
-            console.result(*_shower(console.json, layout, read_only)(name, place))
+            console.result(*show(name, place))
             return ExitStatus.DONE
         if recursive:
-            return await _list_all(grid, console, place, layout, read_only)
+            return await cap_lookup.walk_through(grid, console, place, meet)
 
         assert place.cap is not None
         listing = await grid.tree.list_directory(place.cap)
@@ -87,7 +93,6 @@ def ls_command(path: str, long: bool, human: bool, recursive: bool, read_only: b
                 for each in listing.entries
             )
             return ExitStatus.DONE
-        show = _shower(console.json, layout, read_only)
         console.results_of(
             show((entry.name,), grid_paths.PathEnd(entry.cap, (), entry.metadata_json))
             for entry in listing.entries
@@ -95,18 +100,6 @@ def ls_command(path: str, long: bool, human: bool, recursive: bool, read_only: b
         return ExitStatus.DONE
 
     return GridJob(work, path)
-
-
-async def _list_all(
-    grid: Grid, console: Console, place: grid_paths.PathEnd, layout: Layout, read_only: bool
-) -> ExitStatus:
-    show = _shower(console.json, layout, read_only)
-
-    def meet(met: walk.Met) -> None:
-        if met.path and isinstance(met, walk.Found):
-            console.result(*show(met.path, grid_paths.PathEnd(met.cap, (), met.metadata_json)))
-
-    return await cap_lookup.walk_through(grid, console, place, meet)
 
 
 def _shower(

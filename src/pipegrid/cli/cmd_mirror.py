@@ -91,9 +91,8 @@ def _fetching(
     **options: Any,
 ) -> MirrorOptions:
     limit = None if limit_rate is None else byte_rate(limit_rate)
-    tls = None
-    if ca is not None or client_cert is not None or client_key is not None:
-        tls = credentials.TlsFiles(ca, client_cert, client_key)
+    files = (ca, client_cert, client_key)
+    tls = None if files == (None, None, None) else credentials.TlsFiles(*files)
     return MirrorOptions(limit_bytes_per_s=limit, tls=tls, **options)
 
 

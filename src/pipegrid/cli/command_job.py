@@ -267,10 +267,8 @@ def failure(error: Exception, console: Console) -> int:
 
     If the reader of stdout has closed it, that and its consequences are not reported.
     """
-    gone = (
-        console.results.reader_left
-        or isinstance(error, BrokenPipeError)
-        or isinstance(error.__cause__, BrokenPipeError)
+    gone = console.results.reader_left or any(
+        isinstance(each, BrokenPipeError) for each in (error, error.__cause__)
     )
     if gone and not isinstance(error, UnprintedCap):
         return ExitStatus.FAILED

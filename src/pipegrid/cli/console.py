@@ -12,6 +12,7 @@ import select
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import zip_longest
 from math import isfinite
 
 from pipegrid.cli.error_report import ExitStatus, sentence, status_of
@@ -100,19 +101,15 @@ class ResultStream(io.BufferedIOBase):
         if self.wants_text and b"\0" in bytes(view[:_LOOKED_AT_BYTES]):
             self.failed = True
             raise SinkError(NO_TEXT)
-        if not self.reached_terminal and self._is_piped_text(view):
-            self.reached_terminal = True
-            if self.before_text is not None:
+        if not self.reached_terminal and writes_to_pipe(self._stream):
+            # From a pipe, ``tee`` or ``less`` may show text on the terminal.
+            self.reached_terminal = b"\0" not in bytes(view[:_LOOKED_AT_BYTES])
+            if self.reached_terminal and self.before_text is not None:
                 self.before_text()
         length = len(view)
         while view:
             view = view[self._guard(partial(write_some, data=view)) :]
         return length
-
-    def _is_piped_text(self, view: memoryview) -> bool:
-        """Return whether this is text to a pipe, so that ``tee`` or ``less`` may show it on the terminal."""
-        assert self._stream is not None
-        return writes_to_pipe(self._stream) and b"\0" not in bytes(view[:_LOOKED_AT_BYTES])
 
     def flush(self) -> None:
         """
@@ -436,10 +433,8 @@ def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
         rows: may have different lengths.
         right: numbers of the columns that are aligned at the right.
     """
-    widths: dict[int, int] = {}
-    for row in rows:
-        for number, cell in enumerate(row[:-1]):
-            widths[number] = max(widths.get(number, 0), len(cell))
+    all_but_last = zip_longest(*(row[:-1] for row in rows), fillvalue="")
+    widths = [max(map(len, column)) for column in all_but_last]
     lines = []
     for row in rows:
         cells = [

@@ -148,9 +148,8 @@ class MirrorOptions:
         vars(self).update(given)
 
     def __eq__(self, other: object) -> bool:
-        names = self.__annotations__
         return isinstance(other, MirrorOptions) and all(
-            getattr(self, name) == getattr(other, name) for name in names
+            getattr(self, name) == getattr(other, name) for name in self.__annotations__
         )
 
     __hash__ = None  # type: ignore[assignment]

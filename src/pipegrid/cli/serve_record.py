@@ -207,8 +207,7 @@ def _inside(values: Mapping[str, Any], directory: Path) -> dict[str, str]:
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are remembered, and were given."""
-    values = {name: options[name] for name in _KINDS}
-    values = {name: value for name, value in values.items() if value not in (None, ())}
+    values = {name: options[name] for name in _KINDS if options[name] not in (None, ())}
     if "introducers" in values:
         values["introducers"] = list(values["introducers"])
     if "storage" in values:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -296,10 +297,8 @@ def earlier_runs(directory: Path, result: run_results.Run) -> list[run_results.R
 
     runs = []
     for path in sorted(directory.glob("*.json")):
-        try:
+        with suppress(OSError, UsageError):  # of an older version, perhaps
             runs.append(run_results.parse_run(path.read_bytes(), str(path)))
-        except (OSError, UsageError):  # noqa: PERF203  of an older version, perhaps
-            continue
     return [each for each in runs if what(each) == what(result)]
 
 

@@ -27,8 +27,14 @@ tell_time()  # for clocks beyond 2262, in all modules that twist has loaded
 
 
 class GatewayOptions(usage.Options):
-    """The options of ``twist pipegrid-gateway``, checked like those of ``pipegrid gateway``."""
+    """
+    The options of ``twist pipegrid-gateway``, checked like those of ``pipegrid gateway``.
 
+    Attributes:
+        settings: of the gateway, once the options were parsed.
+    """
+
+    settings: GatewaySettings
     optParameters = [
         ["directory", "d", None, "The client's directory, perhaps a Tahoe-LAFS node's."],
         ["port", "p", None, "A TCP port or an endpoint; by default the directory's web.port."],
@@ -43,7 +49,6 @@ class GatewayOptions(usage.Options):
     def __init__(self) -> None:
         super().__init__()
         self._hosts: list[str] = []
-        self._settings: GatewaySettings | None = None
 
     def opt_host(self, name: str) -> None:
         """A name by which clients reach the gateway; may be repeated."""
@@ -63,7 +68,7 @@ class GatewayOptions(usage.Options):
                 bool(self["private-repos"]),
                 bool(self["no-auth"]),
             )
-            self._settings = load_settings(
+            self.settings = load_settings(
                 Path(self["directory"]),
                 port=self["port"],
                 hosts=tuple(self._hosts),
@@ -72,15 +77,8 @@ class GatewayOptions(usage.Options):
         except UsageError as error:
             raise usage.UsageError(str(error)) from None
 
-    def settings(self) -> GatewaySettings:
-        """Return the settings of the gateway."""
-        assert self._settings is not None, "options were parsed"
-        return self._settings
-
 
 def makeService(options: GatewayOptions) -> GatewayService:
     """Return the service, for ``twist``."""
     reactor, exits = own_process()
-    return GatewayService(
-        reactor, options.settings(), lambda error: exits.fail(error, reactor, log)
-    )
+    return GatewayService(reactor, options.settings, lambda error: exits.fail(error, reactor, log))

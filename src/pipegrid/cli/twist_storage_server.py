@@ -48,8 +48,14 @@ def _space_bytes(text: str) -> int:
 
 
 class Options(usage.Options):
-    """The options of ``twist pipegrid``, checked like those of ``pipegrid serve``."""
+    """
+    The options of ``twist pipegrid``, checked like those of ``pipegrid serve``.
 
+    Attributes:
+        settings: of the server, once the options were parsed.
+    """
+
+    settings: ServeSettings
     optParameters = [
         ["directory", "d", None, "The node's directory."],
         ["port", "p", None, "A TCP port or an endpoint; several with commas."],
@@ -76,7 +82,6 @@ class Options(usage.Options):
         super().__init__()
         self._introducers: list[str] = []
         self._certificates: list[str] = []
-        self._settings: ServeSettings | None = None
         self._options = ServeOptions()
 
     def opt_introducer(self, furl: str) -> None:
@@ -99,14 +104,9 @@ class Options(usage.Options):
             if self[name] is not None and self[name] < least:
                 raise usage.UsageError(f"--{name} is at least {least}")
         try:
-            self._settings = self._read()
+            self.settings = self._read()
         except UsageError as error:
             raise usage.UsageError(str(error)) from None
-
-    def settings(self) -> ServeSettings:
-        """Return the settings of the server."""
-        assert self._settings is not None, "options were parsed"
-        return self._settings
 
     def _read(self) -> ServeSettings:
         options = ServeOptions(
@@ -231,4 +231,4 @@ def own_process() -> tuple[Any, ExitWithStatus]:
 def makeService(options: Options) -> StorageService:
     """Return the service, for ``twist``."""
     reactor, exits = own_process()
-    return StorageService(reactor, options.settings(), exits, options.keep)
+    return StorageService(reactor, options.settings, exits, options.keep)

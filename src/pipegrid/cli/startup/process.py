@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from pipegrid.mirror.preconnect_mirrors import EarlySockets
     from pipegrid.mirror.stat_cache import QuickCheckResult
-    from pipegrid.reactor.preconnect import Preconnector
 
 _M_ARENA_MAX = -8  # the option of glibc's mallopt
 
@@ -132,7 +131,12 @@ def run_job(job: GridJob | ReactorJob, invocation: Invocation) -> int:
     """Run a job with a reactor, and return its exit status; once in a process."""
     install_lazy_modules()  # before Twisted is imported
     one_heap()  # before there are threads
-    ahead = _dial(invocation) if isinstance(job, GridJob) and job.asks_servers else None
+    ahead = None
+    # With a limit of rates every byte counts, also those of handshakes.
+    if isinstance(job, GridJob) and job.asks_servers and invocation.limit_rate is None:
+        from pipegrid.cli.startup.preconnect_servers import dial
+
+        ahead = dial(invocation.directory)  # the following imports take longer than a round trip
     from pipegrid.cli.command_grammar import start_job
 
     return _run_reactor(
@@ -153,15 +157,6 @@ def _parse(
     from pipegrid.cli.command_grammar import parse
 
     return parse(arguments, console, run_job)
-
-
-def _dial(invocation: Invocation) -> Preconnector | None:
-    """Connect to the servers, since the following imports take longer than a round trip."""
-    if invocation.limit_rate is not None:
-        return None  # every byte counts for the limit, also those of handshakes
-    from pipegrid.cli.startup.preconnect_servers import dial
-
-    return dial(invocation.directory)
 
 
 def _cut_short(job: NoReactorJob, console: Console) -> int | None:
