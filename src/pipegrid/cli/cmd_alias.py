@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
@@ -22,12 +22,7 @@ from pipegrid.core import caps
 from pipegrid.core.text import as_pasted, printable
 from pipegrid.errors import CapError, UsageError
 from pipegrid.grid import client_config, client_paths, local_grid
-from pipegrid.tree import aliases, grid_paths
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pipegrid.tree.tree_grid import Grid
+from pipegrid.tree import aliases, grid_paths, tree_grid
 
 
 @click.group(name="alias", cls=CommandGroup)
@@ -73,7 +68,7 @@ def add(name: str, cap: str) -> OfflineJob:
 def create(name: str, format: str | None, read_only: bool) -> GridJob:
     """Make a mutable directory, let NAME stand for it, and print its cap."""
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         wanted, home = aliases.checked_name(name), grid.config.directory
         aliases.check_free(home, wanted)  # before anything is stored
         directory = await grid.create_directory(format=format)

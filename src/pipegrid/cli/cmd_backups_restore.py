@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import click
 
@@ -26,17 +27,8 @@ from pipegrid.cli.options import (
 from pipegrid.core import caps, packed_directory
 from pipegrid.core.text import amount, as_pasted, counted, printable
 from pipegrid.errors import CapError, NoSuchChild, UsageError
-from pipegrid.tree import aliases, directory_reading, grid_paths, metadata_restore
+from pipegrid.tree import aliases, directory_reading, grid_paths, metadata_restore, tree_grid
 from pipegrid.tree.backup import backup_run, catalogue, run_paths, run_times
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pipegrid.core.caps import Cap
-    from pipegrid.tree.backup.catalogue import BackupRun
-    from pipegrid.tree.grid_paths import PathEnd
-    from pipegrid.tree.tree_grid import Grid
-
 
 # ``pipegrid backups``: the list of runs.
 
@@ -62,7 +54,7 @@ def backups_command(cap: str | None) -> GridJob:
     --as'; without CAP, this client's backups are listed.
     """
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         runs = await listed_runs(grid, console, cap)
         if cap is None and not runs:
             console.note(NONE_LISTED)
@@ -93,8 +85,8 @@ def backups_command(cap: str | None) -> GridJob:
 
 
 async def listed_runs(
-    grid: Grid, console: Console, cap: str | None, *, some: bool = False
-) -> Sequence[BackupRun]:
+    grid: tree_grid.Grid, console: Console, cap: str | None, *, some: bool = False
+) -> Sequence[catalogue.BackupRun]:
     """
     Return the runs of a catalogue, of an archives directory, or of this client.
 
@@ -235,7 +227,7 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
     if options.output == "-" and not names:
         raise usage_error("'-o -' writes one file; give its PATH")
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         if missing:
             console.note(f"{missing}, so '{printable(rest[0])}' is looked for in the run")
         runs = await listed_runs(grid, console, cap, some=True)
@@ -265,7 +257,9 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
     return GridJob(work, *arguments[:1], makes=cap is not None)
 
 
-def _extended(options: RestoreOptions, run: BackupRun) -> metadata_restore.ExtendedRestore:
+def _extended(
+    options: RestoreOptions, run: catalogue.BackupRun
+) -> metadata_restore.ExtendedRestore:
     """Return how the extended metadata of a run is restored."""
     owners = metadata_restore.owners_of(options.numeric_owner, options.no_owner)
     names = run.metadata.get("pipegrid")
@@ -273,8 +267,12 @@ def _extended(options: RestoreOptions, run: BackupRun) -> metadata_restore.Exten
 
 
 async def _root_of(
-    grid: Grid, run: BackupRun, names: tuple[str, ...], runs: Sequence[BackupRun], alone: bool
-) -> tuple[Cap | None, bytes, bool]:
+    grid: tree_grid.Grid,
+    run: catalogue.BackupRun,
+    names: tuple[str, ...],
+    runs: Sequence[catalogue.BackupRun],
+    alone: bool,
+) -> tuple[caps.Cap | None, bytes, bool]:
     """
     Return the cap of the restored directory, its metadata, and whether it is that of a single file.
 
@@ -321,7 +319,7 @@ def _run_path(text: str, options: RestoreOptions) -> run_paths.RunPath | None:
     return path
 
 
-def _described(run: BackupRun, runs: Sequence[BackupRun]) -> str:
+def _described(run: catalogue.BackupRun, runs: Sequence[catalogue.BackupRun]) -> str:
     """Return a description of the restored run, and of its missing files."""
     machines = {each.machine.id for each in runs if each.name == run.name} - {""}
     host = f", on {printable(run.machine.name)}" if len(machines) > 1 and run.machine.name else ""
@@ -342,8 +340,8 @@ def _too_many(paths: list[str], cap: str | None, missing: str) -> str:
 
 
 async def _found(
-    grid: Grid, root: Cap, names: tuple[str, ...], called: set[str], alone: bool
-) -> PathEnd:
+    grid: tree_grid.Grid, root: caps.Cap, names: tuple[str, ...], called: set[str], alone: bool
+) -> grid_paths.PathEnd:
     """
     Return the end of a path in a run.
 
@@ -375,7 +373,7 @@ def _missing_alias(text: str) -> str:
     return aliases.no_alias(text.partition(":")[0]) if grid_paths.names_alias(text) else ""
 
 
-def _directory_of_one(place: PathEnd) -> caps.DirectoryCap:
+def _directory_of_one(place: grid_paths.PathEnd) -> caps.DirectoryCap:
     """
     Return the cap of a literal directory whose only entry is the end of a path.
 

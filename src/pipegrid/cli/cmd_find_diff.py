@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -84,14 +85,11 @@ def find_command(patterns: tuple[str, ...], options: FindOptions) -> GridJob:
         runs = await cmd_backups_restore.listed_runs(grid, console, options.catalogue, some=True)
         series = _series(runs, options, now)
         printer = _FoundPrinter(console, options.catalogue is None)
-        directories = history_walk.CachedDirectories(grid)
-        try:
+        with closing(history_walk.CachedDirectories(grid)) as directories:
             for each in series:
                 await backup_search.search_runs(
                     grid, each, wanted, printer.found, printer.unreadable, directories=directories
                 )
-        finally:
-            directories.close()
         if printer.statuses:
             return worst_status(printer.statuses)
         if not printer.count:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,11 +17,8 @@ from pipegrid.core import caps
 from pipegrid.core.text import amount, counted, printable
 from pipegrid.errors import CannotReach, CapError, GridError, UsageError
 from pipegrid.transfer import upkeep
-from pipegrid.tree import aliases, prune_roots, tree_check
+from pipegrid.tree import aliases, prune_roots, tree_check, tree_grid
 from pipegrid.tree.backup import backup_run, catalogue, forget, prune, run_paths, space
-
-if TYPE_CHECKING:
-    from pipegrid.tree.tree_grid import Grid
 
 
 @click.command(name="forget")
@@ -46,7 +43,7 @@ def forget_command(which: tuple[str, ...], dry_run: bool, rules: dict[str, Any])
     if retention.keeps_all and not which:
         raise usage_error("give a rule such as --keep-last 10, or runs as NAME@TIME")
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         backups = backup_run.Backups(grid, say=console.note)
         request = forget.ForgetRequest(
             which, retention, catalogue.shown_time(time.time()), backups.place.machine(not dry_run)
@@ -101,7 +98,7 @@ def prune_command(dry_run: bool) -> GridJob:
     same time.
     """
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         backups = backup_run.Backups(grid, say=console.note)
         pruning = prune.Prune(grid, backups.place, say=backups.say, now=time.time)
         result = await pruning.run(dry_run)
@@ -186,7 +183,7 @@ def pin_command(what: str, name: str | None) -> GridJob:
     if what == "" or name == "":
         raise usage_error(EMPTY_NAME)
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         cap = await _pinned(grid, what)
         called = name or (what if not what.startswith("URI:") else str(cap)[:30])
         prune_roots.add_pin(grid.config.directory, called, cap)
@@ -207,7 +204,7 @@ def pin_command(what: str, name: str | None) -> GridJob:
     return GridJob(work, what, makes=False)
 
 
-async def _pinned(grid: Grid, what: str) -> caps.Cap:
+async def _pinned(grid: tree_grid.Grid, what: str) -> caps.Cap:
     """Return the cap that reads what the user has named."""
     place = await cap_lookup.place_of(grid, run_paths.whole_run(what))
     if place.cap is None:
@@ -264,7 +261,7 @@ def space_command() -> GridJob:
     free now.
     """
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         backups = backup_run.Backups(grid, say=console.note)
         runs = await backups.runs()
         named = aliases.read_aliases(grid.config.directory)

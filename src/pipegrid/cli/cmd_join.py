@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pipegrid.core.caps import DirectoryCap
     from pipegrid.grid.client_config import GridConfig
     from pipegrid.grid.invitation_messages import Invitation
-    from pipegrid.reactor.connection_policy import ConnectionPolicy
     from pipegrid.server.serve import StorageNode
 
 ADVICE = "ask for a new code"
@@ -56,16 +55,6 @@ class JoinPlace(NamedTuple):
     directory: Path
     name: str | None
 
-    def connections(self) -> ConnectionPolicy:
-        """
-        Return the way to the relay: the settings of the grid's directory, or of the user's own for a new one.
-
-        Raises:
-            UsageError: they cannot be read, or are refused.
-        """
-        is_there = client_paths.is_configured(self.directory)
-        return client_config.connections_of(self.directory if is_there else self.own)[0]
-
 
 @click.command(name="join")
 @click.argument("code", metavar="CODE")
@@ -85,7 +74,9 @@ def join_command(invocation: Invocation, code: str, relay_url: str) -> ReactorJo
     code = invitation_messages.checked_code(code)
     relay_url = invitation_messages.checked_relay(relay_url)
     place = place_to_join(invocation.own_directory, invocation.grid, _ask_name)
-    policy = place.connections()
+    # The way to the relay; a new directory has no settings for it yet.
+    is_there = client_paths.is_configured(place.directory)
+    policy, _ = client_config.connections_of(place.directory if is_there else place.own)
 
     async def work(reactor: Any, console: Console) -> int:
         load_library()

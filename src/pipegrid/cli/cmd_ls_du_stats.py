@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import stat
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import click
 
@@ -20,14 +21,7 @@ from pipegrid.cli.options import (
 )
 from pipegrid.core import base32, caps
 from pipegrid.core.text import amount, printable
-from pipegrid.tree import directory_reading, file_metadata, grid_paths, walk
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pipegrid.tree.grid_paths import PathEnd
-    from pipegrid.tree.tree_grid import Grid
-
+from pipegrid.tree import directory_reading, file_metadata, grid_paths, tree_grid, walk
 
 # ``pipegrid ls``: the names in a directory.
 
@@ -63,7 +57,7 @@ def ls_command(path: str, long: bool, human: bool, recursive: bool, read_only: b
         raise usage_error("-h is for the sizes that -l shows; add -l")
     layout: Layout = "human" if human else "long" if long else "names"
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         show = _shower(console.json, layout, read_only)
 
         def meet(met: walk.Met) -> None:
@@ -104,13 +98,13 @@ def ls_command(path: str, long: bool, human: bool, recursive: bool, read_only: b
 
 def _shower(
     json: bool, layout: Layout, read_only: bool
-) -> Callable[[Sequence[str], PathEnd], tuple[str, dict[str, Any]]]:
+) -> Callable[[Sequence[str], grid_paths.PathEnd], tuple[str, dict[str, Any]]]:
     """
     Return a function that makes of an entry's path and end the line for people and the fields of
     ``--json``.
     """
 
-    def named(path: Sequence[str], place: PathEnd) -> str:
+    def named(path: Sequence[str], place: grid_paths.PathEnd) -> str:
         name = cap_lookup.shown_path(path) + ("/" if place.kind == "directory" else "")
         # A cap of an unknown kind may be any text, even of several lines.
         return (
@@ -119,7 +113,7 @@ def _shower(
             else name
         )
 
-    def show(path: Sequence[str], place: PathEnd) -> tuple[str, dict[str, Any]]:
+    def show(path: Sequence[str], place: grid_paths.PathEnd) -> tuple[str, dict[str, Any]]:
         if read_only and place.cap is not None and not isinstance(place.cap, caps.UnknownCap):
             place = place._replace(cap=place.cap.readonly())
         if json:
@@ -132,7 +126,7 @@ def _shower(
     return show
 
 
-def _fields(path: Sequence[str], place: PathEnd) -> dict[str, Any]:
+def _fields(path: Sequence[str], place: grid_paths.PathEnd) -> dict[str, Any]:
     stored = directory_reading.metadata_of(place.metadata_json)
     fields: dict[str, Any] = {
         "path": list(path),
@@ -147,7 +141,7 @@ def _fields(path: Sequence[str], place: PathEnd) -> dict[str, Any]:
     return fields
 
 
-def _long(name: str, place: PathEnd, human: bool) -> str:
+def _long(name: str, place: grid_paths.PathEnd, human: bool) -> str:
     """Return the line of an entry with kind, mode, size and time."""
     stored = directory_reading.metadata_of(place.metadata_json)
     kept = file_metadata.restored(stored)
@@ -200,7 +194,9 @@ def du_command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
     separately.
     """
 
-    async def measure(grid: Grid, console: Console, path: str, root: str | None) -> ExitStatus:
+    async def measure(
+        grid: tree_grid.Grid, console: Console, path: str, root: str | None
+    ) -> ExitStatus:
         sums: list[tuple[tuple[str, ...], int]] = []
 
         def close(depth: int) -> None:
@@ -233,10 +229,10 @@ def du_command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
         close(0)
         return status
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         numbers = iter(range(1, len(paths) + 1))
 
-        async def each(grid: Grid, console: Console, path: str) -> ExitStatus:
+        async def each(grid: tree_grid.Grid, console: Console, path: str) -> ExitStatus:
             number = next(numbers)
             root = cap_lookup.argument_label(path, number) if len(paths) > 1 else None
             return await measure(grid, console, path, root)
@@ -261,7 +257,7 @@ def stats_command(path: str) -> GridJob:
     directory; the exit status shows it.
     """
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         stats = walk.TreeStats()
         place = await cap_lookup.directory_at(grid, path)
         status = await cap_lookup.walk_through(grid, console, place, stats.count)
@@ -297,7 +293,7 @@ def manifest_command(path: str, verifier: bool, storage_index: bool) -> GridJob:
     if verifier and storage_index:
         raise usage_error("choose one of --verify-cap and -s")
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         def meet(met: walk.Met) -> None:
             if met.cap is None or (isinstance(met, walk.Found) and met.again):
                 return

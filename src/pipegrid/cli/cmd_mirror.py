@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipegrid.cli import mirror_listed_files, mirror_verify, output_file
-from pipegrid.cli.cap_list_files import check_no_file
+from pipegrid.cli import cap_list_files, mirror_listed_files, mirror_verify, output_file
 from pipegrid.cli.command_grammar import CommandGroup
 from pipegrid.cli.command_job import GridJob, OfflineJob, ReactorGridJob, ReactorJob
 from pipegrid.cli.console import Console
@@ -377,7 +376,7 @@ def bring_back(cap: str, dest: str, fetching: MirrorOptions) -> GridJob:
     """Return the job that restores a mirror from the grid."""
     if fetching.urls or fetching.to_grid:
         raise usage_error("--from-grid cannot be combined with --from or --to-grid; leave them out")
-    check_no_file(cap)
+    cap_list_files.check_no_file(cap)
     fetching.check_deleting(dest)
 
     async def work(reactor: Any, grid: Grid, console: Console) -> int:
