@@ -268,7 +268,7 @@ async def each_in_order(
     async def step(number: int) -> None:
         try:
             outcomes[number] = await work(files[number])
-        except (CancelledError, BrokenPipeError):  # nobody reads the results any more
+        except (CancelledError, BrokenPipeError):  # the results are not wanted any more
             raise
         except Exception as error:
             outcomes[number] = error
