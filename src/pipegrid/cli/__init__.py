@@ -127,8 +127,7 @@ def _may_open_enough() -> bool:
     if 0 <= os.sysconf("SC_OPEN_MAX") < LEAST_FILES:
         from pipegrid.disk.file_system_calls import few_files
 
-        why = few_files()
-        if why is not None:
+        if (why := few_files()) is not None:
             if sys.stderr is not None:
                 print(f"pipegrid: {why}", file=sys.stderr)
             return False

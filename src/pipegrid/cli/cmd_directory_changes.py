@@ -66,8 +66,7 @@ def cp_command(arguments: tuple[str, ...], recursive: bool, force: bool) -> Grid
     on_grid = [destination_child.is_on_grid(source) for source in sources]
     to_grid = destination_child.is_on_grid(target)
     if not (to_grid or all(on_grid)):
-        meant = next(filter(None, map(destination_child.alias_in, arguments)), "")
-        if meant:
+        if meant := next(filter(None, map(destination_child.alias_in, arguments)), ""):
             raise usage_error(f"there is no file '{meant[:-1]}'; did you mean '{meant}'?")
         raise usage_error(
             f"'{printable(sources[on_grid.index(False)])}' and the target are both local files; one of them "

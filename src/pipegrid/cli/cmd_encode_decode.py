@@ -194,14 +194,13 @@ def decode(
         sink: BinaryIO | PartFile = console.data_sink
         if output != "-":
             sink = stack.enter_context(output_file.OutputFile(output, force)).file
-        progress = None
-        if output != "-" or not console.results.isatty():
-            progress = stack.enter_context(progress_bar.ProgressBar(console, "decode")).transfer()
+        fits = output != "-" or not console.results.isatty()
+        bar = stack.enter_context(progress_bar.ProgressBar(console, "decode", fits=fits))
         result = offline_encoding.decode_file(
             cap,
             paths,
             sink,
-            progress=progress,
+            progress=bar.transfer(),
             max_segment_bytes=max_segment or encoding_parameters.MAX_SEGMENT_BYTES,
         )
     _print_result(console, result, output)

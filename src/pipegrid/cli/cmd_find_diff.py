@@ -321,8 +321,7 @@ async def _compare(
             else directory_reading.Entry("", end.cap, metadata_json=end.metadata_json)
             for end in both
         ]
-        change = tree_changes.change_of(names[-1:], *entries)
-        if change is not None:
+        if (change := tree_changes.change_of(names[-1:], *entries)) is not None:
             printer.changed(change)
         empty = caps.DirectoryCap(caps.LitCap(b""))
         if not roots:

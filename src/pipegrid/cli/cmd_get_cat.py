@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import click
@@ -222,19 +222,15 @@ async def fetch_files(
         raise UsageError("--json would mix with the file on standard output; add -o FILE")
     if places.directory is not None:
         places.home = made_home(places.directory)
-    with ExitStack() as stack:
-        progress = None
-        # The bar would mix with the file.
-        if options.output is not None or not console.results.isatty():
-            progress = stack.enter_context(progress_bar.ProgressBar(console, "get"))
-
+    fits = options.output is not None or not console.results.isatty()
+    with progress_bar.ProgressBar(console, "get", fits=fits) as progress:
         locator = cap_lookup.Locator(grid)
 
         async def get(file: NamedFile[Any]) -> GetResult:
             path, output = places.of(file), None
             file = await locator.located(file, core_caps.fetchable)
             part = _part_of(file.cap, options.byte_range)
-            call = None if progress is None else progress.transfer()
+            call = progress.transfer()
             if path is not None:
                 output = output_file.resumable(console, path, options.force, places.home)
             return await fetch(grid, console, file.cap, part, output, call)

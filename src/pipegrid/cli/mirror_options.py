@@ -341,8 +341,7 @@ def report_skipped(console: Console, entries: Entries) -> None:
     """Report the unusable entries of indexes."""
     for why in entries.skipped:
         console.fault(f"skipped: {printable(why)}")
-    more = entries.skipped_files - len(entries.skipped)
-    if more:
+    if more := entries.skipped_files - len(entries.skipped):
         console.fault(
             f"{counted(more, 'more entry', 'more entries')} skipped, for reasons like these"
         )
@@ -449,8 +448,7 @@ def _tally_fields(tally: Tally) -> dict[str, Any]:
 
 
 def _print_how_many_more(console: Console, report: Report) -> None:
-    more = report.failed_files - len(report.failed)
-    if more:
+    if more := report.failed_files - len(report.failed):
         console.fault(f"{counted(more, 'more file')}, for reasons like these")
 
 

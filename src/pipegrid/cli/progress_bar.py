@@ -164,10 +164,12 @@ class ProgressBar:
 
     Args:
         unit: what is counted, if not bytes.
+        fits: False: show no bar, since it would mix with a file on the terminal.
     """
 
-    def __init__(self, console: Console, verb: str, unit: str = "B") -> None:
+    def __init__(self, console: Console, verb: str, unit: str = "B", fits: bool = True) -> None:
         self._console = console
+        self._fits = fits
         self._verb = verb
         self._unit = unit
         self._sums = TransferSums()
@@ -227,7 +229,7 @@ class ProgressBar:
             self._bar.refresh()
 
     def __enter__(self) -> ProgressBar:
-        if self._console.shows_progress:
+        if self._fits and self._console.shows_progress:
             self._bar = open_bar(self._console, self._verb, self._unit)
         return self
 

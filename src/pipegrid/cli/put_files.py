@@ -219,8 +219,7 @@ async def put_at(
         return
     spot = await destination_child.spot_at(grid, path, _name_of(file), make=True)
     spot.check_kind()
-    there = _overwritten(spot, format, force)
-    if there is not None:
+    if (there := _overwritten(spot, format, force)) is not None:
         await grid.overwrite(there, source)
         show(there, read_only)
         return

@@ -152,8 +152,7 @@ def keep(directory: Path, options: Mapping[str, Any], node: StorageNode) -> str 
         return (
             f"cannot write {path}: {error.strerror}; give the same options again at the next start"
         )
-    changed = {name: old for name, old in known.items() if values.get(name, old) != old}
-    if changed:
+    if changed := {name: old for name, old in known.items() if values.get(name, old) != old}:
         return f"the last start had {_shown(changed)}; later starts do as this one ({path})"
     return None
 

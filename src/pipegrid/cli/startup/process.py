@@ -150,8 +150,7 @@ def _parse(
     begun: EarlySockets | None,
     glimpse: QuickCheckResult | None,
 ) -> tuple[Invocation, Job]:
-    job = plain_job(arguments, console, begun, glimpse)
-    if job is not None:
+    if (job := plain_job(arguments, console, begun, glimpse)) is not None:
         return Invocation(console), job
     install_lazy_modules()  # before click is imported
     from pipegrid.cli.command_grammar import parse
