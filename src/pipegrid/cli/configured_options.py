@@ -123,14 +123,10 @@ class ConfiguredCommand(click.Command):
 
     def _settable(self) -> dict[str, click.Option]:
         """Return the options that a section or variable may have, by name."""
-        common = {param.name for param in _params_of(common_options)}
+        others = {param.name for param in _params_of(common_options)}.union(_SELECTING, _STREAMS)
         found = {}
         for param in self.params:
-            if isinstance(param, click.Option) and param.name not in (
-                *common,
-                *_SELECTING,
-                *_STREAMS,
-            ):
+            if isinstance(param, click.Option) and param.name not in others:
                 long = [each for each in param.opts if each.startswith("--")]
                 found[long[0].removeprefix("--")] = param
         return found
@@ -328,11 +324,7 @@ def _of_section(section: BackupSection) -> Iterator[None]:
 
 def _params_of(add: Callable[[Any], Any]) -> list[click.Parameter]:
     """Return the parameters that a decorator adds."""
-
-    def bare() -> None:
-        pass
-
-    found: list[click.Parameter] = add(bare).__click_params__
+    found: list[click.Parameter] = add(lambda: None).__click_params__
     return found
 
 
