@@ -31,6 +31,7 @@ SMALL = {
     "cli/startup/fast_json_encoder.py": _EARLY,
     "cli/startup/fast_mirror_verify.py": _EARLY,
     "cli/startup/preconnect_servers.py": _EARLY,
+    "cli/twist_gateway.py": "brings the libraries of the gateway, which storage servers do not need",
     "core/base32.py": _CONTRACT,
     "core/stream_cipher.py": "brings OpenSSL's cipher, which only some transfers need",
     "core/clamped_dates.py": _CONTRACT,

@@ -19,10 +19,8 @@ def check_whole(value: Any, name: str, least: int | None = None) -> int:
     Raises:
         UsageError: it is not, or it is a boolean.
     """
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if whole and (least is None or value >= least):
-        number: int = value
-        return number
+    if isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least):
+        return value
     bounds = "" if least is None else f" of at least {least}"
     raise UsageError(f"{name} is a whole number{bounds}, not {shown(value)}")
 

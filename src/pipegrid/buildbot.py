@@ -99,8 +99,7 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
             config.error(f"SpeedTest: on_regression must be one of {', '.join(ON_REGRESSION)}")
         if not isinstance(compare_with, int) or isinstance(compare_with, bool) or compare_with < 0:
             config.error("SpeedTest: compare_with must be a number of builds, 0 or more")
-        problem = prefix_problem(prefix)
-        if problem is not None:
+        if (problem := prefix_problem(prefix)) is not None:
             config.error(f"SpeedTest: prefix {problem}")
         kwargs.setdefault("command", ["pipegrid", "speedtest", "run", "--output", output])
         super().__init__(**self.setupShellMixin(kwargs))
@@ -153,8 +152,7 @@ class SpeedTest(ShellMixin, CompositeStepMixin, BuildStep):  # type: ignore[misc
             run = parse_run(document, f"{self.output}/run.json")
         except UsageError as error:
             return self._failed(str(error))
-        missing = self._follower.missing()
-        if missing:
+        if missing := self._follower.missing():
             return self._failed(f"the speed test printed no line for {' and '.join(missing)}")
         await self._publish(run, _as_bytes(document))
         return await self._judge(run, earlier)

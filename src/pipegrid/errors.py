@@ -108,7 +108,22 @@ class CannotReach(PipegridError):
     """What a client keeps cannot be read as a whole, so that none of its leases may be released."""
 
 
-class NoSuchChild(UsageError):
+class _NamedChildError(UsageError):
+    """
+    An error about a name in a directory.
+
+    Attributes:
+        name: as it was given.
+        perhaps_made: an earlier attempt may have been stored, and undone by another client since.
+    """
+
+    def __init__(self, message: str, name: str, perhaps_made: bool = False) -> None:
+        super().__init__(message)
+        self.name = name
+        self.perhaps_made = perhaps_made
+
+
+class NoSuchChild(_NamedChildError):
     """
     A directory has no child of this name; list it to see what exists.
 
@@ -117,13 +132,8 @@ class NoSuchChild(UsageError):
         perhaps_made: an earlier attempt may have been stored, and undone by another client since.
     """
 
-    def __init__(self, message: str, name: str, perhaps_made: bool = False) -> None:
-        super().__init__(message)
-        self.name = name
-        self.perhaps_made = perhaps_made
 
-
-class ChildExists(UsageError):
+class ChildExists(_NamedChildError):
     """
     A directory already has a child of this name; take another name, or allow replacing it.
 
@@ -131,11 +141,6 @@ class ChildExists(UsageError):
         name: as it was given.
         perhaps_made: an earlier attempt may have been stored, and undone by another client since.
     """
-
-    def __init__(self, message: str, name: str, perhaps_made: bool = False) -> None:
-        super().__init__(message)
-        self.name = name
-        self.perhaps_made = perhaps_made
 
 
 class SourceError(PipegridError):

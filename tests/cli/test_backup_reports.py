@@ -19,7 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from pipegrid.cli import backup_end_hooks, backup_metrics
 from pipegrid.cli.backup_end_hooks import MAX_OUTPUT_BYTES, HookOutcome, run_hook
-from pipegrid.cli.backup_monitoring import StatusLines
+from pipegrid.cli.backup_monitoring import with_status_lines
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports
 from tests.cli.processes import ProcessTestCase, in_fresh_processes
 
@@ -197,8 +197,7 @@ class StatusLinesTests(SynchronousTestCase):
         clock, console = Clock(), ProgressConsole()
         moved: list[TreeCounts] = []
         inner = TreeReports(progress=moved.append)
-        lines = StatusLines(console, clock, inner)  # type: ignore[arg-type]
-        reports = lines.reports()
+        reports = with_status_lines(console, clock, inner)  # type: ignore[arg-type]
         counts = TreeCounts(files=4, bytes=1000, sent_bytes=100, unchanged_bytes=150)
         for _ in range(45):
             clock.advance(0.1)

@@ -7,7 +7,7 @@ import io
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli.console import Console
-from pipegrid.cli.mirror_options import MirrorOptions, MirrorProgress, RunOutcome
+from pipegrid.cli.mirror_options import MirrorOptions, MirrorProgress, print_outcome
 from pipegrid.mirror.file_scheduler import Report, Tally
 from tests.cli.support import Terminal
 
@@ -37,6 +37,6 @@ class ToldTests(SynchronousTestCase):
             tally = Tally("a")
             tally.refused, tally.broken = refused, broken
             told = io.StringIO()
-            outcome = RunOutcome("there", Report([tally]), [], 0)
-            outcome.print_outcome(Console(None, io.BytesIO(), told), MirrorOptions())
+            console = Console(None, io.BytesIO(), told)
+            print_outcome(console, MirrorOptions(), "there", Report([tally]), [], 0)
             self.assertEqual(told.getvalue(), words)

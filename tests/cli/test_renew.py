@@ -84,7 +84,7 @@ class RenewTests(SynchronousTestCase):
         healthy = CheckResult(CAP, True, True, ALL, [], 3, 2, 3, [])
         run = Run("check", TEXT, grid=FakeGrid(check_result=healthy))
         self.assertEqual(self.successResultOf(run.finished), 0)
-        self.assertNotIn("add_lease", run.grid.seen[0][1])
+        self.assertIs(run.grid.seen[0][1]["add_lease"], False)
         refused = attrs.evolve(healthy, renewed=["ann"], lease_problems=["bob gives none"])
         run = Run("--json", "check", TEXT, "--add-lease", grid=FakeGrid(check_result=refused))
         self.assertEqual(self.successResultOf(run.finished), 1)

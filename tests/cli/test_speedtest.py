@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -16,7 +17,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.cli import speedtest_run
 from pipegrid.cli.cmd_speedtest import HOMES, speedtest_command, with_command
-from pipegrid.cli.command_grammar import COMMANDS
+from pipegrid.cli.command_grammar import COMMANDS, parse
+from pipegrid.cli.command_job import ReactorJob
+from pipegrid.cli.console import Console
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.speedtest import html_report, runner
 from pipegrid.speedtest.link_proxies import PROFILES
@@ -183,6 +186,13 @@ def _silent() -> Any:
 
 class GroupTests(SynchronousTestCase):
     """The group of commands."""
+
+    def test_no_connections_in_advance(self) -> None:
+        """They open grids themselves, so nothing connects to a directory's servers before they are run."""
+        for line in ([], ["selfcheck"], ["responder"], ["proxy", "1=127.0.0.1:2"]):
+            console = Console(None, io.BytesIO(), io.StringIO())
+            _, job = parse(["speedtest", "-d", self.mktemp(), *line], console)
+            self.assertIsInstance(job, ReactorJob)
 
     def test_commands_are_loaded_when_named(self) -> None:
         """Each is where the group looks for it."""

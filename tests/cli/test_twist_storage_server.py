@@ -68,7 +68,7 @@ class PluginTests(SynchronousTestCase):
             introduces=True,
             certificate_files=(Path("/some.cert"),),
         )
-        self.assertEqual(options.settings(), expected)
+        self.assertEqual(options.settings, expected)
 
     def test_a_tahoe_nodes_directory(self) -> None:
         """What its ``tahoe.cfg`` says counts, introducers too, unless an option says otherwise."""
@@ -80,14 +80,14 @@ class PluginTests(SynchronousTestCase):
         options = twist_storage_server.Options()
         options.parseOptions(["-d", str(directory), "--port", "tcp:2"])
         self.assertEqual(
-            options.settings(),
+            options.settings,
             ServeSettings(
                 directory=directory, port="tcp:2", nickname="n", introducers={"default": FURL}
             ),
         )
         options = twist_storage_server.Options()
         options.parseOptions(["-d", str(directory), "--introducer", "none"])
-        self.assertEqual(options.settings().introducers, {})
+        self.assertEqual(options.settings.introducers, {})
 
     def test_no_room_at_all(self) -> None:
         """To leave none free is a choice, too, whatever ``tahoe.cfg`` says."""
@@ -97,7 +97,7 @@ class PluginTests(SynchronousTestCase):
         for words, found in (([], 10**9), (["--reserved-space", "0"], 0)):
             options = twist_storage_server.Options()
             options.parseOptions(["-d", str(directory), *words])
-            self.assertEqual(options.settings().reserved_bytes, found)
+            self.assertEqual(options.settings.reserved_bytes, found)
 
     def test_refusals(self) -> None:
         """What makes no sense is said before anything starts."""

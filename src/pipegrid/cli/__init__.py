@@ -89,7 +89,9 @@ def _fill_standard_streams() -> None:
     Otherwise output of libraries on standard error could get into a share, or to a client.
     """
     for number in (0, 1, 2):
-        if not _is_open(number):
+        try:
+            os.fstat(number)
+        except OSError:  # noqa: PERF203
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
 
 
@@ -125,19 +127,10 @@ def _may_open_enough() -> bool:
     if 0 <= os.sysconf("SC_OPEN_MAX") < LEAST_FILES:
         from pipegrid.disk.file_system_calls import few_files
 
-        why = few_files()
-        if why is not None:
+        if (why := few_files()) is not None:
             if sys.stderr is not None:
                 print(f"pipegrid: {why}", file=sys.stderr)
             return False
-    return True
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
     return True
 
 

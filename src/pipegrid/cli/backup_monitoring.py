@@ -16,7 +16,7 @@ from pipegrid.cli.error_report import ExitStatus, sentence
 from pipegrid.cli.options import as_one
 from pipegrid.core.text import printable
 from pipegrid.errors import PipegridError
-from pipegrid.grid import client_config, client_paths
+from pipegrid.grid import client_config
 from pipegrid.transport import status_ping
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class BackupOutcome:
         """Return the reports of an upload, which then also prints lines of progress if they are wanted."""
         if not self._shows_progress:
             return reports
-        return StatusLines(console, clock, reports).reports()
+        return with_status_lines(console, clock, reports)
 
     def finished(self, result: BackupResult) -> dict[str, str]:
         """Record the result; returns what the line of JSON for it has in addition."""
@@ -101,41 +101,26 @@ class BackupOutcome:
         return found
 
 
-class StatusLines:
-    """Prints the progress of an upload as JSON, a line each second at most, with restic's names."""
+def with_status_lines(console: Console, clock: IReactorTime, reports: TreeReports) -> TreeReports:
+    """
+    Return the reports of an upload, which then also print its progress as JSON, with restic's names, a line
+    each second at most.
+    """
+    began_s = clock.seconds()
+    next_s = began_s + STATUS_S
+    sending_bytes = 0
 
-    def __init__(self, console: Console, clock: IReactorTime, reports: TreeReports) -> None:
-        self._console = console
-        self._clock = clock
-        self._inner = reports
-        self._began_s = clock.seconds()
-        self._next_s = self._began_s + STATUS_S
-        self._sending_bytes = 0
-
-    def reports(self) -> TreeReports:
-        """Return the reports that the upload calls."""
-
-        return self._inner._replace(progress=self._progress, sending=self._sending)
-
-    def _progress(self, counts: TreeCounts) -> None:
-        self._inner.progress(counts)
-        self._print(counts)
-
-    def _sending(self, counts: TreeCounts, more: int) -> None:
-        self._inner.sending(counts, more)
-        self._sending_bytes += more
-        self._print(counts)
-
-    def _print(self, counts: TreeCounts) -> None:
-        now_s = self._clock.seconds()
-        if now_s < self._next_s:
+    def show(counts: TreeCounts) -> None:
+        nonlocal next_s
+        now_s = clock.seconds()
+        if now_s < next_s:
             return
-        self._next_s = now_s + STATUS_S
-        done = min(counts.unchanged_bytes + counts.sent_bytes + self._sending_bytes, counts.bytes)
-        self._console.json_result(
+        next_s = now_s + STATUS_S
+        done = min(counts.unchanged_bytes + counts.sent_bytes + sending_bytes, counts.bytes)
+        console.json_result(
             {
                 "message_type": "status",
-                "seconds_elapsed": int(now_s - self._began_s),
+                "seconds_elapsed": int(now_s - began_s),
                 "percent_done": round(done / counts.bytes, 4) if counts.bytes else 0.0,
                 "total_files": counts.files,
                 "total_bytes": counts.bytes,
@@ -143,6 +128,18 @@ class StatusLines:
                 "error_count": counts.left_out,
             }
         )
+
+    def progress(counts: TreeCounts) -> None:
+        reports.progress(counts)
+        show(counts)
+
+    def sending(counts: TreeCounts, more: int) -> None:
+        nonlocal sending_bytes
+        reports.sending(counts, more)
+        sending_bytes += more
+        show(counts)
+
+    return reports._replace(progress=progress, sending=sending)
 
 
 class BackupReports(NamedTuple):
@@ -153,15 +150,6 @@ class BackupReports(NamedTuple):
     ping: str | None
     metrics_file: str | None
     json_progress: bool
-
-    def job(
-        self,
-        work: Callable[[Grid, Console], Awaitable[int]],
-        outcome: BackupOutcome,
-        *paths: str,
-    ) -> GridJob:
-        """Return the job of a backup, which reports its outcome at the end."""
-        return ReportedJob(work, self, outcome, *paths)
 
 
 class ReportedJob(GridJob):
@@ -217,7 +205,7 @@ class ReportedJob(GridJob):
         if ended.dropped_bytes:
             console.say(f"--on-{when}: {ended.dropped_bytes} further bytes are not shown")
         if ended.problem is not None:
-            console.fault(f"pipegrid: the command of --on-{when} failed: {ended.problem}")
+            console.fault(f"the command of --on-{when} failed: {ended.problem}")
             if outcome.status == ExitStatus.DONE:
                 outcome.status = ExitStatus.FAILED
 
@@ -227,7 +215,7 @@ class ReportedJob(GridJob):
             backup_metrics.write_metrics(Path(path), outcome.name, outcome.metrics)
         except OSError as error:
             why = error.strerror or str(error)
-            console.fault(f"pipegrid: cannot write the metrics to {printable(path)}: {why}")
+            console.fault(f"cannot write the metrics to {printable(path)}: {why}")
 
     # The monitor.
 
@@ -243,7 +231,7 @@ class ReportedJob(GridJob):
 
     async def _ping(self, invocation: Invocation, reactor: Any, event: str) -> None:
         assert self._reports.ping is not None
-        directory = Path(invocation.directory or client_paths.default_directory())
+        directory = invocation.grid_directory
         try:
             policy, _ = client_config.connections_of(directory)
         except PipegridError as error:
@@ -251,7 +239,7 @@ class ReportedJob(GridJob):
         else:
             problem = await status_ping.ping(reactor, policy, self._reports.ping, event)
         if problem is not None:
-            invocation.console.fault(f"pipegrid: {problem}; the backup itself is not affected")
+            invocation.console.fault(f"{problem}; the backup itself is not affected")
 
 
 # The options.

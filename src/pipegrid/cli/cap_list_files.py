@@ -7,17 +7,14 @@ import re
 import shlex
 import stat
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 from pipegrid.cli.console import Console, read_given
 from pipegrid.cli.error_report import UnprintedCap, sentence, unreadable
 from pipegrid.core.text import CAP_STARTS, as_pasted, decode_text, printable
 from pipegrid.disk.private_files import open_private
 from pipegrid.errors import CapError, SinkError, SourceError, UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 # Cap files: one cap or path per line, optionally followed by the name of its file, as ``put -l`` prints
 # them.
@@ -113,9 +110,8 @@ def parse_cap_file(data: bytes, name: str) -> list[CapLine]:
         raise UsageError(
             f"{name} is larger than {MAX_BYTES >> 20} MiB; a cap file has one cap per line, so choose another"
         )
-    lines = decode_text(data, name).split("\n")
     found = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(decode_text(data, name).split("\n"), 1):
         line = line.lstrip()
         if not line or line.startswith("#"):
             continue
@@ -193,11 +189,9 @@ def _holds_cap(path: str) -> bool:
             start = file.read(_LOOKED_AT_BYTES)
     except (OSError, ValueError):
         return False
-    for line in start.decode("utf-8-sig", "replace").split("\n"):
-        bare = as_pasted(line)
-        if bare and not bare.startswith("#"):
-            return bare.startswith(CAP_STARTS)
-    return False
+    lines = map(as_pasted, start.decode("utf-8-sig", "replace").split("\n"))
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    return first.startswith(CAP_STARTS)
 
 
 UNPRINTED = "unprinted.caps"
@@ -205,13 +199,18 @@ UNPRINTED = "unprinted.caps"
 
 
 def print_cap(
-    console: Console, directory: Path, text: str, fields: dict[str, Any], cap: str, name: str = ""
+    console: Console,
+    directory: Path | None,
+    text: str,
+    fields: dict[str, Any],
+    cap: str,
+    name: str = "",
 ) -> None:
     """
-    Print the only copy of a cap; if that fails, keep it in a file.
+    Print a cap; if that fails, keep it in a file.
 
     Args:
-        directory: the client's.
+        directory: the client's; None: this is not the only copy of the cap, so it is not kept.
         text: for people; ``fields``: for ``--json``.
         name: of its file, if it has one.
 
@@ -221,6 +220,8 @@ def print_cap(
     try:
         console.result(text, fields)
     except (BrokenPipeError, SinkError) as error:
+        if directory is None:
+            raise
         raise keep_caps(directory, [as_line(cap, name) if name else cap], error) from error
 
 

@@ -30,17 +30,14 @@ from pipegrid.core.caps import (
 from pipegrid.core.text import CAP_STARTS, as_pasted, printable
 from pipegrid.errors import CapError, PipegridError, UsageError, naming
 from pipegrid.grid import client_paths
-from pipegrid.reactor.deferreds import few_at_a_time
+from pipegrid.reactor import deferreds
 from pipegrid.tree import aliases, grid_paths, walk
 from pipegrid.tree.backup import run_paths
 
 if TYPE_CHECKING:
-    from pipegrid.cli.console import Console
     from pipegrid.grid.file_grid import Grid
-    from pipegrid.tree.backup.run_paths import RunFinder
-    from pipegrid.tree.grid_paths import PathEnd, PathFinder
+    from pipegrid.tree.grid_paths import PathEnd
     from pipegrid.tree.tree_grid import Grid as TreeGrid
-    from pipegrid.tree.walk import Met
 
 
 # The files that a command line names by their caps, directly or in cap files.
@@ -84,11 +81,6 @@ class NamedFile(Generic[C]):
         if self.place:
             return printable(self.place)
         return self.base_name if self.name is None else printable(self.name)
-
-    @property
-    def start(self) -> str:
-        """The beginning of its path, as given; the whole text of a cap alone."""
-        return self.root or self.text
 
     @property
     def base_name(self) -> str:
@@ -153,7 +145,7 @@ def named_files(
     if len(problems) == len(found):
         raise problems[0]
     if again := len(lines) - len(found):
-        console.say(f"pipegrid: {again} of {len(lines)} caps were given before; each counts once")
+        console.note(f"{again} of {len(lines)} caps were given before; each counts once")
     return list(found.values())
 
 
@@ -176,11 +168,10 @@ def _named_file(text: str, name: str | None, understand: Callable[[str], C]) -> 
         empty, place = cast(C, LitCap(b"")), text if name is None else ""
         return NamedFile(text, empty, called, run.names, text, place=place, in_run=True)
     if ("/" in text or not text.startswith("URI:")) and grid_paths.has_path(text):
-        if grid_paths.names_alias(text):
-            root, names = grid_paths.parse(text, aliases_here())
-            place = text if name is None else ""
-        else:
-            root, names = grid_paths.parse(text, None)
+        by_alias = grid_paths.names_alias(text)
+        known = aliases.read_aliases(client_directory()) if by_alias else None
+        root, names = grid_paths.parse(text, known)
+        place = text if by_alias and name is None else ""
         cap = parse_cap(root)
         if names and isinstance(cap, DirectoryCap):
             # The cap at the path is not known yet; an empty file is the placeholder.
@@ -214,38 +205,17 @@ def check_path(file: NamedFile[Any]) -> None:
     Raises:
         CapError: it is named by a path, or has a problem.
     """
-    check_all((file,))
+    if file.problem is not None:
+        raise file.problem
     if file.root:
         raise CapError(
             "only the grid knows what a path leads to; give its cap, which 'pipegrid manifest' lists"
         )
 
 
-def check_all(files: Sequence[NamedFile[Any]]) -> None:
-    """
-    Check that no file has a problem.
-
-    Raises:
-        UsageError: one of the files has a problem.
-    """
-    for file in files:
-        if file.problem is not None:
-            raise file.problem
-
-
 def starts_of(files: Sequence[NamedFile[Any]]) -> list[str]:
     """Return the beginnings of the paths, which ``GridJob`` checks before it opens a grid."""
-    return [file.start for file in files if file.problem is None]
-
-
-def aliases_here() -> dict[str, str]:
-    """
-    Return the aliases of the client's directory.
-
-    Raises:
-        UsageError: they cannot be read.
-    """
-    return aliases.read_aliases(client_directory())
+    return [file.root or file.text for file in files if file.problem is None]
 
 
 def begins_with_alias(text: str) -> bool:
@@ -256,15 +226,16 @@ def begins_with_alias(text: str) -> bool:
         UsageError: the aliases cannot be read.
     """
     alias, found, _ = text.partition(":")
-    return bool(found) and aliases.as_written(alias, aliases_here()) is not None
+    if not found:
+        return False
+    return aliases.as_written(alias, aliases.read_aliases(client_directory())) is not None
 
 
 def client_directory() -> Path:
     """Return the client's directory, which may not exist."""
     context = click.get_current_context(silent=True)
     invocation = None if context is None else context.find_object(Invocation)
-    named = None if invocation is None else invocation.directory
-    return client_paths.default_directory() if named is None else Path(named)
+    return client_paths.default_directory() if invocation is None else invocation.grid_directory
 
 
 async def each_in_order(
@@ -287,6 +258,8 @@ async def each_in_order(
     Returns:
         0; or the status of the unsuccessful ones if they share one; or 1.
     """
+    from twisted.internet.defer import CancelledError
+
     if len(files) == 1:
         return show(files[0], await work(files[0]))
     outcomes: dict[int, R | Exception] = {}
@@ -295,9 +268,9 @@ async def each_in_order(
     async def step(number: int) -> None:
         try:
             outcomes[number] = await work(files[number])
+        except (CancelledError, BrokenPipeError):  # the results are not wanted any more
+            raise
         except Exception as error:
-            if _is_the_end(error):
-                raise
             outcomes[number] = error
         while len(statuses) in outcomes:
             file, outcome = files[len(statuses)], outcomes.pop(len(statuses))
@@ -313,12 +286,15 @@ async def each_in_order(
         for number in numbers:
             await step(number)
 
-    await few_at_a_time(at_once, [steps] * at_once)
+    await deferreds.few_at_a_time(at_once, [steps] * at_once)
     return one_status(statuses)
 
 
 async def each_argument(
-    console: Console, texts: Sequence[str], work: Callable[[str], Awaitable[ExitStatus | None]]
+    grid: TreeGrid,
+    console: Console,
+    texts: Sequence[str],
+    work: Callable[[TreeGrid, Console, str], Awaitable[ExitStatus | None]],
 ) -> ExitStatus:
     """
     Process each path on a command line, one after the other.
@@ -332,12 +308,12 @@ async def each_argument(
         0; or the status of the unsuccessful ones if they share one; or 1.
     """
     if len(texts) == 1:
-        return await work(texts[0]) or ExitStatus.DONE
+        return await work(grid, console, texts[0]) or ExitStatus.DONE
     statuses: set[ExitStatus] = set()
     for number, text in enumerate(texts, 1):
         label = argument_label(text, number)
         try:
-            statuses.add(await work(text) or ExitStatus.DONE)
+            statuses.add(await work(grid, console, text) or ExitStatus.DONE)
         except PipegridError as error:
             statuses.add(console.failed(error, label, {"argument": label}, True))
     return one_status(statuses)
@@ -350,13 +326,6 @@ def argument_label(text: str, number: int) -> str:
         return printable(text)
     _, slash, rest = text.partition("/")
     return printable(f"cap number {number}{slash}{rest}")
-
-
-def _is_the_end(error: Exception) -> bool:
-    """Return whether the command was cancelled, or the reader of its results has closed them."""
-    from twisted.internet.defer import CancelledError
-
-    return isinstance(error, (CancelledError, BrokenPipeError))
 
 
 # Paths on the command line, and walks that commands show.
@@ -372,8 +341,8 @@ class Locator:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._paths: PathFinder | None = None
-        self._runs: RunFinder | None = None
+        self._paths: grid_paths.PathFinder | None = None
+        self._runs: run_paths.RunFinder | None = None
 
     async def located(
         self, file: NamedFile[Any], understand: Callable[[Any], Fetchable]
@@ -478,7 +447,7 @@ def shown_path(path: Sequence[str]) -> str:
 
 
 async def walk_through(
-    grid: TreeGrid, console: Console, place: PathEnd, meet: Callable[[Met], None]
+    grid: TreeGrid, console: Console, place: PathEnd, meet: Callable[[walk.Met], None]
 ) -> ExitStatus:
     """
     Walk through a directory; returns the status, and reports unreadable directories, also in JSON.

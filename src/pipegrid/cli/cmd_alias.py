@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import click
 
@@ -22,12 +22,7 @@ from pipegrid.core import caps
 from pipegrid.core.text import as_pasted, printable
 from pipegrid.errors import CapError, UsageError
 from pipegrid.grid import client_config, client_paths, local_grid
-from pipegrid.tree import aliases, grid_paths
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pipegrid.tree.tree_grid import Grid
+from pipegrid.tree import aliases, grid_paths, tree_grid
 
 
 @click.group(name="alias", cls=CommandGroup)
@@ -73,7 +68,7 @@ def add(name: str, cap: str) -> OfflineJob:
 def create(name: str, format: str | None, read_only: bool) -> GridJob:
     """Make a mutable directory, let NAME stand for it, and print its cap."""
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         wanted, home = aliases.checked_name(name), grid.config.directory
         aliases.check_free(home, wanted)  # before anything is stored
         directory = await grid.create_directory(format=format)
@@ -104,15 +99,14 @@ def list_(read_only: bool) -> OfflineJob:
         for name, text in sorted(aliases.read_aliases(directory).items()):
             try:
                 cap = caps.parse_cap(text)
-                if read_only and isinstance(cap, caps.UnknownCap):
-                    raise CapError("this version does not know its kind of cap")
-                shown = str(
-                    cap.readonly() if read_only and not isinstance(cap, caps.UnknownCap) else cap
-                )
+                if read_only:
+                    if isinstance(cap, caps.UnknownCap):
+                        raise CapError("this version does not know its kind of cap")
+                    cap = cap.readonly()
             except CapError as error:
                 status = ExitStatus(console.complain(error, about=printable(name)))
                 continue
-            console.result(f"{printable(name)}: {shown}", {"alias": name, "cap": shown})
+            console.result(f"{printable(name)}: {cap}", {"alias": name, "cap": str(cap)})
         return status
 
     return OfflineJob(work)
@@ -134,7 +128,7 @@ def remove(name: str) -> OfflineJob:
         bare = name.strip().removesuffix(":")
         if aliases.as_written(bare, aliases.read_aliases(directory)) is not None:
             path = directory / "private" / aliases.ROOT_NAME
-            console.say(f"pipegrid: '{bare}' stands for the directory of {path} now")
+            console.note(f"'{bare}' stands for the directory of {path} now")
         return ExitStatus.DONE
 
     return OfflineJob(work)
@@ -151,8 +145,8 @@ def _warn_of_missing_servers(console: Console, directory: Path, cap: str) -> Non
     except UsageError:
         return  # opening the grid reports the error
     if on_other_servers:
-        console.say(
-            "pipegrid: no share of this directory is on this machine, and no other servers are known here; "
+        console.note(
+            "no share of this directory is on this machine, and no other servers are known here; "
             "join the grid that has it with 'pipegrid init NURL...', and add the alias there"
         )
 

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from pipegrid.cli import cap_lookup, progress_bar
-from pipegrid.cli.backup_monitoring import BackupOutcome, BackupReports, report_options
+from pipegrid.cli.backup_monitoring import (
+    BackupOutcome,
+    BackupReports,
+    ReportedJob,
+    report_options,
+)
 from pipegrid.cli.command_job import GridJob
 from pipegrid.cli.configured_options import ConfiguredCommand, configured_options
 from pipegrid.cli.console import Console, source_of
@@ -31,7 +36,6 @@ from pipegrid.tree.backup import backup_run, backup_sources, backup_stream, run_
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
 
-    from pipegrid.tree.backup.backup_run import BackupOptions, Backups, BackupSource
     from pipegrid.tree.tree_grid import Grid
 
 
@@ -136,7 +140,7 @@ def backup_command(
         options = backup_run.BackupOptions(
             made_anew, chosen.one_file_system, kept, archives, named is not None, with_tags
         )
-        backups = backup_run.Backups(grid, say=partial(_say, console))
+        backups = backup_run.Backups(grid, say=console.note)
         stream = source_of("-", console.stdin) if stdin else sources
         source = directories or backup_stream.BackupStream(file_name or "", stream)
         do = _would_send if dry_run else partial(_run, grid.clock)
@@ -144,11 +148,9 @@ def backup_command(
         chosen.report_unmatched(console)
         return status
 
-    return GridJob(work, path or "") if dry_run else reports.job(work, outcome, path or "")
-
-
-def _say(console: Console, sentence: str) -> None:
-    console.say(f"pipegrid: {sentence}")
+    if dry_run:
+        return GridJob(work, path or "")
+    return ReportedJob(work, reports, outcome, path or "")
 
 
 def _file_name(given: BackupArguments, chosen: SelectionOptions) -> str | None:
@@ -188,9 +190,9 @@ async def _run(
     clock: IReactorTime,
     outcome: BackupOutcome,
     console: Console,
-    backups: Backups,
-    source: BackupSource,
-    options: BackupOptions,
+    backups: backup_run.Backups,
+    source: backup_run.BackupSource,
+    options: backup_run.BackupOptions,
     chosen: SelectionOptions,
 ) -> ExitStatus:
     losses = extended_metadata.MetadataLosses()
@@ -199,9 +201,7 @@ async def _run(
         result = await backups.run(source, outcome.name, options, reports)
     run, counts = result.run, result.counts
     report_losses(console, losses, "stored")
-    console.say(
-        f"pipegrid: {run_paths.run_path_text(run)} {counts_of(counts)}; {result.elapsed_s:.1f} s"
-    )
+    console.note(f"{run_paths.run_path_text(run)} {counts_of(counts)}; {result.elapsed_s:.1f} s")
     statuses = {chosen.status_of(counts)}
     for problem in result.problems:
         about = f"{run.cap} is stored, but not listed everywhere"
@@ -210,8 +210,8 @@ async def _run(
             about += "; the next run tries again"
         statuses.add(console.complain(problem, about=about))
     if result.forgotten:
-        console.say(
-            f"pipegrid: forgot {counted(len(result.forgotten), 'run')}; 'pipegrid prune' frees the space of "
+        console.note(
+            f"forgot {counted(len(result.forgotten), 'run')}; 'pipegrid prune' frees the space of "
             "what only they had"
         )
     console.result_once(
@@ -235,9 +235,9 @@ async def _run(
 async def _would_send(
     outcome: BackupOutcome,
     console: Console,
-    backups: Backups,
-    source: BackupSource,
-    options: BackupOptions,
+    backups: backup_run.Backups,
+    source: backup_run.BackupSource,
+    options: backup_run.BackupOptions,
     chosen: SelectionOptions,
 ) -> ExitStatus:
     with progress_bar.ProgressBar(console, "backup") as progress:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import click
 
@@ -26,19 +27,8 @@ from pipegrid.cli.options import (
 from pipegrid.core import caps, packed_directory
 from pipegrid.core.text import amount, as_pasted, counted, printable
 from pipegrid.errors import CapError, NoSuchChild, UsageError
-from pipegrid.tree import aliases, directory_reading, grid_paths, metadata_restore
+from pipegrid.tree import aliases, directory_reading, grid_paths, metadata_restore, tree_grid
 from pipegrid.tree.backup import backup_run, catalogue, run_paths, run_times
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pipegrid.core.caps import Cap
-    from pipegrid.tree.backup.catalogue import BackupRun
-    from pipegrid.tree.backup.run_paths import RunPath
-    from pipegrid.tree.grid_paths import PathEnd
-    from pipegrid.tree.metadata_restore import ExtendedRestore
-    from pipegrid.tree.tree_grid import Grid
-
 
 # ``pipegrid backups``: the list of runs.
 
@@ -64,10 +54,10 @@ def backups_command(cap: str | None) -> GridJob:
     --as'; without CAP, this client's backups are listed.
     """
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         runs = await listed_runs(grid, console, cap)
         if cap is None and not runs:
-            console.say(f"pipegrid: {NONE_LISTED}")
+            console.note(NONE_LISTED)
         several = len({run.machine.id for run in runs} - {""}) > 1
         for run in runs:
             host = f", on {printable(run.machine.name)}" if several and run.machine.name else ""
@@ -95,8 +85,8 @@ def backups_command(cap: str | None) -> GridJob:
 
 
 async def listed_runs(
-    grid: Grid, console: Console, cap: str | None, *, some: bool = False
-) -> Sequence[BackupRun]:
+    grid: tree_grid.Grid, console: Console, cap: str | None, *, some: bool = False
+) -> Sequence[catalogue.BackupRun]:
     """
     Return the runs of a catalogue, of an archives directory, or of this client.
 
@@ -109,7 +99,7 @@ async def listed_runs(
         PipegridError: it cannot be read.
         UsageError: this client's list is empty, and ``some`` is true.
     """
-    backups = backup_run.Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
+    backups = backup_run.Backups(grid, say=console.note)
     if cap is None:
         own = await backups.runs()
         if some and not own:
@@ -237,15 +227,15 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
     if options.output == "-" and not names:
         raise usage_error("'-o -' writes one file; give its PATH")
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         if missing:
-            console.say(f"pipegrid: {missing}, so '{printable(rest[0])}' is looked for in the run")
+            console.note(f"{missing}, so '{printable(rest[0])}' is looked for in the run")
         runs = await listed_runs(grid, console, cap, some=True)
         found = run_paths.choose_run(runs, name, at, time.time())
         run = found.run
         if found.warning:
-            console.say(f"pipegrid: {found.warning}")
-        console.say(f"pipegrid: {_described(run, runs)}")
+            console.note(found.warning)
+        console.note(_described(run, runs))
         if options.output == "-":
             called = {each.name for each in runs}
             place = await _found(grid, run.cap, names, called, cap is None)
@@ -267,7 +257,9 @@ def restore_command(arguments: tuple[str, ...], options: RestoreOptions) -> Grid
     return GridJob(work, *arguments[:1], makes=cap is not None)
 
 
-def _extended(options: RestoreOptions, run: BackupRun) -> ExtendedRestore:
+def _extended(
+    options: RestoreOptions, run: catalogue.BackupRun
+) -> metadata_restore.ExtendedRestore:
     """Return how the extended metadata of a run is restored."""
     owners = metadata_restore.owners_of(options.numeric_owner, options.no_owner)
     names = run.metadata.get("pipegrid")
@@ -275,8 +267,12 @@ def _extended(options: RestoreOptions, run: BackupRun) -> ExtendedRestore:
 
 
 async def _root_of(
-    grid: Grid, run: BackupRun, names: tuple[str, ...], runs: Sequence[BackupRun], alone: bool
-) -> tuple[Cap | None, bytes, bool]:
+    grid: tree_grid.Grid,
+    run: catalogue.BackupRun,
+    names: tuple[str, ...],
+    runs: Sequence[catalogue.BackupRun],
+    alone: bool,
+) -> tuple[caps.Cap | None, bytes, bool]:
     """
     Return the cap of the restored directory, its metadata, and whether it is that of a single file.
 
@@ -306,11 +302,9 @@ def _check_options(options: RestoreOptions) -> None:
         )
     if choice.yes and not choice.delete:
         raise usage_error("--yes is for --delete; leave it out, or add --delete")
-    if options.numeric_owner and options.no_owner:
-        raise usage_error("give --numeric-owner or --no-owner, not both")
 
 
-def _run_path(text: str, options: RestoreOptions) -> RunPath | None:
+def _run_path(text: str, options: RestoreOptions) -> run_paths.RunPath | None:
     """
     Return the path into a run that an argument is; None: it is a path within the chosen run.
 
@@ -325,7 +319,7 @@ def _run_path(text: str, options: RestoreOptions) -> RunPath | None:
     return path
 
 
-def _described(run: BackupRun, runs: Sequence[BackupRun]) -> str:
+def _described(run: catalogue.BackupRun, runs: Sequence[catalogue.BackupRun]) -> str:
     """Return a description of the restored run, and of its missing files."""
     machines = {each.machine.id for each in runs if each.name == run.name} - {""}
     host = f", on {printable(run.machine.name)}" if len(machines) > 1 and run.machine.name else ""
@@ -346,8 +340,8 @@ def _too_many(paths: list[str], cap: str | None, missing: str) -> str:
 
 
 async def _found(
-    grid: Grid, root: Cap, names: tuple[str, ...], called: set[str], alone: bool
-) -> PathEnd:
+    grid: tree_grid.Grid, root: caps.Cap, names: tuple[str, ...], called: set[str], alone: bool
+) -> grid_paths.PathEnd:
     """
     Return the end of a path in a run.
 
@@ -379,7 +373,7 @@ def _missing_alias(text: str) -> str:
     return aliases.no_alias(text.partition(":")[0]) if grid_paths.names_alias(text) else ""
 
 
-def _directory_of_one(place: PathEnd) -> caps.DirectoryCap:
+def _directory_of_one(place: grid_paths.PathEnd) -> caps.DirectoryCap:
     """
     Return the cap of a literal directory whose only entry is the end of a path.
 
@@ -401,7 +395,4 @@ def _directory_of_one(place: PathEnd) -> caps.DirectoryCap:
 def _is_cap(text: str) -> bool:
     """Return whether an argument is a cap or begins with an existing alias, and so is not a path in a run."""
     bare = as_pasted(text)
-    if bare.startswith("URI:") or ":" not in bare:
-        return bare.startswith("URI:")
-
-    return cap_lookup.begins_with_alias(bare)
+    return bare.startswith("URI:") or cap_lookup.begins_with_alias(bare)

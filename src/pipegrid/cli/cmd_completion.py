@@ -69,7 +69,7 @@ def completion_command(shell: str | None, install: bool) -> OfflineJob:
         _write(place.path, text)
         console.result(str(place.path), {"shell": name, "path": str(place.path)})
         if place.to_do:
-            console.say(f"pipegrid: {place.to_do}")
+            console.note(place.to_do)
         return ExitStatus.DONE
 
     return OfflineJob(work)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from pipegrid.cli import cap_lookup, copy_transfers, destination_child
@@ -23,11 +21,7 @@ from pipegrid.cli.options import (
 )
 from pipegrid.core.text import printable
 from pipegrid.errors import NoSuchChild, UsageError
-from pipegrid.tree import directory
-
-if TYPE_CHECKING:
-    from pipegrid.tree.tree_grid import Grid
-
+from pipegrid.tree import directory, tree_grid
 
 # ``pipegrid cp``: copies to, from and within a grid.
 
@@ -72,15 +66,14 @@ def cp_command(arguments: tuple[str, ...], recursive: bool, force: bool) -> Grid
     on_grid = [destination_child.is_on_grid(source) for source in sources]
     to_grid = destination_child.is_on_grid(target)
     if not (to_grid or all(on_grid)):
-        meant = next(filter(None, map(destination_child.alias_in, arguments)), "")
-        if meant:
+        if meant := next(filter(None, map(destination_child.alias_in, arguments)), ""):
             raise usage_error(f"there is no file '{meant[:-1]}'; did you mean '{meant}'?")
         raise usage_error(
             f"'{printable(sources[on_grid.index(False)])}' and the target are both local files; one of them "
             "has to be on the grid: ALIAS:some/path or CAP/some/path"
         )
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         if to_grid:
             given = list(zip(sources, on_grid, strict=True))
             return await copy_transfers.store_copies(grid, console, given, target, recursive, force)
@@ -113,7 +106,7 @@ def ln_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
     existing directory.
     """
 
-    async def link(grid: Grid, console: Console, source: str) -> None:
+    async def link(grid: tree_grid.Grid, console: Console, source: str) -> None:
         root, names = await cap_lookup.root_of(grid, source)
         way = await directory.look_up(grid, root, names)
         if len(way) <= len(names):
@@ -126,11 +119,9 @@ def ln_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
         await (await spot.reach()).change([directory.link_of(way[-1], spot.name, force)])
         console.json_result({"name": spot.name, "cap": str(way[-1].cap)})
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         await destination_child.check_takes(grid, path, sources)
-        return await cap_lookup.each_argument(
-            console, sources, lambda source: link(grid, console, source)
-        )
+        return await cap_lookup.each_argument(grid, console, sources, link)
 
     return GridJob(work, *sources, path)
 
@@ -155,7 +146,7 @@ def mkdir_command(paths: tuple[str, ...], format: str | None, read_only: bool) -
             "--read-only needs a PATH; without one the write cap of the directory would be lost"
         )
 
-    async def make(grid: Grid, console: Console, path: str | None) -> None:
+    async def make(grid: tree_grid.Grid, console: Console, path: str | None) -> None:
         if path is None:
             made = await grid.create_directory(format=format)
         else:
@@ -167,11 +158,9 @@ def mkdir_command(paths: tuple[str, ...], format: str | None, read_only: bool) -
         shown = read_cap if read_only else str(cap)
         print_cap(console, grid.config.directory, shown, fields, str(cap), path or "")
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         if paths:
-            return await cap_lookup.each_argument(
-                console, paths, lambda path: make(grid, console, path)
-            )
+            return await cap_lookup.each_argument(grid, console, paths, make)
         await make(grid, console, None)
         return ExitStatus.DONE
 
@@ -201,7 +190,7 @@ def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
     interrupted; the same command finishes the move.
     """
 
-    async def move_one(grid: Grid, console: Console, source: str) -> None:
+    async def move_one(grid: tree_grid.Grid, console: Console, source: str) -> None:
         old = await destination_child.spot_at(grid, source)
         if old.there is None:
             raise destination_child.missing(old)
@@ -224,11 +213,9 @@ def mv_command(sources: tuple[str, ...], path: str, force: bool) -> GridJob:
             await directory.move(old.directory, old.name, await new.reach(), new.name, force)
         console.json_result({"name": new.name, "cap": str(old.there.cap)})
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         await destination_child.check_takes(grid, path, sources)
-        return await cap_lookup.each_argument(
-            console, sources, lambda source: move_one(grid, console, source)
-        )
+        return await cap_lookup.each_argument(grid, console, sources, move_one)
 
     return GridJob(work, *sources, path)
 
@@ -250,7 +237,7 @@ def rm_command(paths: tuple[str, ...], recursive: bool) -> GridJob:
     until its leases end.
     """
 
-    async def remove(grid: Grid, console: Console, path: str) -> None:
+    async def remove(grid: tree_grid.Grid, console: Console, path: str) -> None:
         spot = await destination_child.spot_at(grid, path)
         if spot.there is None:
             raise destination_child.missing(spot)
@@ -266,9 +253,7 @@ def rm_command(paths: tuple[str, ...], recursive: bool) -> GridJob:
             )
         console.json_result({"name": spot.name, "cap": str(spot.there.cap)})
 
-    async def work(grid: Grid, console: Console) -> int:
-        return await cap_lookup.each_argument(
-            console, paths, lambda path: remove(grid, console, path)
-        )
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
+        return await cap_lookup.each_argument(grid, console, paths, remove)
 
     return GridJob(work, *paths)

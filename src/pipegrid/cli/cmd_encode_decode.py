@@ -32,8 +32,6 @@ from pipegrid.transfer import offline_encoding
 
 if TYPE_CHECKING:
     from pipegrid.disk.part_file import PartFile
-    from pipegrid.grid.client_config import GridConfig
-    from pipegrid.transfer.offline_encoding import DecodeResult
 
 
 # ``pipegrid encode``: a file becomes share files, without a grid.
@@ -85,9 +83,7 @@ def encode_command(
                 progress=progress.transfer(),
             )
         if not result.paths:
-            console.say(
-                f"pipegrid: {file} is so small that its cap contains it; there are no shares"
-            )
+            console.note(f"{file} is so small that its cap contains it; there are no shares")
         console.result(
             str(result.cap),
             {
@@ -103,7 +99,7 @@ def encode_command(
     return OfflineJob(work)
 
 
-def _configuration(directory: str | None) -> GridConfig | None:
+def _configuration(directory: str | None) -> client_config.GridConfig | None:
     """Return the configuration of the client's directory; None if none was named and the user has none."""
     if directory is not None:
         return client_config.load(directory, offline=True)
@@ -190,31 +186,28 @@ def decode(
         finder = offline_encoding.ShareFinder(cap.storage_index)
         paths = tuple(finder.among(paths))
         if finder.others:
-            console.say(
-                f"pipegrid: {counted(finder.others, 'file')} left out, since their directory is that of "
+            console.note(
+                f"{counted(finder.others, 'file')} left out, since their directory is that of "
                 f"another storage index than {files[0].base_name}"
             )
     with ExitStack() as stack:
         sink: BinaryIO | PartFile = console.data_sink
         if output != "-":
             sink = stack.enter_context(output_file.OutputFile(output, force)).file
-        progress = None
-        if output != "-" or not console.results.isatty():
-            progress = stack.enter_context(progress_bar.ProgressBar(console, "decode")).transfer()
+        fits = output != "-" or not console.results.isatty()
+        bar = stack.enter_context(progress_bar.ProgressBar(console, "decode", fits=fits))
         result = offline_encoding.decode_file(
             cap,
             paths,
             sink,
-            progress=progress,
-            max_segment_bytes=encoding_parameters.MAX_SEGMENT_BYTES
-            if max_segment is None
-            else max_segment,
+            progress=bar.transfer(),
+            max_segment_bytes=max_segment or encoding_parameters.MAX_SEGMENT_BYTES,
         )
     _print_result(console, result, output)
     return one_status(statuses)
 
 
-def _print_result(console: Console, result: DecodeResult, path: str) -> None:
+def _print_result(console: Console, result: offline_encoding.DecodeResult, path: str) -> None:
     """Report the outcome of a decoding."""
     health_output.warn_of_corruption(console, result.problems)
     used = ", ".join(map(str, sorted(result.shares_used)))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from pipegrid.cli import cap_lookup, cmd_backups_restore
-from pipegrid.cli.command_job import GridJob
+from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, worst_status
 from pipegrid.cli.options import EMPTY_NAME, gathered, grid_options, grid_path, usage_error
@@ -22,10 +23,7 @@ from pipegrid.tree.backup import backup_search, history_walk, run_paths, run_tim
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipegrid.cli.command_job import Invocation, OpenGrid
-    from pipegrid.tree.backup.backup_search import FoundVersion, SearchedNames
     from pipegrid.tree.backup.catalogue import BackupRun
-    from pipegrid.tree.backup.tree_changes import TreeChange
     from pipegrid.tree.grid_paths import PathEnd
     from pipegrid.tree.tree_grid import Grid
     from pipegrid.tree.walk_order import TreePath
@@ -87,27 +85,26 @@ def find_command(patterns: tuple[str, ...], options: FindOptions) -> GridJob:
         runs = await cmd_backups_restore.listed_runs(grid, console, options.catalogue, some=True)
         series = _series(runs, options, now)
         printer = _FoundPrinter(console, options.catalogue is None)
-        directories = history_walk.CachedDirectories(grid)
-        try:
+        with closing(history_walk.CachedDirectories(grid)) as directories:
             for each in series:
                 await backup_search.search_runs(
                     grid, each, wanted, printer.found, printer.unreadable, directories=directories
                 )
-        finally:
-            directories.close()
         if printer.statuses:
             return worst_status(printer.statuses)
         if not printer.count:
             searched = counted(sum(map(len, series)), "run")
             shown = ", ".join(f"'{printable(each)}'" for each in patterns[:5])
-            console.say(f"pipegrid: nothing in {searched} matches {shown}")
+            console.note(f"nothing in {searched} matches {shown}")
             return ExitStatus.FAILED
         return ExitStatus.DONE
 
     return GridJob(work, options.catalogue or "", makes=False)
 
 
-def _wanted(patterns: tuple[str, ...], options: FindOptions, now: float) -> SearchedNames:
+def _wanted(
+    patterns: tuple[str, ...], options: FindOptions, now: float
+) -> backup_search.SearchedNames:
     """
     Return what is searched for.
 
@@ -150,27 +147,49 @@ def _series(runs: Sequence[BackupRun], options: FindOptions, now: float) -> list
     return chosen
 
 
-class _FoundPrinter:
+class _Printer:
+    """Reports directories that cannot be read; ``statuses`` has theirs."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.statuses: set[ExitStatus] = set()
+
+    def unreadable(self, path: TreePath, error: Exception) -> None:
+        """Report a directory that cannot be read."""
+        self.statuses.add(
+            self._console.failed(error, cap_lookup.shown_path(path), {"path": list(path)}, True)
+        )
+
+
+class _FoundPrinter(_Printer):
     """
-    Prints versions; ``count`` is their number, ``statuses`` those of directories that cannot be read.
+    Prints versions; ``count`` is their number.
 
     Args:
         own: whether the runs are in this client's catalogue, so that it resolves NAME@TIME.
     """
 
     def __init__(self, console: Console, own: bool) -> None:
-        self._console = console
+        super().__init__(console)
         self._own = own
         self.count = 0
-        self.statuses: set[ExitStatus] = set()
 
-    def found(self, version: FoundVersion) -> None:
+    def found(self, version: backup_search.FoundVersion) -> None:
         """Print one version, as a line or as JSON."""
         self.count += 1
         root = run_paths.run_path_text(version.last) if self._own else f"{version.last.cap}/"
         place = root + printable("/".join(version.path))
-        if self._console.json:
-            fields = {
+        shown = shlex.quote(place) + ("/" if version.kind == "directory" else "")
+        what = [] if version.size is None else [amount(version.size)]
+        if version.mtime_ns is not None:
+            changed = run_times.run_time_text(clamped_dates.utc(version.mtime_ns // 10**9))
+            what.append(f"changed {changed}")
+        runs = counted(version.count, "run")
+        if version.count > 1:
+            runs += f" since {run_times.run_time_text(version.first.at)}"
+        self._console.result(
+            f"{shown}  {', '.join([*what, runs])}",
+            {
                 "place": place,
                 "name": version.last.name,
                 "path": list(version.path),
@@ -181,23 +200,7 @@ class _FoundPrinter:
                 "first": version.first.time,
                 "last": version.last.time,
                 "runs": version.count,
-            }
-            self._console.result("", fields)
-            return
-        shown = shlex.quote(place) + ("/" if version.kind == "directory" else "")
-        what = [] if version.size is None else [amount(version.size)]
-        if version.mtime_ns is not None:
-            changed = run_times.run_time_text(clamped_dates.utc(version.mtime_ns // 10**9))
-            what.append(f"changed {changed}")
-        runs = counted(version.count, "run")
-        if version.count > 1:
-            runs += f" since {run_times.run_time_text(version.first.at)}"
-        self._console.result(f"{shown}  {', '.join([*what, runs])}", {})
-
-    def unreadable(self, path: TreePath, error: Exception) -> None:
-        """Report a directory that cannot be read."""
-        self.statuses.add(
-            self._console.failed(error, cap_lookup.shown_path(path), {"path": list(path)}, True)
+            },
         )
 
 
@@ -240,7 +243,7 @@ def diff_command(old: str, new: str, path: str | None, name: str | None) -> Grid
     names = tuple(part for part in (path or "").split("/") if part)
 
     async def work(grid: Grid, console: Console) -> int:
-        finder = run_paths.RunFinder(grid, lambda sentence: console.say(f"pipegrid: {sentence}"))
+        finder = run_paths.RunFinder(grid, console.note)
         called = name or _name_in(old, grid) or _name_in(new, grid)
         ends = [await _end_of(grid, finder, text, names, called) for text in (old, new)]
         if ends == [None, None]:
@@ -318,8 +321,7 @@ async def _compare(
             else directory_reading.Entry("", end.cap, metadata_json=end.metadata_json)
             for end in both
         ]
-        change = tree_changes.change_of(names[-1:], *entries)
-        if change is not None:
+        if (change := tree_changes.change_of(names[-1:], *entries)) is not None:
             printer.changed(change)
         empty = caps.DirectoryCap(caps.LitCap(b""))
         if not roots:
@@ -329,41 +331,31 @@ async def _compare(
     await tree_changes.compare_trees(grid, roots[0], roots[1], printer.changed, printer.unreadable)
 
 
-class _ChangePrinter:
-    """Prints changes, and counts them; ``statuses`` has those of directories that cannot be read."""
+class _ChangePrinter(_Printer):
+    """Prints changes, and counts them."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        super().__init__(console)
         self.counts = tree_changes.TreeChangeCounts()
-        self.statuses: set[ExitStatus] = set()
 
-    def changed(self, change: TreeChange) -> None:
+    def changed(self, change: tree_changes.TreeChange) -> None:
         """Count one change, and print it."""
         self.counts.count(change)
         old, new = change.sizes
-        if self._console.json:
-            fields = {
-                "path": list(change.path),
-                "change": change.how,
-                "old_size": old,
-                "new_size": new,
-            }
-            self._console.result("", fields)
-            return
         entry = change.new or change.old
         assert entry is not None
         slash = "/" if entry.kind == "directory" else ""
         sizes = [amount(size) for size in (old, new) if size is not None]
-        if change.how == "metadata":
-            sizes = []
-        shown = f"  {' -> '.join(sizes)}" if sizes else ""
+        shown = f"  {' -> '.join(sizes)}" if sizes and change.how != "metadata" else ""
         name = cap_lookup.shown_path(change.path)
-        self._console.result(f"{_MARKS[change.how]} {name}{slash}{shown}", {})
-
-    def unreadable(self, path: TreePath, error: Exception) -> None:
-        """Report a directory that cannot be read."""
-        self.statuses.add(
-            self._console.failed(error, cap_lookup.shown_path(path), {"path": list(path)}, True)
+        self._console.result(
+            f"{_MARKS[change.how]} {name}{slash}{shown}",
+            {
+                "path": list(change.path),
+                "change": change.how,
+                "old_size": old,
+                "new_size": new,
+            },
         )
 
     def summarise(self) -> None:
@@ -379,8 +371,8 @@ class _ChangePrinter:
                 "removed_bytes": counts.removed_bytes,
             }
         )
-        self._console.say(
-            f"pipegrid: {counts.added} added, {counts.removed} removed, {counts.changed} changed, "
+        self._console.note(
+            f"{counts.added} added, {counts.removed} removed, {counts.changed} changed, "
             f"{counts.metadata} with other metadata only; {amount(counts.added_bytes)} new, "
             f"{amount(counts.removed_bytes)} gone"
         )

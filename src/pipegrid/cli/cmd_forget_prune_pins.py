@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,20 +17,8 @@ from pipegrid.core import caps
 from pipegrid.core.text import amount, counted, printable
 from pipegrid.errors import CannotReach, CapError, GridError, UsageError
 from pipegrid.transfer import upkeep
-from pipegrid.tree import aliases, prune_roots, tree_check
+from pipegrid.tree import aliases, prune_roots, tree_check, tree_grid
 from pipegrid.tree.backup import backup_run, catalogue, forget, prune, run_paths, space
-
-if TYPE_CHECKING:
-    from pipegrid.core.caps import Cap
-    from pipegrid.tree.backup.backup_run import Backups
-    from pipegrid.tree.backup.catalogue import BackupRun
-    from pipegrid.tree.backup.forget import JudgedRun
-    from pipegrid.tree.backup.prune import PruneResult
-    from pipegrid.tree.tree_grid import Grid
-
-
-def _backups(grid: Grid, console: Console) -> Backups:
-    return backup_run.Backups(grid, say=lambda sentence: console.say(f"pipegrid: {sentence}"))
 
 
 @click.command(name="forget")
@@ -55,8 +43,8 @@ def forget_command(which: tuple[str, ...], dry_run: bool, rules: dict[str, Any])
     if retention.keeps_all and not which:
         raise usage_error("give a rule such as --keep-last 10, or runs as NAME@TIME")
 
-    async def work(grid: Grid, console: Console) -> int:
-        backups = _backups(grid, console)
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
+        backups = backup_run.Backups(grid, say=console.note)
         request = forget.ForgetRequest(
             which, retention, catalogue.shown_time(time.time()), backups.place.machine(not dry_run)
         )
@@ -64,17 +52,17 @@ def forget_command(which: tuple[str, ...], dry_run: bool, rules: dict[str, Any])
         for each in judged:
             _show_judged(console, each, dry_run)
         gone = counted(sum(not each.keeps for each in judged), "run")
-        console.say(
-            f"pipegrid: {gone} would be forgotten"
+        console.note(
+            f"{gone} would be forgotten"
             if dry_run
-            else f"pipegrid: forgot {gone}; 'pipegrid prune' frees the space of what only they had"
+            else f"forgot {gone}; 'pipegrid prune' frees the space of what only they had"
         )
         return ExitStatus.DONE
 
     return GridJob(work, makes=False)
 
 
-def _show_judged(console: Console, judged: JudgedRun, dry_run: bool) -> None:
+def _show_judged(console: Console, judged: forget.JudgedRun, dry_run: bool) -> None:
     run = judged.run
     what = "keep" if judged.keeps else "forget"
     tags = f" [{', '.join(map(printable, run.tags))}]" if run.tags else ""
@@ -110,21 +98,19 @@ def prune_command(dry_run: bool) -> GridJob:
     same time.
     """
 
-    async def work(grid: Grid, console: Console) -> int:
-        backups = _backups(grid, console)
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
+        backups = backup_run.Backups(grid, say=console.note)
         pruning = prune.Prune(grid, backups.place, say=backups.say, now=time.time)
         result = await pruning.run(dry_run)
         status = _show_pruned(console, result, dry_run)
         if not result.is_complete:
-            console.say(
-                "pipegrid: a forgotten run could not be read as a whole; the next prune tries again"
-            )
+            console.note("a forgotten run could not be read as a whole; the next prune tries again")
         return status
 
     return GridJob(work, makes=False)
 
 
-def _show_pruned(console: Console, result: PruneResult, dry_run: bool) -> ExitStatus:
+def _show_pruned(console: Console, result: prune.PruneResult, dry_run: bool) -> ExitStatus:
     objects = counted(result.objects, "object")
     about = f"about {amount(result.share_bytes)} on servers"
     freed = result.released.freed_bytes
@@ -153,15 +139,15 @@ def _show_pruned(console: Console, result: PruneResult, dry_run: bool) -> ExitSt
     )
     if result.kept:
         size = f"about {amount(result.kept_bytes)} on servers"
-        console.say(
-            f"pipegrid: {counted(result.kept, 'object')} ({size}) that no run has any more stay: an alias, a "
+        console.note(
+            f"{counted(result.kept, 'object')} ({size}) that no run has any more stay: an alias, a "
             "pin or another cap in 'private' reaches them, such as a run under an alias's 'Archives', which "
             "'forget' leaves there"
         )
     if result.without and result.objects:
         ends = catalogue.shown_time(time.time() + LEASE_S)
-        console.say(
-            f"pipegrid: {', '.join(map(printable, result.without))}: leases cannot be released there, and "
+        console.note(
+            f"{', '.join(map(printable, result.without))}: leases cannot be released there, and "
             f"end by {ends[:10]} at the latest"
         )
     status = ExitStatus.DONE
@@ -169,8 +155,8 @@ def _show_pruned(console: Console, result: PruneResult, dry_run: bool) -> ExitSt
         about = f"{counted(result.undone, 'object')} could not be released; prune again"
         status = console.complain(problem, about=about)
     if result.undone and not result.problems:
-        console.say(
-            f"pipegrid: {counted(result.undone, 'object')} had their leases renewed meanwhile, and stay"
+        console.note(
+            f"{counted(result.undone, 'object')} had their leases renewed meanwhile, and stay"
         )
     return status
 
@@ -197,7 +183,7 @@ def pin_command(what: str, name: str | None) -> GridJob:
     if what == "" or name == "":
         raise usage_error(EMPTY_NAME)
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         cap = await _pinned(grid, what)
         called = name or (what if not what.startswith("URI:") else str(cap)[:30])
         prune_roots.add_pin(grid.config.directory, called, cap)
@@ -218,7 +204,7 @@ def pin_command(what: str, name: str | None) -> GridJob:
     return GridJob(work, what, makes=False)
 
 
-async def _pinned(grid: Grid, what: str) -> Cap:
+async def _pinned(grid: tree_grid.Grid, what: str) -> caps.Cap:
     """Return the cap that reads what the user has named."""
     place = await cap_lookup.place_of(grid, run_paths.whole_run(what))
     if place.cap is None:
@@ -228,7 +214,7 @@ async def _pinned(grid: Grid, what: str) -> Cap:
         raise CapError(
             "this version does not know this kind of cap, so what it reaches is not known"
         )
-    read: Cap = cap.readonly()
+    read: caps.Cap = cap.readonly()
     return read
 
 
@@ -275,8 +261,8 @@ def space_command() -> GridJob:
     free now.
     """
 
-    async def work(grid: Grid, console: Console) -> int:
-        backups = _backups(grid, console)
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
+        backups = backup_run.Backups(grid, say=console.note)
         runs = await backups.runs()
         named = aliases.read_aliases(grid.config.directory)
         kept = [
@@ -290,14 +276,12 @@ def space_command() -> GridJob:
         for name, size in found.kept.items():
             _show_space(console, "alias", name, size)
         for name in found.unreadable:
-            console.say(
-                f"pipegrid: a part of {printable(name)} could not be read, and is not counted"
-            )
+            console.note(f"a part of {printable(name)} could not be read, and is not counted")
         try:
             pruning = prune.Prune(grid, backups.place, say=backups.say, now=time.time)
             would = await pruning.run(dry_run=True)
         except (CannotReach, UsageError) as error:
-            console.say(f"pipegrid: what can be freed is not known: {error}")
+            console.note(f"what can be freed is not known: {error}")
             return ExitStatus.FAILED
         _show_space(console, "reclaimable", "", would.share_bytes)
         return ExitStatus.FAILED if found.unreadable else ExitStatus.DONE
@@ -306,7 +290,7 @@ def space_command() -> GridJob:
 
 
 def _show_space(
-    console: Console, kind: str, name: str, size: int, run: BackupRun | None = None
+    console: Console, kind: str, name: str, size: int, run: catalogue.BackupRun | None = None
 ) -> None:
     fields: dict[str, Any] = {
         "kind": kind,

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from pipegrid.cli import log_file
 from pipegrid.cli.command_job import GridJob, ReactorGridJob
+from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.options import grid_options, log_option
 from pipegrid.cli.startup import lazy_modules
-from pipegrid.errors import UsageError
 from pipegrid.gateway import gateway_service, gateway_settings
 from pipegrid.server import systemd
-
-if TYPE_CHECKING:
-    from pipegrid.cli.console import Console
-    from pipegrid.tree.tree_grid import Grid
+from pipegrid.tree import tree_grid
 
 
 class GatewayJob(ReactorGridJob):
@@ -86,22 +83,15 @@ def gateway_command(
     listens on this machine only, unless the port says otherwise.
     """
 
-    async def work(reactor: Any, grid: Grid, console: Console) -> int:
-        try:
-            lazy_modules.bring_in(log_file, gateway_service, systemd)
-        except ModuleNotFoundError as error:
-            raise UsageError(
-                f"the gateway needs the module {error.name}, which is not installed; install it with "
-                "pip install 'pipegrid[gateway]'"
-            ) from error
+    async def work(reactor: Any, grid: tree_grid.Grid, console: Console) -> int:
+        own = log_file, gateway_service, systemd
+        lazy_modules.bring_in_extra("the gateway needs", "gateway", *own)
         restic = gateway_settings.ResticSettings(htpasswd_file, append_only, private_repos, no_auth)
         chosen = gateway_settings.load_settings(
             Path(grid.config.directory), port=port, hosts=hosts, restic=restic
         )
         with log_file.logging_to(console, log_path, reactor):
-            gateway = gateway_service.RunningGateway(
-                reactor, grid, chosen, lambda text: console.say(f"pipegrid: {text}")
-            )
+            gateway = gateway_service.RunningGateway(reactor, grid, chosen, console.note)
             await gateway.start()
             timer = systemd.stay_alive(reactor)
             try:

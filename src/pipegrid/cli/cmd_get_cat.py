@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import click
@@ -32,7 +32,6 @@ from pipegrid.tree import local_directory_descriptor
 
 if TYPE_CHECKING:
     from pipegrid.cli.cap_lookup import NamedFile
-    from pipegrid.cli.progress_bar import ProgressCall
     from pipegrid.core.caps import ChkCap, LitCap, MutableCap
     from pipegrid.disk.part_file import PartFile
     from pipegrid.grid import Grid
@@ -67,18 +66,8 @@ class OutputPaths:
         """Return the output path of the file; None also for one with a problem."""
         return self._paths.get(id(file))
 
-    def make_directory(self) -> None:
-        """
-        Make the directory if it is missing.
 
-        Raises:
-            SinkError: it cannot be made, or is not a directory.
-        """
-        assert self.directory is not None
-        self.home = made_home(self.directory)
-
-
-def made_home(path: str) -> local_directory_descriptor.DirectoryFd:
+def made_home(path: str) -> DirectoryFd:
     """
     Open the output directory; make it if it is missing.
 
@@ -232,22 +221,19 @@ async def fetch_files(
     if console.json and options.output is None:
         raise UsageError("--json would mix with the file on standard output; add -o FILE")
     if places.directory is not None:
-        places.make_directory()
-    with ExitStack() as stack:
-        progress = None
-        # The bar would mix with the file.
-        if options.output is not None or not console.results.isatty():
-            progress = stack.enter_context(progress_bar.ProgressBar(console, "get"))
-
+        places.home = made_home(places.directory)
+    fits = options.output is not None or not console.results.isatty()
+    with progress_bar.ProgressBar(console, "get", fits=fits) as progress:
         locator = cap_lookup.Locator(grid)
 
         async def get(file: NamedFile[Any]) -> GetResult:
-            path = places.of(file)
-            place = None if path is None else LocalPlace(path, options.force, places.home)
+            path, output = places.of(file), None
             file = await locator.located(file, core_caps.fetchable)
             part = _part_of(file.cap, options.byte_range)
-            call = None if progress is None else progress.transfer()
-            return await fetch(grid, console, file.cap, part, place, call)
+            call = progress.transfer()
+            if path is not None:
+                output = output_file.resumable(console, path, options.force, places.home)
+            return await fetch(grid, console, file.cap, part, output, call)
 
         def show(file: NamedFile[Any], result: GetResult) -> ExitStatus:
             lead = f"{file.label}: " if len(files) > 1 else ""
@@ -284,9 +270,7 @@ def _asked_for(
     return files, places
 
 
-def _part_of(
-    cap: ChkCap | LitCap | core_caps.MutableCap, byte_range: str | None
-) -> tuple[int, int | None]:
+def _part_of(cap: ChkCap | LitCap | MutableCap, byte_range: str | None) -> tuple[int, int | None]:
     """Return start and length of the wanted part of a file."""
     if not isinstance(cap, core_caps.MutableCap):
         return (0, cap.size) if byte_range is None else resolve(byte_range, cap.size)
@@ -297,34 +281,21 @@ def _part_of(
     return 0, None
 
 
-class LocalPlace(NamedTuple):
-    """The output of a file, for ``OutputFile``: path, whether to replace it, and directory."""
-
-    path: str
-    force: bool
-    home: DirectoryFd | None
-
-
 async def fetch(
     grid: Grid,
     console: Console,
     cap: ChkCap | LitCap | MutableCap,
     part: tuple[int, int | None],
-    place: LocalPlace | None,
-    progress: ProgressCall | None,
+    output: output_file.OutputFile | None,
+    progress: progress_bar.ProgressCall | None,
 ) -> GetResult:
-    """Fetch a part of a file, given as start and length, to an output path; None: to standard output."""
-    with ExitStack() as stack:
-        sink: BinaryIO | PartFile = console.data_sink
-        if place is not None:
-            path, force, home = place
-            opened = output_file.OutputFile(path, force, resume=True, say=console.say, home=home)
-            file = stack.enter_context(opened)
-            sink = file.file
+    """Fetch a part of a file, given as start and length, to its output; None: to standard output."""
+    with output or nullcontext():
+        sink: BinaryIO | PartFile = console.data_sink if output is None else output.file
         result = await grid.get(cap, sink, start=part[0], length=part[1], progress=progress)
         sink.flush()
-        if place is not None:
-            file.report_misfit(result)
+        if output is not None:
+            output.report_misfit(result)
     return result
 
 
@@ -371,10 +342,9 @@ def cat_command(invocation: Invocation, caps: CapArguments) -> GridJob:
             await grid.get(located.cap, console.data_sink)
             console.data_sink.flush()
 
-        def show(file: NamedFile[Any], result: None) -> ExitStatus:
-            return ExitStatus.DONE
-
-        return await cap_lookup.each_in_order(console, files, 1, write, show)
+        return await cap_lookup.each_in_order(
+            console, files, 1, write, lambda _file, _result: ExitStatus.DONE
+        )
 
     return GridJob(work, *cap_lookup.starts_of(files))
 

@@ -11,13 +11,13 @@ import click
 
 from pipegrid.cli.command_grammar import CommandGroup
 from pipegrid.cli.command_job import Invocation, OfflineJob
-from pipegrid.cli.console import Console, NoInput, read_given, read_whole
+from pipegrid.cli.console import Console, read_given
 from pipegrid.cli.error_report import ExitStatus
 from pipegrid.cli.options import EMPTY_NAME, common_options, usage_error
 from pipegrid.core.text import printable
 from pipegrid.errors import UsageError
 from pipegrid.grid import manager_directory
-from pipegrid.grid.client_paths import CONFIG_NAME, TAHOE_CONFIG_NAME, default_directory
+from pipegrid.grid.client_paths import CONFIG_NAME, TAHOE_CONFIG_NAME
 from pipegrid.server import server_certificates
 from pipegrid.wire import grid_manager_certificates
 
@@ -77,9 +77,8 @@ def create() -> OfflineJob:
         else:
             manager_directory.create_manager(Path(config), manager)
             console.json_result({"public_key": manager.key.public_text})
-            console.say(
-                f"pipegrid: made {config}; clients need [grid_managers] with NAME = "
-                f"{manager.key.public_text}"
+            console.note(
+                f"made {config}; clients need [grid_managers] with NAME = {manager.key.public_text}"
             )
         return ExitStatus.DONE
 
@@ -138,8 +137,8 @@ def remove(name: str) -> OfflineJob:
     def work(console: Console) -> int:
         valid: list[IssuedCertificate] = []
         with _changing(config, console) as manager:
-            if config != _STANDARD and name in manager.servers:
-                found = manager_directory.issued_certificates(Path(config), manager, name)
+            if name in manager.servers:
+                found = _issued(config, manager, name)
                 valid = [each for each in found if _left_s(each) > 0]
             public_key = manager.servers.get(name)
             manager.remove(name)
@@ -148,8 +147,8 @@ def remove(name: str) -> OfflineJob:
         if valid:
             last = max(valid, key=_left_s).expires
             assert last is not None  # or else none would be left
-            console.say(
-                f"pipegrid: the certificates that '{printable(name)}' has installed stay valid, the last "
+            console.note(
+                f"the certificates that '{printable(name)}' has installed stay valid, the last "
                 f"until {grid_manager_certificates.minute_of(last)}"
             )
         return _shown(config, console, manager, {"name": name, "public_key": public_key})
@@ -168,16 +167,13 @@ def list_() -> OfflineJob:
         manager = _manager(config, console)
         status = ExitStatus.DONE
         for name, public_key in sorted(manager.servers.items()):
-            found: list[IssuedCertificate] = []
-            if config != _STANDARD:
-                found = manager_directory.issued_certificates(Path(config), manager, name)
+            found = _issued(config, manager, name)
             shown = printable(name)
             lines = [f"{shown}: {public_key}"]
             lines += [f"{' ' * len(shown)}  cert {each.number}: {_said(each)}" for each in found]
-            fields = {"name": name, "public_key": public_key}
-            console.result(
-                "\n".join(lines), {**fields, "certificates": list(map(_certificate_fields, found))}
-            )
+            certificates = list(map(_certificate_fields, found))
+            fields = {"name": name, "public_key": public_key, "certificates": certificates}
+            console.result("\n".join(lines), fields)
             if any(each.problem for each in found):
                 status = ExitStatus.FAILED
         return status
@@ -226,7 +222,7 @@ def install(invocation: Invocation, file: str, name: str | None) -> OfflineJob:
     FILE is what 'sign' printed; '-' is standard input. A running server announces it within ten minutes. The
     directory of a Tahoe-LAFS node is never written: use 'tahoe admin add-grid-manager-cert' there.
     """
-    directory = Path(invocation.directory or default_directory())
+    directory = invocation.grid_directory
     if name is None:
         name = "default" if file == _STANDARD else Path(file).name.removesuffix(".cert")
 
@@ -243,18 +239,12 @@ def install(invocation: Invocation, file: str, name: str | None) -> OfflineJob:
         terms = server_certificates.install(directory, public_key, name, data, source)
         before = "" if replaced is None else f"; it replaces one valid until {replaced.minute}"
         path = server_certificates.path_of(directory, name)
-        others = [
-            each.name for each in server_certificates.installed_files(directory) if each != path
-        ]
-        if others:
-            stay = printable(", ".join(others))
-            before += f"; installed as {printable(path.name)}, next to {stay}"
+        installed = server_certificates.installed_files(directory)
+        if others := ", ".join(each.name for each in installed if each != path):
+            before += f"; installed as {printable(path.name)}, next to {printable(others)}"
         console.result(
             f"installed; valid until {terms.minute}{before}",
-            {
-                "path": str(path),
-                "expires": terms.expires.isoformat(),
-            },
+            {"path": str(path), "expires": terms.expires.isoformat()},
         )
         return ExitStatus.DONE
 
@@ -279,9 +269,14 @@ def _config() -> str:
 def _manager(config: str, console: Console) -> GridManager:
     if config != _STANDARD:
         return manager_directory.load_manager(Path(config))
-    most = manager_directory.MAX_CONFIG_BYTES + 1
-    data = NoInput().read() if console.stdin is None else read_whole(console.stdin, most)
+    data = read_given(_STANDARD, console.stdin, manager_directory.MAX_CONFIG_BYTES + 1)
     return manager_directory.parse_manager(data, "standard input")
+
+
+def _issued(config: str, manager: GridManager, name: str) -> list[IssuedCertificate]:
+    if config == _STANDARD:
+        return []
+    return manager_directory.issued_certificates(Path(config), manager, name)
 
 
 def _changing(config: str, console: Console) -> AbstractContextManager[GridManager]:

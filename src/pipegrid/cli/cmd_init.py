@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -24,10 +24,6 @@ from pipegrid.core.text import counted, decode_text
 from pipegrid.errors import UsageError
 from pipegrid.grid import client_config, client_creation, client_paths, servers_and_introducers_yaml
 from pipegrid.wire import server_address
-
-if TYPE_CHECKING:
-    from pipegrid.core.encoding_parameters import Params
-    from pipegrid.grid.client_config import GridConfig
 
 
 class GridChoice(NamedTuple):
@@ -134,7 +130,7 @@ def print_moved(console: Console, place: Path) -> None:
     """Report where the previous grid was moved."""
     is_own = place == client_paths.aside_of(client_paths.default_directory())
     how = "pipegrid --local" if is_own else f"pipegrid -d {place}"
-    console.say(f"pipegrid: the grid on this machine was moved to {place}; '{how}' reaches it")
+    console.note(f"the grid on this machine was moved to {place}; '{how}' reaches it")
 
 
 def _create(
@@ -145,7 +141,7 @@ def _create(
     servers_file: str | None,
     encoding: Encoding,
     happy: int | None,
-) -> GridConfig:
+) -> client_config.GridConfig:
     """Make it for existing servers, or with servers of its own."""
     files: dict[str, str] = {}
     number: int | None = count
@@ -178,7 +174,7 @@ def _create(
     )
 
 
-def print_created(console: Console, config: GridConfig, **more: Any) -> None:
+def print_created(console: Console, config: client_config.GridConfig, **more: Any) -> None:
     """
     Report the new directory and its numbers.
 
@@ -186,13 +182,13 @@ def print_created(console: Console, config: GridConfig, **more: Any) -> None:
         more: further fields of the result.
     """
     for warning in config.warnings:
-        console.say(f"pipegrid: {warning}")
+        console.note(warning)
 
     if crowded := encoding_parameters.too_many_shares(
         config.params.total_shares, client_creation.known_servers(config) or 0
     ):
-        console.say(f"pipegrid: {crowded}")
-    console.say(f"pipegrid: {numbers_of(config)}")
+        console.note(crowded)
+    console.note(numbers_of(config))
     console.result(
         str(config.directory),
         {
@@ -207,7 +203,9 @@ def print_created(console: Console, config: GridConfig, **more: Any) -> None:
     )
 
 
-def _fitting(suggestion: Params, encoding: Encoding) -> Params:
+def _fitting(
+    suggestion: encoding_parameters.Params, encoding: Encoding
+) -> encoding_parameters.Params:
     """Return parameters with the given values, and matching values for the others."""
     required, total = encoding["required_shares"], encoding["total_shares"]
     if total is not None and required is None:
@@ -219,7 +217,7 @@ def _fitting(suggestion: Params, encoding: Encoding) -> Params:
     )
 
 
-def numbers_of(config: GridConfig) -> str:
+def numbers_of(config: client_config.GridConfig) -> str:
     """Return a sentence that explains the numbers."""
     params, servers = config.params, client_creation.listed_servers(config)
     shares = counted(params.total_shares, "share")
@@ -246,11 +244,8 @@ def _count_or_file(servers: str | None) -> tuple[int, str | None]:
 
 def _named_servers(directory: Path) -> int | None:
     """Return how many servers the directory's files name; 0 without files; None if introducers know."""
-    static, introducers = (
-        servers_and_introducers_yaml.load_static_servers(directory),
-        servers_and_introducers_yaml.load_introducers(directory),
-    )
-    if introducers.addresses:
+    static = servers_and_introducers_yaml.load_static_servers(directory)
+    if servers_and_introducers_yaml.load_introducers(directory).addresses:
         return None
     if not static.servers and static.warnings:  # otherwise a local grid would replace it unnoticed
         raise UsageError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -15,9 +15,6 @@ from pipegrid.cli.startup import lazy_modules
 from pipegrid.grid import introducer_settings
 from pipegrid.reactor.process_settings import SHORTAGE
 from pipegrid.server import introducer_process, systemd
-
-if TYPE_CHECKING:
-    from pipegrid.server.introducer_process import IntroducerNode
 
 
 class IntroducerOptions(NamedTuple):
@@ -51,7 +48,7 @@ class IntroducerJob(GridJob):
                 directory = introducer_settings.usual_directory() if given is None else Path(given)
                 found = introducer_settings.load(directory)
                 for warning in found.warnings:
-                    console.say(f"pipegrid: {warning}")
+                    console.note(warning)
                 chosen = {
                     "port": options.port,
                     "location": options.location,
@@ -67,7 +64,7 @@ class IntroducerJob(GridJob):
                     **{**found.settings, **said},
                 )
 
-                def announce(node: IntroducerNode) -> None:
+                def announce(node: introducer_process.IntroducerNode) -> None:
                     if found.is_new:
                         introducer_settings.keep(
                             directory,

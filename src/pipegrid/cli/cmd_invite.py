@@ -32,12 +32,11 @@ from pipegrid.grid import (
     wormhole_exchange,
 )
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS
-from pipegrid.tree import aliases, grid_paths
+from pipegrid.tree import grid_paths
 from pipegrid.tree.backup import run_paths
 
 if TYPE_CHECKING:
-    from pipegrid.core.caps import DirectoryCap
-    from pipegrid.grid.invitation_messages import AddReply, Invitation
+    from pipegrid.grid.invitation_messages import Invitation
     from pipegrid.grid.wormhole_exchange import Relay
     from pipegrid.wire.announcements import KnownServer
 
@@ -116,19 +115,20 @@ class InviteJob(GridJob):
     def __init__(self, options: InviteOptions) -> None:
         self._options = options
         self._added: list[KnownServer] = []
+        self._problem: PipegridError | None = None
 
     async def _run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         cmd_join.load_library()
         console, options = invocation.console, self._options
-        directory = Path(invocation.directory or client_paths.default_directory())
+        directory = invocation.grid_directory
         if (changed := invite_and_join.include_own_server(directory)) is not None:
-            console.say(f"pipegrid: {changed}")
+            console.note(changed)
         shared = await self._shared(directory, reactor, open_grid)
         offered = invite_and_join.invitation_of(directory, shared)
         offered.as_message()  # too large a one is refused before there is a code
         if near := invite_and_join.unreachable_servers(offered.servers):
-            console.say(
-                f"pipegrid: only this machine reaches {printable(', '.join(near))}; for others start such a "
+            console.note(
+                f"only this machine reaches {printable(', '.join(near))}; for others start such a "
                 "server with --location HOST:PORT"
             )
         policy, _ = client_config.connections_of(directory)
@@ -159,14 +159,14 @@ class InviteJob(GridJob):
 
     async def _shared(
         self, directory: Path, reactor: Any, open_grid: OpenGrid
-    ) -> dict[str, DirectoryCap]:
+    ) -> dict[str, caps.DirectoryCap]:
         """
         Return the directories to share, by their names.
 
         Raises:
             UsageError, CapError: one of them is not a directory.
         """
-        found: dict[str, DirectoryCap] = {}
+        found: dict[str, caps.DirectoryCap] = {}
         grid = None
         try:
             for text in self._options.paths:
@@ -181,13 +181,13 @@ class InviteJob(GridJob):
                     place = await grid_paths.resolve(grid, root, names)
                     cap = place.best or place.cap
                 name = names[-1] if names else run.name if run else _alias_in(text)
-                found[_unused(name, found)] = self._checked(cap)
+                found[cmd_join.unused_alias(name, found)] = self._checked(cap)
         finally:
             if grid is not None:
                 await grid.close()
         return found
 
-    def _checked(self, cap: Any) -> DirectoryCap:
+    def _checked(self, cap: Any) -> caps.DirectoryCap:
         if not isinstance(cap, caps.DirectoryCap):
             raise CapError(
                 "an invitation shares directories, as aliases stand for those; put the file into one with "
@@ -199,32 +199,23 @@ class InviteJob(GridJob):
         self, console: Console, code: str, relay_url: str | None, offered: Invitation
     ) -> None:
         how = "join" if relay_url is None else f"join --relay-url {relay_url}"
-        console.say(
-            f"pipegrid: valid once, for {self._options.expires_s // 60} minutes, while this command runs; "
+        console.note(
+            f"valid once, for {self._options.expires_s // 60} minutes, while this command runs; "
             f"the other person runs: pipegrid {how} {code}"
         )
         for name, cap in offered.caps.items():
             grants = "read" if cap.readonly() == cap else "read and change"
-            console.say(f"pipegrid: who joins can {grants} '{printable(name)}'")
-        fields: dict[str, object] = {
-            "code": code,
-            "relay_url": relay_url or self._options.relay_url,
-        }
-        console.result(code, fields)
+            console.note(f"who joins can {grants} '{printable(name)}'")
+        console.result(code, {"code": code, "relay_url": relay_url or self._options.relay_url})
 
-    def _add(self, directory: Path, server: KnownServer) -> AddReply:
+    def _add(self, directory: Path, server: KnownServer) -> invitation_messages.AddReply:
         """Add a joiner's server to the list of a directory."""
         try:
             self._added += invite_and_join.add_servers(directory, [server])
-            added = True
         except PipegridError as error:
-            self._problem: PipegridError | None = error
-            added = False
-        return invitation_messages.AddReply(
-            added, invite_and_join.numbers_of(client_config.load(directory))
-        )
-
-    _problem: PipegridError | None = None
+            self._problem = error
+        numbers = invite_and_join.numbers_of(client_config.load(directory))
+        return invitation_messages.AddReply(self._problem is None, numbers)
 
     def _print_outcome(
         self,
@@ -237,8 +228,8 @@ class InviteJob(GridJob):
         if self._problem is not None:
             raise self._problem
         for server in self._added:
-            console.say(
-                f"pipegrid: added the server {printable(server.identity.nickname)} to "
+            console.note(
+                f"added the server {printable(server.identity.nickname)} to "
                 f"{directory / client_paths.SERVERS_NAME}"
             )
         if not ours and not offered.introducers:
@@ -247,15 +238,13 @@ class InviteJob(GridJob):
                 f"give it a copy of {directory / client_paths.SERVERS_NAME}"
             )
         if not ours and offered.caps:
-            console.say(
-                "pipegrid: Tahoe-LAFS takes no caps from an invitation; send the "
+            console.note(
+                "Tahoe-LAFS takes no caps from an invitation; send the "
                 f"{counted(len(offered.caps), 'cap')} another way"
             )
         if reply is not None and not reply.joined:
             raise InvitationError(f"the other end did not join; {ADVICE}")
-        console.say(
-            "pipegrid: the other end has joined" if ours else "pipegrid: Tahoe-LAFS has joined"
-        )
+        console.note("the other end has joined" if ours else "Tahoe-LAFS has joined")
         console.json_result(
             {
                 "client": "pipegrid" if ours else "tahoe-lafs",
@@ -289,15 +278,3 @@ def _alias_in(text: str) -> str:
     text = as_pasted(text)
     alias, _, _ = text.partition(":")
     return cmd_join.UNNAMED if text.startswith("URI:") or alias in ("ro.URI", "imm.URI") else alias
-
-
-def _unused(name: str, found: dict[str, Any]) -> str:
-    """Return the name, or one with a number if it is used."""
-    try:
-        base = aliases.checked_name(name)
-    except UsageError:
-        base = cmd_join.UNNAMED
-    name, number = base, 2
-    while name in found:
-        name, number = f"{base}-{number}", number + 1
-    return name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import unicodedata
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from pipegrid.core.caps import DirectoryCap
     from pipegrid.grid.client_config import GridConfig
     from pipegrid.grid.invitation_messages import Invitation
-    from pipegrid.grid.wormhole_exchange import WormholeExchange
-    from pipegrid.reactor.connection_policy import ConnectionPolicy
     from pipegrid.server.serve import StorageNode
 
 ADVICE = "ask for a new code"
@@ -56,16 +55,6 @@ class JoinPlace(NamedTuple):
     directory: Path
     name: str | None
 
-    def connections(self) -> ConnectionPolicy:
-        """
-        Return the way to the relay: the settings of the grid's directory, or of the user's own for a new one.
-
-        Raises:
-            UsageError: they cannot be read, or are refused.
-        """
-        is_there = client_paths.is_configured(self.directory)
-        return client_config.connections_of(self.directory if is_there else self.own)[0]
-
 
 @click.command(name="join")
 @click.argument("code", metavar="CODE")
@@ -82,12 +71,12 @@ def join_command(invocation: Invocation, code: str, relay_url: str) -> ReactorJo
     asked. A grid on this machine that the first command made by itself is moved; 'pipegrid --local' reaches
     it.
     """
-    code, relay_url = (
-        invitation_messages.checked_code(code),
-        invitation_messages.checked_relay(relay_url),
-    )
+    code = invitation_messages.checked_code(code)
+    relay_url = invitation_messages.checked_relay(relay_url)
     place = place_to_join(invocation.own_directory, invocation.grid, _ask_name)
-    policy = place.connections()
+    # The way to the relay; a new directory has no settings for it yet.
+    is_there = client_paths.is_configured(place.directory)
+    policy, _ = client_config.connections_of(place.directory if is_there else place.own)
 
     async def work(reactor: Any, console: Console) -> int:
         load_library()
@@ -103,10 +92,8 @@ def join_command(invocation: Invocation, code: str, relay_url: str) -> ReactorJo
                     exchange.send(invitation_messages.JoinReply(joined).as_message())
         finally:
             await exchange.close()
-        fields = (
-            {"aliases": names} if place.name is None else {"aliases": names, "grid": place.name}
-        )
-        cmd_init.print_created(console, config, **fields)
+        more = {} if place.name is None else {"grid": place.name}
+        cmd_init.print_created(console, config, aliases=names, **more)
         return ExitStatus.DONE
 
     return ReactorJob(work)
@@ -119,13 +106,7 @@ def load_library() -> None:
     Raises:
         UsageError: the library is not installed.
     """
-    try:
-        lazy_modules.bring_in(wormhole_exchange)
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"invitations need the module {error.name}, which is not installed; install it with "
-            "pip install 'pipegrid[invite]'"
-        ) from error
+    lazy_modules.bring_in_extra("invitations need", "invite", wormhole_exchange)
 
 
 def place_to_join(own: Path, name: str | None, ask: Any) -> JoinPlace:
@@ -179,7 +160,7 @@ def join(console: Console, place: JoinPlace, taken: Invitation) -> tuple[GridCon
         UsageError, SinkError: it cannot be written.
     """
     for sentence in taken.skipped:
-        console.say(f"pipegrid: {sentence}")
+        console.note(sentence)
     if client_paths.is_configured(place.directory) and not client_creation.is_automatic(
         place.directory
     ):
@@ -196,7 +177,7 @@ def join(console: Console, place: JoinPlace, taken: Invitation) -> tuple[GridCon
     )
     if place.name is not None:
         user_grids.name_grid(place.own, place.name, place.directory)
-        console.say(f"pipegrid: 'pipegrid --grid {place.name}' uses this grid")
+        console.note(f"'pipegrid --grid {place.name}' uses this grid")
     print_aliases(console, named)
     return config, list(named)
 
@@ -215,22 +196,20 @@ def add_to(console: Console, directory: Path, taken: Invitation) -> tuple[GridCo
             "grid with 'pipegrid --grid NAME join CODE', NAME being your choice"
         )
     new = invite_and_join.add_servers(directory, taken.servers)
-    console.say(
-        f"pipegrid: {directory} uses this grid already; {counted(len(new), 'server')} added"
-    )
+    console.note(f"{directory} uses this grid already; {counted(len(new), 'server')} added")
     if invite_and_join.is_of_members(taken) and invite_and_join.add_introducers(
         directory, taken.introducers
     ):
-        console.say(f"pipegrid: {directory} finds servers that join later by itself from now on")
+        console.note(f"{directory} finds servers that join later by itself from now on")
         if invite_and_join.own_server(directory) is not None:
             invite_and_join.set_announced(directory, {}, True)
-            console.say("pipegrid: restart 'pipegrid serve', so that all members find the server")
+            console.note("restart 'pipegrid serve', so that all members find the server")
         config = client_config.load(directory)
     known = {(each.furl.tub_id, each.furl.swissnum) for each in config.introducers.addresses}
     for each in taken.introducers:
         if (each.furl.tub_id, each.furl.swissnum) not in known:
-            console.say(
-                f"pipegrid: the introducer {printable(each.furl.address)} of the invitation is not in "
+            console.note(
+                f"the introducer {printable(each.furl.address)} of the invitation is not in "
                 f"{client_paths.INTRODUCERS_NAME}, which is left as it is; add it there to use it"
             )
     existing = aliases.read_aliases(directory)
@@ -248,16 +227,22 @@ def free_aliases(taken: Invitation, existing: dict[str, str]) -> dict[str, Direc
     for wanted, cap in taken.caps.items():
         if str(cap) in existing.values() or cap in found.values():
             continue
-        try:
-            base = aliases.checked_name(wanted)[: aliases.MAX_NAME_CHARACTERS - 4]
-        except UsageError:
-            base = UNNAMED
-        name, number = base, 2
-        while name in names:
-            name, number = f"{base}-{number}", number + 1
+        name = unused_alias(wanted, names, aliases.MAX_NAME_CHARACTERS - 4)
         names.add(name)
         found[name] = cap
     return found
+
+
+def unused_alias(wanted: str, used: Collection[str], most: int | None = None) -> str:
+    """Return a name as an alias, cut to ``most`` characters, and with a number if it is used."""
+    try:
+        base = aliases.checked_name(wanted)[:most]
+    except UsageError:
+        base = UNNAMED
+    name, number = base, 2
+    while name in used:
+        name, number = f"{base}-{number}", number + 1
+    return name
 
 
 def alias_lines(named: dict[str, DirectoryCap]) -> str:
@@ -269,7 +254,7 @@ def print_aliases(console: Console, named: dict[str, DirectoryCap]) -> None:
     """Say which directories came with the invitation."""
     for name, cap in named.items():
         grants = "can be read" if cap.readonly() == cap else "can be read and changed"
-        console.say(f"pipegrid: '{name}:' is a directory that {grants}")
+        console.note(f"'{name}:' is a directory that {grants}")
 
 
 # ``pipegrid serve --join``: a server joins, too.
@@ -296,7 +281,7 @@ class ServerJoin:
         self._code = invitation_messages.checked_code(code)
         self._relay_url = invitation_messages.checked_relay(relay_url)
         self._options = options
-        self._exchange: WormholeExchange | None = None
+        self._exchange: wormhole_exchange.WormholeExchange | None = None
         self._taken: Invitation | None = None
         self._answers = False
         self.joined = False
@@ -321,7 +306,7 @@ class ServerJoin:
         )
         self._taken, self._answers = await wormhole_exchange.take(self._exchange, self._code)
         for sentence in self._taken.skipped:
-            console.say(f"pipegrid: {sentence}")
+            console.note(sentence)
         invite_and_join.refuse_other_grid(self._directory, self._taken)
         if not self._taken.introducers and not self._answers:
             raise InvitationError(
@@ -376,9 +361,7 @@ class ServerJoin:
         how = "announced to the introducer"
         if is_listed:
             how = f"added to the inviter's list{f', and {how} of its members' if announce else ''}"
-        console.say(
-            f"pipegrid: the server has joined, and was {how}; {cmd_init.numbers_of(config)}"
-        )
+        console.note(f"the server has joined, and was {how}; {cmd_init.numbers_of(config)}")
         print_aliases(console, named)
 
     async def close(self) -> None:

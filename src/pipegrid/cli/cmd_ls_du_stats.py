@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+import stat
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import click
 
@@ -19,16 +21,7 @@ from pipegrid.cli.options import (
 )
 from pipegrid.core import base32, caps
 from pipegrid.core.text import amount, printable
-from pipegrid.tree import directory_reading, file_metadata, grid_paths, walk
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from pipegrid.core.caps import Cap
-    from pipegrid.tree.directory_reading import Listing
-    from pipegrid.tree.grid_paths import PathEnd
-    from pipegrid.tree.tree_grid import Grid
-
+from pipegrid.tree import directory_reading, file_metadata, grid_paths, tree_grid, walk
 
 # ``pipegrid ls``: the names in a directory.
 
@@ -64,24 +57,36 @@ def ls_command(path: str, long: bool, human: bool, recursive: bool, read_only: b
         raise usage_error("-h is for the sizes that -l shows; add -l")
     layout: Layout = "human" if human else "long" if long else "names"
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
+        show = _shower(console.json, layout, read_only)
+
+        def meet(met: walk.Met) -> None:
+            if met.path and isinstance(met, walk.Found):
+                console.result(*show(met.path, grid_paths.PathEnd(met.cap, (), met.metadata_json)))
+
         place = await cap_lookup.place_of(grid, path)
         if not place.names:
             cap_lookup.check_known(place)
         if place.kind != "directory":
             bare = not (place.names or console.json or read_only)
             name = (str(place.cap),) if bare else place.names[-1:]
-            console.result(*_shower(console.json, layout, read_only)(name, place))
+            console.result(*show(name, place))
             return ExitStatus.DONE
         if recursive:
-            return await _list_all(grid, console, place, layout, read_only)
+            return await cap_lookup.walk_through(grid, console, place, meet)
 
         assert place.cap is not None
         listing = await grid.tree.list_directory(place.cap)
         if not (console.json or long or read_only):
-            console.results_of(_names(listing))
+            # As ``_shower`` would show them; this is faster for ten thousand entries.
+            console.results_of(
+                (
+                    cap_lookup.shown_path((each.name,)) + ("/" if each.kind == "directory" else ""),
+                    {},
+                )
+                for each in listing.entries
+            )
             return ExitStatus.DONE
-        show = _shower(console.json, layout, read_only)
         console.results_of(
             show((entry.name,), grid_paths.PathEnd(entry.cap, (), entry.metadata_json))
             for entry in listing.entries
@@ -91,41 +96,15 @@ def ls_command(path: str, long: bool, human: bool, recursive: bool, read_only: b
     return GridJob(work, path)
 
 
-def _names(listing: Listing) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the line of each entry, as ``_shower`` would show it; this is faster for ten thousand entries."""
-    for entry in listing.entries:
-        yield (
-            cap_lookup.shown_path((entry.name,)) + ("/" if entry.kind == "directory" else ""),
-            {},
-        )
-
-
-async def _list_all(
-    grid: Grid, console: Console, place: grid_paths.PathEnd, layout: Layout, read_only: bool
-) -> ExitStatus:
-    show = _shower(console.json, layout, read_only)
-
-    def meet(met: walk.Met) -> None:
-        if met.path and isinstance(met, walk.Found):
-            console.result(*show(met.path, grid_paths.PathEnd(met.cap, (), met.metadata_json)))
-
-    return await cap_lookup.walk_through(grid, console, place, meet)
-
-
 def _shower(
     json: bool, layout: Layout, read_only: bool
-) -> Callable[[Sequence[str], PathEnd], tuple[str, dict[str, Any]]]:
+) -> Callable[[Sequence[str], grid_paths.PathEnd], tuple[str, dict[str, Any]]]:
     """
     Return a function that makes of an entry's path and end the line for people and the fields of
     ``--json``.
     """
 
-    def readable(place: PathEnd) -> PathEnd:
-        if read_only and place.cap is not None and not isinstance(place.cap, caps.UnknownCap):
-            return place._replace(cap=place.cap.readonly())
-        return place
-
-    def named(path: Sequence[str], place: PathEnd) -> str:
+    def named(path: Sequence[str], place: grid_paths.PathEnd) -> str:
         name = cap_lookup.shown_path(path) + ("/" if place.kind == "directory" else "")
         # A cap of an unknown kind may be any text, even of several lines.
         return (
@@ -134,8 +113,9 @@ def _shower(
             else name
         )
 
-    def show(path: Sequence[str], place: PathEnd) -> tuple[str, dict[str, Any]]:
-        place = readable(place)
+    def show(path: Sequence[str], place: grid_paths.PathEnd) -> tuple[str, dict[str, Any]]:
+        if read_only and place.cap is not None and not isinstance(place.cap, caps.UnknownCap):
+            place = place._replace(cap=place.cap.readonly())
         if json:
             return "", _fields(path, place)
         # Names alone need no metadata, which takes as long as everything else.
@@ -146,7 +126,7 @@ def _shower(
     return show
 
 
-def _fields(path: Sequence[str], place: PathEnd) -> dict[str, Any]:
+def _fields(path: Sequence[str], place: grid_paths.PathEnd) -> dict[str, Any]:
     stored = directory_reading.metadata_of(place.metadata_json)
     fields: dict[str, Any] = {
         "path": list(path),
@@ -161,13 +141,13 @@ def _fields(path: Sequence[str], place: PathEnd) -> dict[str, Any]:
     return fields
 
 
-def _long(name: str, place: PathEnd, human: bool) -> str:
+def _long(name: str, place: grid_paths.PathEnd, human: bool) -> str:
     """Return the line of an entry with kind, mode, size and time."""
     stored = directory_reading.metadata_of(place.metadata_json)
     kept = file_metadata.restored(stored)
     link, size = kept.link, size_of(place.cap)
     kind = "l" if link is not None else {"directory": "d", "file": "-"}.get(place.kind, "?")
-    mode = "---------" if kept.mode is None else _mode(kept.mode)
+    mode = "---------" if kept.mode is None else stat.filemode(kept.mode & 0o7777)[1:]
     arrow = (
         "" if link is None else f" -> {cap_lookup.shown_path([link.decode('utf-8', 'replace')])}"
     )
@@ -176,16 +156,10 @@ def _long(name: str, place: PathEnd, human: bool) -> str:
     return f"{kind}{mode} {digits:>{width}} {_time(stored, kept.mtime_ns)} {name}{arrow}"
 
 
-def size_of(cap: Cap | None) -> int | None:
+def size_of(cap: caps.Cap | None) -> int | None:
     """Return the bytes of a file, or of a directory's entries, if the cap has them."""
     file = cap.file if isinstance(cap, caps.DirectoryCap) else cap
     return caps.immutable_size(file)
-
-
-def _mode(mode: int) -> str:
-    import stat
-
-    return stat.filemode(mode & 0o7777)[1:]
 
 
 def _time(stored: dict[str, Any], mtime_ns: int | None) -> str:
@@ -220,7 +194,9 @@ def du_command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
     separately.
     """
 
-    async def measure(grid: Grid, console: Console, path: str, root: str | None) -> ExitStatus:
+    async def measure(
+        grid: tree_grid.Grid, console: Console, path: str, root: str | None
+    ) -> ExitStatus:
         sums: list[tuple[tuple[str, ...], int]] = []
 
         def close(depth: int) -> None:
@@ -248,21 +224,20 @@ def du_command(paths: tuple[str, ...], summarize: bool, human: bool) -> GridJob:
                 name, size = sums[-1]
                 sums[-1] = (name, size + (size_of(met.cap) or 0))
 
-        status = await cap_lookup.walk_through(
-            grid, console, await cap_lookup.directory_at(grid, path), meet
-        )
+        place = await cap_lookup.directory_at(grid, path)
+        status = await cap_lookup.walk_through(grid, console, place, meet)
         close(0)
         return status
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         numbers = iter(range(1, len(paths) + 1))
 
-        async def each(path: str) -> ExitStatus:
+        async def each(grid: tree_grid.Grid, console: Console, path: str) -> ExitStatus:
             number = next(numbers)
             root = cap_lookup.argument_label(path, number) if len(paths) > 1 else None
             return await measure(grid, console, path, root)
 
-        return await cap_lookup.each_argument(console, paths, each)
+        return await cap_lookup.each_argument(grid, console, paths, each)
 
     return GridJob(work, *paths)
 
@@ -282,11 +257,10 @@ def stats_command(path: str) -> GridJob:
     directory; the exit status shows it.
     """
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         stats = walk.TreeStats()
-        status = await cap_lookup.walk_through(
-            grid, console, await cap_lookup.directory_at(grid, path), stats.count
-        )
+        place = await cap_lookup.directory_at(grid, path)
+        status = await cap_lookup.walk_through(grid, console, place, stats.count)
         fields = stats.fields()
         lines = [
             f"{name}: {value}" for name, value in fields.items() if not isinstance(value, list)
@@ -319,7 +293,7 @@ def manifest_command(path: str, verifier: bool, storage_index: bool) -> GridJob:
     if verifier and storage_index:
         raise usage_error("choose one of --verify-cap and -s")
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         def meet(met: walk.Met) -> None:
             if met.cap is None or (isinstance(met, walk.Found) and met.again):
                 return
@@ -342,8 +316,7 @@ def manifest_command(path: str, verifier: bool, storage_index: bool) -> GridJob:
                 line = shown if storage_index or not name else cap_list_files.as_line(shown, name)
                 console.result(line, fields)
 
-        return await cap_lookup.walk_through(
-            grid, console, await cap_lookup.directory_at(grid, path), meet
-        )
+        place = await cap_lookup.directory_at(grid, path)
+        return await cap_lookup.walk_through(grid, console, place, meet)
 
     return GridJob(work, path)

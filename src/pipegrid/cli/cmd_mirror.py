@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipegrid.cli import mirror_listed_files, mirror_options, mirror_verify, output_file
-from pipegrid.cli.cap_list_files import check_no_file
+from pipegrid.cli import cap_list_files, mirror_listed_files, mirror_verify, output_file
 from pipegrid.cli.command_grammar import CommandGroup
 from pipegrid.cli.command_job import GridJob, OfflineJob, ReactorGridJob, ReactorJob
 from pipegrid.cli.console import Console
@@ -22,7 +20,7 @@ from pipegrid.cli.mirror_debian_rpm import (
     debian_job,
     rpm_job,
 )
-from pipegrid.cli.mirror_options import RunOutcome
+from pipegrid.cli.mirror_options import MirrorOptions, print_outcome
 from pipegrid.cli.options import (
     F,
     all_of,
@@ -47,9 +45,7 @@ from pipegrid.mirror import (
 )
 
 if TYPE_CHECKING:
-    from pipegrid.cli.mirror_options import MirrorOptions
     from pipegrid.grid import Grid
-    from pipegrid.mirror.mirror_lists import Metalink
 
 
 # The common options of the commands of ``pipegrid mirror``.
@@ -92,12 +88,11 @@ def _fetching(
     client_cert: str | None,
     client_key: str | None,
     **options: Any,
-) -> mirror_options.MirrorOptions:
+) -> MirrorOptions:
     limit = None if limit_rate is None else byte_rate(limit_rate)
-    tls = None
-    if ca is not None or client_cert is not None or client_key is not None:
-        tls = credentials.TlsFiles(ca, client_cert, client_key)
-    return mirror_options.MirrorOptions(limit_bytes_per_s=limit, tls=tls, **options)
+    files = (ca, client_cert, client_key)
+    tls = None if files == (None, None, None) else credentials.TlsFiles(*files)
+    return MirrorOptions(limit_bytes_per_s=limit, tls=tls, **options)
 
 
 def _file(name: str, help: str) -> Callable[[F], F]:
@@ -360,7 +355,7 @@ def _check_urls(fetching: MirrorOptions) -> None:
         fetching.urls = tuple(dict.fromkeys(found))
 
 
-def _take_lists(fetching: MirrorOptions, options: RpmOptions) -> Metalink | None:
+def _take_lists(fetching: MirrorOptions, options: RpmOptions) -> mirror_lists.Metalink | None:
     """Add the mirrors of the given lists to the given mirrors; returns the metalink."""
     found, metalink, mirrorlist = None, options.metalink, options.mirrorlist
     urls = list(fetching.urls)
@@ -381,7 +376,7 @@ def bring_back(cap: str, dest: str, fetching: MirrorOptions) -> GridJob:
     """Return the job that restores a mirror from the grid."""
     if fetching.urls or fetching.to_grid:
         raise usage_error("--from-grid cannot be combined with --from or --to-grid; leave them out")
-    check_no_file(cap)
+    cap_list_files.check_no_file(cap)
     fetching.check_deleting(dest)
 
     async def work(reactor: Any, grid: Grid, console: Console) -> int:
@@ -389,8 +384,8 @@ def bring_back(cap: str, dest: str, fetching: MirrorOptions) -> GridJob:
         async with fetching.mirror(reactor, console, dest) as (mirror, display):
             fetch = archive_from_grid.GridFetch(mirror, grid, cap, debian_archive.names_by_hash)
             removed = await fetch.fetch(fetching.delete, fetching.dry_run, display.show)
-        outcome = RunOutcome(dest, fetch.report, removed, mirror.destination.changes)
-        return outcome.print_outcome(console, fetching)
+        changes = mirror.destination.changes
+        return print_outcome(console, fetching, dest, fetch.report, removed, changes)
 
     return ReactorGridJob(work, cap)
 
@@ -442,36 +437,27 @@ def pdiff_command(
     """
     if sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", sha256):
         raise usage_error("--sha256 takes 64 hexadecimal digits")
-    return OfflineJob(lambda console: _patch(console, index, patches, output, force, sha256))
 
+    def work(console: Console) -> int:
+        with output_file.OutputFile(output, force) as out:
+            try:
+                patched = pdiff.apply_patches(index, patches, out.file.fileno())
+            except OSError as error:
+                if error.filename is not None:  # an error of an input file, whose message names it
+                    raise
+                raise SinkError(
+                    f"cannot write {output}: {error.strerror}; free some space or choose another place"
+                ) from error
+            found = patched.digest.hex()
+            if sha256 is not None and found != sha256.lower():
+                raise decompression.PatchError(
+                    f"the result has another SHA-256, {found}: a patch is damaged, missing, or not for "
+                    f"{index}; fetch the index again"
+                )
+        console.result(
+            f"{found}  {patched.size_bytes}  {output}",
+            {"path": output, "size": patched.size_bytes, "sha256": found},
+        )
+        return ExitStatus.DONE
 
-def _patch(
-    console: Console,
-    index: str,
-    patches: tuple[str, ...],
-    output: str,
-    force: bool,
-    sha256: str | None,
-) -> int:
-
-    with ExitStack() as stack:
-        out = stack.enter_context(output_file.OutputFile(output, force)).file
-        try:
-            patched = pdiff.apply_patches(index, patches, out.fileno())
-        except OSError as error:
-            if error.filename is not None:  # an error of an input file, whose message names it
-                raise
-            raise SinkError(
-                f"cannot write {output}: {error.strerror}; free some space or choose another place"
-            ) from error
-        found = patched.digest.hex()
-        if sha256 is not None and found != sha256.lower():
-            raise decompression.PatchError(
-                f"the result has another SHA-256, {found}: a patch is damaged, missing, or not for {index};"
-                " fetch the index again"
-            )
-    console.result(
-        f"{found}  {patched.size_bytes}  {output}",
-        {"path": output, "size": patched.size_bytes, "sha256": found},
-    )
-    return ExitStatus.DONE
+    return OfflineJob(work)

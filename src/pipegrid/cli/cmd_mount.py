@@ -89,9 +89,7 @@ def mount_command(arguments: tuple[str, ...], options: MountOptions) -> GridJob:
         raise usage_error(f"DIR comes last, after '{printable(directory)}'")
 
     async def work(reactor: Any, grid: Grid, console: Console) -> int:
-        def say(sentence: str) -> None:
-            console.say(f"pipegrid: {sentence}")
-
+        say = console.note
         _bring_in()
         mount_point_checks.check_fuse()
         path = mount_point_checks.check_mount_point(directory, say)
@@ -122,13 +120,9 @@ def _bring_in() -> None:
     Raises:
         UsageError: a library is missing.
     """
+    own = mount_point_checks, mount_service
     try:
-        lazy_modules.bring_in(mount_point_checks, mount_service)
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"'pipegrid mount' needs the module {error.name}, which is not installed; install it with "
-            "pip install 'pipegrid[mount]'"
-        ) from error
+        lazy_modules.bring_in_extra("'pipegrid mount' needs", "mount", *own)
     except (OSError, AttributeError) as error:
         raise UsageError(
             "'pipegrid mount' needs FUSE's library, which cannot be loaded; install libfuse, such as "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -25,9 +25,7 @@ from pipegrid.cli.options import (
     usage_error,
 )
 from pipegrid.cli.tree_transfers import SelectionOptions, selection_options
-
-if TYPE_CHECKING:
-    from pipegrid.tree.tree_grid import Grid
+from pipegrid.tree import tree_grid
 
 
 class PutOptions(NamedTuple):
@@ -139,7 +137,7 @@ def put_command(files: tuple[str, ...], options: PutOptions) -> GridJob:
     _check_place(path, options)
     placed = _is_placed(path, sources, options)
 
-    async def work(grid: Grid, console: Console) -> int:
+    async def work(grid: tree_grid.Grid, console: Console) -> int:
         how = {**_encoding(grid, options.encoding, options.happy), **options.key}
         if placed:
             kind = (options.format or grid.config.mutable_format) if options.mutable else None
@@ -198,7 +196,7 @@ def _is_placed(destination: str | None, sources: tuple[str, ...], options: PutOp
     return placed
 
 
-def _encoding(grid: Grid, encoding: Encoding, happy: int | None) -> dict[str, Any]:
+def _encoding(grid: tree_grid.Grid, encoding: Encoding, happy: int | None) -> dict[str, Any]:
     """Return the encoding for ``Grid.put``: the given options, and the grid's configuration for the rest."""
     params = choose_params(grid.config.params, encoding)
     if happy is None:

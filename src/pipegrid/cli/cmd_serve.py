@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from pipegrid.cli import log_file, serve_record
-from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, failure, status_of_job
+from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, failure
 from pipegrid.cli.console import Console, columns
 from pipegrid.cli.error_report import ExitStatus, Interrupted
 from pipegrid.cli.options import (
@@ -28,7 +28,7 @@ from pipegrid.cli.startup import lazy_modules
 from pipegrid.core.text import amount
 from pipegrid.disk import directory_claim
 from pipegrid.errors import UsageError
-from pipegrid.grid import client_paths, serve_settings
+from pipegrid.grid import serve_settings
 from pipegrid.reactor.process_settings import SHORTAGE
 from pipegrid.server import serve, storage_clients, systemd
 from pipegrid.storage import client_space, share_file, space_quota
@@ -37,8 +37,6 @@ from pipegrid.wire import server_address
 if TYPE_CHECKING:
     from pipegrid.grid.serve_settings import ServerDirectory
     from pipegrid.server.serve import ServeSettings, StorageNode
-    from pipegrid.server.storage_clients import NamedClient
-    from pipegrid.storage.space_quota import StoredSpace
     from pipegrid.wire.server_address import Furl
 
 
@@ -156,13 +154,15 @@ class ServeOptions(NamedTuple):
             )
 
 
-class ServeJob(GridJob):
-    """Serves until it is stopped, which is success."""
-
+class _ServerJob(GridJob):
     asks_servers = False
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
+
+
+class ServeJob(_ServerJob):
+    """Serves until it is stopped, which is success."""
 
     async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         """Serve; cancelling stops the server in order, and gives 0."""
@@ -173,7 +173,9 @@ class ServeJob(GridJob):
             with log_file.logging_to(console, self._options.log_path, reactor):
                 SHORTAGE.tell = None  # the log has it
                 if self._options.join is None:
-                    settings, options = self._full_settings(invocation)
+                    settings, options = settings_of(
+                        invocation.grid_directory, self._options, console.note
+                    )
                     await serve.serve(
                         reactor, settings, lambda node: self._started(invocation, options, node)
                     )
@@ -197,16 +199,16 @@ class ServeJob(GridJob):
         from pipegrid.cli import cmd_join
 
         console, options = invocation.console, self._options
-        directory_claim.refuse_if_running(_directory(invocation))
+        directory_claim.refuse_if_running(invocation.grid_directory)
         # What is refused at the start is refused before the code is spent.
-        settings, options = settings_of(_directory(invocation), options, lambda _: None)
+        settings, options = settings_of(invocation.grid_directory, options, lambda _: None)
         serve.check_hidden(settings)
         said = {
             "tub.port": options.port or "",
             "tub.location": options.location or "",
             "nickname": options.nickname or "",
         }
-        joining = cmd_join.ServerJoin(_directory(invocation), code, options.relay_url, said)
+        joining = cmd_join.ServerJoin(invocation.grid_directory, code, options.relay_url, said)
 
         async def finish(node: StorageNode) -> None:
             said["tub.port"] = serve_record.kept_port(options.port or "", node)
@@ -218,7 +220,7 @@ class ServeJob(GridJob):
 
         try:
             taken = await joining.take(reactor, console)
-            settings, _ = self._full_settings(invocation)
+            settings, _ = settings_of(invocation.grid_directory, self._options, console.note)
             import attrs
 
             introducers = {each.name: each.furl for each in taken.introducers}
@@ -230,34 +232,19 @@ class ServeJob(GridJob):
             raise Interrupted
 
     def _started(self, invocation: Invocation, options: ServeOptions, node: StorageNode) -> None:
-        failed = serve_record.keep(_directory(invocation), options._asdict(), node)
+        failed = serve_record.keep(invocation.grid_directory, options._asdict(), node)
         if failed is not None:
-            invocation.console.say(f"pipegrid: {failed}")
+            invocation.console.note(failed)
         announce(invocation.console, node)
 
-    def _full_settings(self, invocation: Invocation) -> tuple[ServeSettings, ServeOptions]:
-        def warn(warning: str) -> None:
-            invocation.console.say(f"pipegrid: {warning}")
 
-        return settings_of(_directory(invocation), self._options, warn)
+class UsageJob(_ServerJob):
+    """Prints how much the shares in a storage directory take, whether a server runs there or not."""
 
-
-class UsageJob(GridJob):
-    """Measures a storage directory, whether a server runs there or not."""
-
-    asks_servers = False
-
-    def __init__(self, options: ServeOptions) -> None:
-        self._options = options
-
-    async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
-        """Print how much the shares take."""
-        return await status_of_job(invocation.console, self._measure(invocation, reactor))
-
-    async def _measure(self, invocation: Invocation, reactor: Any) -> int:
+    async def _run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         from twisted.internet.task import deferLater
 
-        directory = _directory(invocation)
+        directory = invocation.grid_directory
         options, known = self._options, serve_record.read(directory)
         found = {**known, **serve_settings.load(directory).settings}
         storage = Path(options.storage or found.get("storage") or directory / "storage")
@@ -289,7 +276,7 @@ class UsageJob(GridJob):
 class ClientTotals:
     """What the shares with leases of each named client take."""
 
-    def __init__(self, clients: Sequence[NamedClient]) -> None:
+    def __init__(self, clients: Sequence[storage_clients.NamedClient]) -> None:
         self._clients = {each.number: each for each in clients}
         self._totals = {each.number: space_quota.ShareTotal() for each in clients}
 
@@ -321,20 +308,14 @@ class ClientTotals:
         return columns(rows, right=(1,)) if rows else [], fields
 
 
-class ClientJob(GridJob):
-    """Adds, changes or removes a named client of a server, whether that runs or not."""
+class ClientJob(_ServerJob):
+    """
+    Adds, changes or removes a named client of a server, whether that runs or not; prints the addresses of a
+    client that stays.
+    """
 
-    asks_servers = False
-
-    def __init__(self, options: ServeOptions) -> None:
-        self._options = options
-
-    async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
-        """Print the addresses of a client that stays."""
-        return await status_of_job(invocation.console, self._change(invocation))
-
-    async def _change(self, invocation: Invocation) -> int:
-        directory, options = _directory(invocation), self._options
+    async def _run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
+        directory, options = invocation.grid_directory, self._options
         if options.remove_client is not None:
             storage_clients.remove_client(directory, options.remove_client)
             invocation.console.result(
@@ -356,7 +337,7 @@ _TURN_S = 0.05
 
 
 def usage_report(
-    storage: Path, measured: StoredSpace, quota_bytes: int | None
+    storage: Path, measured: space_quota.StoredSpace, quota_bytes: int | None
 ) -> tuple[str, dict[str, object]]:
     """Return what a storage directory holds, as a table and as fields."""
     kinds = {
@@ -378,10 +359,6 @@ def usage_report(
     }
     fields |= {"quota": quota_bytes, "left": left, "storage": str(storage)}
     return "\n".join(columns(rows, right=(1,))), fields
-
-
-def _directory(invocation: Invocation) -> Path:
-    return Path(invocation.directory or client_paths.default_directory())
 
 
 def settings_of(

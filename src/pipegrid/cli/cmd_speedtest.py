@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from pipegrid.cli.command_grammar import CommandGroup
-from pipegrid.cli.command_job import GridJob, Invocation, OfflineJob
+from pipegrid.cli.command_job import OfflineJob, ReactorJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, unreadable
 from pipegrid.cli.options import byte_size, common_options
-from pipegrid.cli.speedtest_run import SpeedTestJob
 from pipegrid.errors import UsageError
 from pipegrid.speedtest import html_report, link_proxies, run_comparison, run_results
 from pipegrid.speedtest import responder as far_end
-
-if TYPE_CHECKING:
-    from pipegrid.speedtest.run_results import Run
-
 
 # ``pipegrid speedtest``. The commands of the group are loaded when they are named.
 
@@ -98,7 +93,7 @@ def speedtest_command() -> None:
 # ``pipegrid speedtest compare`` and ``report``: show runs without measuring.
 
 
-def read_run(path: str) -> Run:
+def read_run(path: str) -> run_results.Run:
     """
     Return the run in a file.
 
@@ -219,17 +214,16 @@ def report(run: str, earlier: Sequence[str], output: str) -> OfflineJob:
 @common_options
 def responder(
     host: str, port: int, token: str | None, max_bytes: int, max_seconds: float
-) -> GridJob:
+) -> ReactorJob:
     """
     Serve as the far end of raw TCP streams, for clients that know the token; ends after a time.
 
     Prints what to give to 'pipegrid speedtest run --responder'.
     """
 
-    async def serve(reactor: Any, invocation: Invocation) -> int:
+    async def work(reactor: Any, console: Console) -> int:
         import secrets
 
-        console = invocation.console
         settings = far_end.ResponderSettings(
             host, port, token or secrets.token_hex(16), max_bytes, max_seconds
         )
@@ -238,7 +232,7 @@ def responder(
         )
         return ExitStatus.DONE
 
-    return SpeedTestJob(serve)
+    return ReactorJob(work)
 
 
 @click.command(name="proxy")
@@ -250,18 +244,17 @@ def responder(
 @common_options
 def proxy(
     pairs: tuple[str, ...], link: str | None, rtt: str | None, up: str | None, down: str | None
-) -> GridJob:
+) -> ReactorJob:
     """
     Emulate one link for all connections to all these ports, until it is stopped.
 
     'pipegrid speedtest proxy --link dsl 8000=127.0.0.1:80'
     """
 
-    async def relay(reactor: Any, invocation: Invocation) -> int:
+    async def work(reactor: Any, console: Console) -> int:
         found = link_proxies.make_link(link, rtt, up, down)
         if found is None:
             raise UsageError("name the link to emulate: --link dsl, or --rtt, --up and --down")
-        console = invocation.console
         await link_proxies.proxy_main(
             reactor,
             link_proxies.shape_of(found),
@@ -270,4 +263,4 @@ def proxy(
         )
         return ExitStatus.DONE
 
-    return SpeedTestJob(relay)
+    return ReactorJob(work)

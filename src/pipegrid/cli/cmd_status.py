@@ -53,8 +53,8 @@ def status_command() -> GridJob:
         say_some(console, _near_expiry(servers, time.time()))
         reachable = sum(server.reachable for server in servers)
         writable = sum(server.writable for server in servers)
-        console.say(
-            f"pipegrid: {reachable} of {counted(len(servers), 'server')} reachable, {writable} of them "
+        console.note(
+            f"{reachable} of {counted(len(servers), 'server')} reachable, {writable} of them "
             f"with space for shares; an upload needs {grid.config.happy}; directory {grid.config.directory}"
         )
         return ExitStatus.DONE if writable >= grid.config.happy else ExitStatus.UNHAPPY

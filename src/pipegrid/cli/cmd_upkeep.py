@@ -33,10 +33,8 @@ from pipegrid.tree import tree_check
 if TYPE_CHECKING:
     from pipegrid.cli.cap_lookup import NamedFile
     from pipegrid.grid import Grid
-    from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
     from pipegrid.transfer.settings import UpkeepSettings
     from pipegrid.transfer.upkeep import UpkeepOutcome, UpkeepRequest, UpkeepSummary
-    from pipegrid.tree.tree_check import FirstMet
 
 
 # The common part of ``check``, ``renew`` and ``repair`` for many objects, or trees.
@@ -112,15 +110,14 @@ def upkeep_job(
             file = await cap_lookup.Locator(grid).located(files[0], core_caps.keepable)
             return shown(file, await alone(grid, console, file.cap))
 
-        bounds = upkeep_bounds(invocation)
-        if sample is None:
-            options = UpkeepOptions(verb, recursive, upkeep.UpkeepRequest(**todo), bounds)
-            return await maintain(grid, console, files, options, shown)
-        part = SampledPart(grid, console, (caps, recursive), sample)
-        request = upkeep.SampledUpkeep(**todo, part=part.part)
-        options = UpkeepOptions(verb, recursive, request, bounds)
+        part, request = None, upkeep.UpkeepRequest(**todo)
+        if sample is not None:
+            part = SampledPart(grid, console, (caps, recursive), sample)
+            request = upkeep.SampledUpkeep(**todo, part=part.part)
+        options = UpkeepOptions(verb, recursive, request, upkeep_bounds(invocation))
         status = await maintain(grid, console, files, options, shown)
-        part.finish()
+        if part is not None:
+            part.finish()
         return status
 
     return GridJob(work, *cap_lookup.starts_of(files))
@@ -147,7 +144,7 @@ class SampledPart:
         self._percent = percent
         self._rounds = verification_rotation.VerificationRounds(directory, key)
         if self._rounds.warning:
-            console.say(f"pipegrid: {self._rounds.warning}")
+            console.note(self._rounds.warning)
         width = verification_rotation.width_of(percent)
         self.part = verification_rotation.VerifiedPart(self._rounds.state.position, width)
 
@@ -159,8 +156,8 @@ class SampledPart:
         must not take a part out of the round.
         """
         if not self.part.was_reached:
-            self._console.say(
-                "pipegrid: no server had a share of anything, so no part was verified; the next run tries "
+            self._console.note(
+                "no server had a share of anything, so no part was verified; the next run tries "
                 "the same one"
             )
             return
@@ -173,9 +170,7 @@ class SampledPart:
         what = f"this round lasts another {ends}"
         if not state.covered:
             what = f"every object has been verified; the next round lasts {ends}"
-        self._console.say(
-            f"pipegrid: verified another {percent:g}%: {counted(count, 'object')}; {what}"
-        )
+        self._console.note(f"verified another {percent:g}%: {counted(count, 'object')}; {what}")
         self._console.json_result({"sample": fields})
 
 
@@ -242,28 +237,22 @@ class ObjectsReport:
             if health_output.is_well(outcome):
                 self.statuses.add(ExitStatus.DONE)
                 return
-            if health_output.lacks_servers_only(
-                outcome
-            ):  # the summary reports it once, with the servers
+            # The summary reports servers that are down, once.
+            if health_output.lacks_servers_only(outcome):
                 self.statuses.add(ExitStatus.FAILED)
                 return
         self.statuses.add(self.show(file, outcome))
 
     def unreadable(self, file: NamedFile[Any], error: Exception) -> None:
         """Report a directory that could not be read."""
-        what = (
-            f"{file.label} could not be read, so its entries were not processed: {sentence(error)}"
-        )
+        why = sentence(error)
         self.statuses.add(ExitStatus.FAILED)
         if self.console.json:
-            self.console.result("", {**cap_lookup.identity(file), "unreadable": sentence(error)})
+            self.console.result("", {**cap_lookup.identity(file), "unreadable": why})
         else:
-            self.console.fault(f"pipegrid: {what}")
-
-    @property
-    def worst(self) -> ExitStatus:
-        """The worst status of all."""
-        return worst_status(self.statuses)
+            self.console.fault(
+                f"{file.label} could not be read, so its entries were not processed: {why}"
+            )
 
 
 async def maintain(
@@ -283,18 +272,12 @@ async def maintain(
     Returns:
         The worst status.
     """
-    summary: UpkeepSummary
     verb, recursive, todo, bounds = options
     report = ObjectsReport(console, show, recursive)
     named = len(files)
     files, report.statuses = await located_files(grid, console, files, recursive)
     with progress_bar.ProgressBar(console, verb, "object") as progress:
-        report_bytes = progress.transfer()
-
-        def count(done: int, total: int) -> None:
-            if report_bytes is not None:
-                report_bytes(done, total)
-
+        count = progress.transfer() or _count_nothing
         if recursive:
             waiting = progress_bar.waiting_of(console, progress)
             summary = await _trees(grid, files, todo, bounds, report, count, waiting)
@@ -307,8 +290,12 @@ async def maintain(
     if console.json or recursive:
         console.result(text, {"summary": fields})
     else:
-        console.say(f"pipegrid: {text}")
-    return report.worst
+        console.note(text)
+    return worst_status(report.statuses)
+
+
+def _count_nothing(done: int, total: int) -> None:
+    """Take the place of a bar."""
 
 
 async def _many(
@@ -332,7 +319,7 @@ async def _many(
 
 async def _trees(
     grid: Grid,
-    files: Sequence[cap_lookup.NamedFile[Any]],
+    files: Sequence[NamedFile[Any]],
     todo: UpkeepRequest,
     bounds: UpkeepSettings,
     report: ObjectsReport,
@@ -341,18 +328,18 @@ async def _trees(
 ) -> UpkeepSummary:
     summary = tree_check.TreeSummary()
 
-    def named(root: int, place: FirstMet) -> cap_lookup.NamedFile[Any]:
+    def named(root: int, place: tree_check.FirstMet) -> NamedFile[Any]:
         path = "/".join(place.path)
         if len(files) > 1 or not path:
             path = _below(files[root].label, path)
         text = files[root].text if not place.path else "" if place.cap is None else str(place.cap)
         return cap_lookup.NamedFile(text, place.cap, path)
 
-    def ended(root: int, place: FirstMet, outcome: UpkeepOutcome) -> None:
+    def ended(root: int, place: tree_check.FirstMet, outcome: UpkeepOutcome) -> None:
         count(summary.objects, 0)
         report.note(named(root, place), outcome)
 
-    def unreadable(root: int, place: FirstMet, error: Exception) -> None:
+    def unreadable(root: int, place: tree_check.FirstMet, error: Exception) -> None:
         report.unreadable(named(root, place), error)
 
     reports = tree_check.CheckReports(ended, unreadable, waiting)
@@ -455,7 +442,7 @@ def check_command(
     def show(
         console: Console,
         file: NamedFile[Any],
-        result: CheckResult | results.RepairResult,
+        result: results.CheckResult | results.RepairResult,
         lead: str,
     ) -> ExitStatus:
         if isinstance(result, results.RepairResult):
@@ -463,11 +450,10 @@ def check_command(
         print_check(console, file, result, lead, add_lease)
         return status(result)
 
-    async def alone(grid: Grid, console: Console, cap: Any) -> CheckResult:
+    async def alone(grid: Grid, console: Console, cap: Any) -> results.CheckResult:
         with progress_bar.ProgressBar(console, "check", "share") as progress:
-            options = {"add_lease": True} if add_lease else {}
             call = progress.transfer()
-            return await grid.check(cap, verify=verify, progress=call, **options)
+            return await grid.check(cap, verify=verify, add_lease=add_lease, progress=call)
 
     if verify and sample is not None:
         raise usage_error("--verify verifies everything; choose one of --verify and --sample")
@@ -479,7 +465,7 @@ def check_command(
 
 
 def print_check(
-    console: Console, file: NamedFile[Any], result: CheckResult, lead: str, add_lease: bool
+    console: Console, file: NamedFile[Any], result: results.CheckResult, lead: str, add_lease: bool
 ) -> None:
     """Report the result for one file, and leases that were wanted and not renewed."""
     leases = {"renewed": result.renewed, "lease_problems": result.lease_problems}
@@ -490,7 +476,7 @@ def print_check(
     say_some(console, [f"{lead}no lease: {reason}" for reason in grouped(result.lease_problems)])
 
 
-def status(result: CheckResult) -> ExitStatus:
+def status(result: results.CheckResult) -> ExitStatus:
     """Return the exit status for the worst result."""
     if not result.recoverable:
         return ExitStatus.NOT_ENOUGH_SHARES
@@ -548,7 +534,7 @@ def repair_command(
 
 
 def report_repair(
-    console: Console, file: NamedFile[Any], result: RepairResult, lead: str = ""
+    console: Console, file: NamedFile[Any], result: results.RepairResult, lead: str = ""
 ) -> ExitStatus:
     """Print the outcome of a repair, each line beginning with ``lead``."""
     console.result(
@@ -573,7 +559,7 @@ def report_repair(
     return ExitStatus.UNHAPPY
 
 
-def _outcome(result: RepairResult) -> str:
+def _outcome(result: results.RepairResult) -> str:
     after = result.after
     if after.total_shares == 0:
         return summary(after)
@@ -610,7 +596,7 @@ def renew_command(invocation: Invocation, caps: CapArguments, recursive: bool) -
     the worst of these: 4, 1, 0.
     """
 
-    async def alone(grid: Grid, console: Console, cap: Any) -> RenewResult:
+    async def alone(grid: Grid, console: Console, cap: Any) -> results.RenewResult:
         return await grid.renew(cap)
 
     work = UpkeepWork("renew", {"renew": True}, report_renewal, alone)
@@ -618,7 +604,7 @@ def renew_command(invocation: Invocation, caps: CapArguments, recursive: bool) -
 
 
 def report_renewal(
-    console: Console, file: NamedFile[Any], result: RenewResult, lead: str
+    console: Console, file: NamedFile[Any], result: results.RenewResult, lead: str
 ) -> ExitStatus:
     """Print the outcome, each line beginning with ``lead``."""
     console.result(
@@ -633,7 +619,7 @@ def report_renewal(
         },
     )
     if result.unreachable:
-        console.say(f"pipegrid: {lead}{are_down(result.unreachable)}")
+        console.note(f"{lead}{are_down(result.unreachable)}")
     say_some(console, [f"{lead}no lease: {reason}" for reason in grouped(result.reasons)])
     for number, servers in result.leases.items():
         console.detail(f"{lead}share {number}: {', '.join(servers)}")
@@ -642,7 +628,7 @@ def report_renewal(
     return ExitStatus.FAILED if result.unreachable or result.reasons else ExitStatus.DONE
 
 
-def renewal_summary(result: RenewResult) -> str:
+def renewal_summary(result: results.RenewResult) -> str:
     """Return the outcome in one line."""
     if result.total_shares == 0:
         return "nothing to renew: the cap contains the file"

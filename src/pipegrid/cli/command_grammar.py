@@ -258,13 +258,11 @@ def parse(
     except click.Abort:  # Ctrl-C, while caps were read from a terminal or a pipe
         raise Interrupted from None
     if isinstance(outcome, int):  # the status of --help and --version
-        status = outcome
-        if status == ExitStatus.DONE:
+        if outcome == ExitStatus.DONE:
             # Click ignores a closed standard output; this raises the error.
             console.results.write(b"")
-        return invocation, OfflineJob(lambda _console: status)
-    job: Job = outcome
-    return invocation, job
+        return invocation, OfflineJob(lambda _console: outcome)
+    return invocation, outcome
 
 
 def start(
@@ -312,8 +310,5 @@ def start_job(
 
     if isinstance(job, ReactorJob):
         return Deferred.fromCoroutine(job.run(invocation, reactor))
-    if open_grid is None:
-        open_grid = (
-            tree_grid.Grid.open if ahead is None else partial(tree_grid.Grid.open, ahead=ahead)
-        )
+    open_grid = open_grid or partial(tree_grid.Grid.open, ahead=ahead)
     return Deferred.fromCoroutine(job.run(invocation, reactor, open_grid))

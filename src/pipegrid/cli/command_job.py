@@ -82,6 +82,11 @@ class Invocation:
         """The client's directory, which may name further grids."""
         return client_paths.own_directory(self.base_directory)
 
+    @property
+    def grid_directory(self) -> Path:
+        """The directory of the grid that is meant, which may not exist; raises as ``directory``."""
+        return client_paths.own_directory(self.directory)
+
 
 class OfflineJob:
     """Work that needs no grid."""
@@ -128,12 +133,13 @@ class GridJob:
 
     async def _run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
         make = invocation.directory is not None or self._may_make_grid()
+        limits = (invocation.limit_rate, invocation.jobs, invocation.max_memory_bytes)
         with tracing(invocation.trace, reactor) as tracer:
             options = {
                 "tracer": tracer,
                 "wait_for": invocation.wait_for or None,
                 "max_segment_bytes": invocation.max_segment_bytes,
-                "limits": self._limits(invocation),
+                "limits": None if limits == (None, None, None) else settings.Limits(*limits),
                 "make": None if make else False,
                 "follows_blacklist": self.follows_blacklist or None,
             }
@@ -159,18 +165,10 @@ class GridJob:
         grid_paths.check_may_be_aliases(self._paths)
         return not any(map(grid_paths.is_on_servers, self._paths)) and self._makes
 
-    @staticmethod
-    def _limits(invocation: Invocation) -> settings.Limits | None:
-        given = (invocation.limit_rate, invocation.jobs, invocation.max_memory_bytes)
-        if given == (None, None, None):
-            return None
-
-        return settings.Limits(*given)
-
     async def _run_on(self, grid: Grid, console: Console) -> int:
         try:
             if grid.created:
-                console.say(f"pipegrid: {grid.created}")
+                console.note(grid.created)
             warn(grid, console, ())
             printed = grid.warnings
             try:
@@ -247,7 +245,7 @@ def warn(grid: Grid, console: Console, printed: tuple[str, ...]) -> None:
     """Print the grid's warnings, except those in ``printed``."""
     for warning in grid.warnings:
         if warning not in printed:
-            console.say(f"pipegrid: {warning}")
+            console.note(warning)
 
 
 async def status_of_job(console: Console, work: Awaitable[int]) -> int:
@@ -269,10 +267,8 @@ def failure(error: Exception, console: Console) -> int:
 
     If the reader of stdout has closed it, that and its consequences are not reported.
     """
-    gone = (
-        console.results.reader_left
-        or isinstance(error, BrokenPipeError)
-        or isinstance(error.__cause__, BrokenPipeError)
+    gone = console.results.reader_left or any(
+        isinstance(each, BrokenPipeError) for each in (error, error.__cause__)
     )
     if gone and not isinstance(error, UnprintedCap):
         return ExitStatus.FAILED

@@ -22,7 +22,7 @@ from pipegrid.cli.startup.fast_mirror_args import COMPLETION
 from pipegrid.core import caps
 from pipegrid.core.text import CAP_STARTS
 from pipegrid.errors import UsageError
-from pipegrid.grid.client_paths import default_directory, is_configured
+from pipegrid.grid.client_paths import is_configured
 from pipegrid.tree import aliases as tree_aliases
 from pipegrid.tree import directory_reading, grid_paths
 
@@ -378,7 +378,7 @@ def on_grid(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
     head, begun = text[:cut], unicodedata.normalize("NFC", text[cut:])
     if head.startswith(CAP_STARTS) and "/" not in head:
         return []
-    home = _home(invocation)
+    home = invocation.grid_directory
     if not is_configured(home):
         return []
 
@@ -431,15 +431,10 @@ def anywhere(invocation: Invocation, text: str) -> list[CompletionItem[str]]:
 def aliases(invocation: Invocation, begun: str, end: str = ":") -> list[CompletionItem[str]]:
     """Return the aliases that begin so, each followed by ``end``."""
     try:
-        found = tree_aliases.read_aliases(_home(invocation))
+        found = tree_aliases.read_aliases(invocation.grid_directory)
     except UsageError:
         return []
     return _items("", (name + end for name in found if "/" not in name), begun)
-
-
-def _home(invocation: Invocation) -> Path:
-    named = invocation.directory
-    return default_directory() if named is None else Path(named)
 
 
 def _items(head: str, names: Iterable[str], begun: str) -> list[CompletionItem[str]]:
@@ -477,10 +472,7 @@ def _read(invocation: Invocation, path: str) -> list[str]:
             )
         return 0
 
-    def too_late(*_: Any) -> None:
-        os._exit(1)
-
-    signal.signal(signal.SIGALRM, too_late)
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
     # Only the directory matters: a completion writes no trace, and prints nothing.
     bare = Invocation(Console(None, None, io.StringIO()))

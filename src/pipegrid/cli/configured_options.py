@@ -123,14 +123,10 @@ class ConfiguredCommand(click.Command):
 
     def _settable(self) -> dict[str, click.Option]:
         """Return the options that a section or variable may have, by name."""
-        common = {param.name for param in _params_of(common_options)}
+        others = {param.name for param in _params_of(common_options)}.union(_SELECTING, _STREAMS)
         found = {}
         for param in self.params:
-            if isinstance(param, click.Option) and param.name not in (
-                *common,
-                *_SELECTING,
-                *_STREAMS,
-            ):
+            if isinstance(param, click.Option) and param.name not in others:
                 long = [each for each in param.opts if each.startswith("--")]
                 found[long[0].removeprefix("--")] = param
         return found
@@ -237,8 +233,7 @@ class ConfiguredCommand(click.Command):
         Raises:
             UsageError: there is none, or a setting is wrong, in whatever section.
         """
-        directory = Path(invocation.directory or client_paths.default_directory())
-        path, parser = strict_config.read_config(directory)
+        path, parser = strict_config.read_config(invocation.grid_directory)
         if path.name == client_paths.TAHOE_CONFIG_NAME:
             raise UsageError(
                 f"{path} is Tahoe-LAFS's, which permits no sections of other programs; make a directory with "
@@ -329,11 +324,7 @@ def _of_section(section: BackupSection) -> Iterator[None]:
 
 def _params_of(add: Callable[[Any], Any]) -> list[click.Parameter]:
     """Return the parameters that a decorator adds."""
-
-    def bare() -> None:
-        pass
-
-    found: list[click.Parameter] = add(bare).__click_params__
+    found: list[click.Parameter] = add(lambda: None).__click_params__
     return found
 
 
@@ -394,7 +385,7 @@ class SectionsJob(GridJob):
         console = invocation.console
         statuses: dict[str, ExitStatus] = {}
         for name, job, own in self._jobs:
-            console.say(f"pipegrid: backup {printable(name)}")
+            console.note(f"backup {printable(name)}")
             statuses[name] = ExitStatus(await job.run(own, reactor, open_grid))
             if statuses[name] == ExitStatus.INTERRUPTED or console.results.reader_left:
                 break
@@ -403,7 +394,7 @@ class SectionsJob(GridJob):
         text = f"{len(statuses) - len(failed)} of {counted(len(self._jobs), 'backup')} succeeded"
         for name, status in failed.items():
             text += f"; {printable(name)}: exit status {int(status)}"
-        console.say(f"pipegrid: {text}" + (f"; {left} not begun" if left else ""))
+        console.note(text + (f"; {left} not begun" if left else ""))
         if not (console.results.failed or console.results.abandoned):
             console.json_result(
                 {"backups": {name: int(status) for name, status in statuses.items()}}

@@ -12,6 +12,7 @@ import select
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import zip_longest
 from math import isfinite
 
 from pipegrid.cli.error_report import ExitStatus, sentence, status_of
@@ -74,10 +75,8 @@ class ResultStream(io.BufferedIOBase):
         self.before_text: Callable[[], None] | None = None
         self.reader_left = False
 
-    @property
-    def name(self) -> str:
-        """Its name for errors, as files from ``open`` have it."""
-        return "standard output"
+    name = "standard output"
+    """For errors, as files from ``open`` have it."""
 
     def isatty(self) -> bool:
         """Return whether it is a terminal."""
@@ -102,19 +101,15 @@ class ResultStream(io.BufferedIOBase):
         if self.wants_text and b"\0" in bytes(view[:_LOOKED_AT_BYTES]):
             self.failed = True
             raise SinkError(NO_TEXT)
-        if not self.reached_terminal and self._is_piped_text(view):
-            self.reached_terminal = True
-            if self.before_text is not None:
+        if not self.reached_terminal and writes_to_pipe(self._stream):
+            # From a pipe, ``tee`` or ``less`` may show text on the terminal.
+            self.reached_terminal = b"\0" not in bytes(view[:_LOOKED_AT_BYTES])
+            if self.reached_terminal and self.before_text is not None:
                 self.before_text()
         length = len(view)
         while view:
             view = view[self._guard(partial(write_some, data=view)) :]
         return length
-
-    def _is_piped_text(self, view: memoryview) -> bool:
-        """Return whether this is text to a pipe, so that ``tee`` or ``less`` may show it on the terminal."""
-        assert self._stream is not None
-        return writes_to_pipe(self._stream) and b"\0" not in bytes(view[:_LOOKED_AT_BYTES])
 
     def flush(self) -> None:
         """
@@ -227,9 +222,13 @@ class Console:
         if self.verbosity >= 0:
             self._prose(text)
 
+    def note(self, text: str) -> None:
+        """Print a message that names the program, unless quiet."""
+        self.say(f"pipegrid: {text}")
+
     def fault(self, text: str) -> None:
-        """Print a message about an error that counts in the exit status, even if quiet."""
-        self._prose(text)
+        """Print such a message about an error that counts in the exit status, even if quiet."""
+        self._prose(f"pipegrid: {text}")
 
     def detail(self, text: str) -> None:
         """Print a detail, only with ``-v``."""
@@ -255,7 +254,7 @@ class Console:
         text = sentence(error)
         about = printable(about)
         about = f"{about}: " if about and not _names(text, about) else ""
-        self._prose(f"pipegrid: {about}{text}")
+        self.fault(f"{about}{text}")
         return status_of(error)
 
     def failed(
@@ -421,9 +420,9 @@ def say_some(console: Console, lines: Sequence[str]) -> None:
     """Print the first of many lines, and how many more there are, which ``-v`` prints as well."""
     shown = len(lines) if console.verbosity > 0 or len(lines) <= MAX_LINES else MAX_LINES - 1
     for line in lines[:shown]:
-        console.say(f"pipegrid: {line}")
+        console.note(line)
     if shown < len(lines):
-        console.say(f"pipegrid: and {len(lines) - shown} more like that; -v names them")
+        console.note(f"and {len(lines) - shown} more like that; -v names them")
 
 
 def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
@@ -434,10 +433,8 @@ def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
         rows: may have different lengths.
         right: numbers of the columns that are aligned at the right.
     """
-    widths: dict[int, int] = {}
-    for row in rows:
-        for number, cell in enumerate(row[:-1]):
-            widths[number] = max(widths.get(number, 0), len(cell))
+    all_but_last = zip_longest(*(row[:-1] for row in rows), fillvalue="")
+    widths = [max(map(len, column)) for column in all_but_last]
     lines = []
     for row in rows:
         cells = [

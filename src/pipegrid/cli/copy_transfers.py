@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipegrid.cli import cmd_get_cat, progress_bar, put_files, tree_transfers
+from pipegrid.cli import cmd_get_cat, output_file, progress_bar, put_files, tree_transfers
 from pipegrid.cli.cap_lookup import argument_label, root_of
-from pipegrid.cli.cmd_get_cat import made_home
 from pipegrid.cli.destination_child import no_directory, spot_at
 from pipegrid.cli.error_report import ExitStatus, one_status
 from pipegrid.core import caps
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from pipegrid.cli.console import Console
     from pipegrid.tree.copy_to_grid import Copier, Item
-    from pipegrid.tree.directory import Child
     from pipegrid.tree.local_directory_descriptor import DirectoryFd
     from pipegrid.tree.tree_grid import Grid
 
@@ -86,9 +85,7 @@ async def store_copies(
             put = grid.tree.put_tree(path, reports=tree_transfers.reports_of(console, progress))
             return put.addCallback(stored)
 
-        def calls(files: Sequence[Any]) -> dict[str, Any]:
-            return put_files.FileProgressBars(progress, files).calls if progress.is_wanted else {}
-
+        calls = partial(put_files.progress_calls, progress)
         reports = copy_to_grid.CopyReports(printer.done, printer.failed)
         copier = copy_to_grid.Copier(grid, put_tree, reports, force, calls)
         root, names = await root_of(grid, target)
@@ -107,6 +104,8 @@ async def _copy_to(
     grid: Grid, copier: Copier, items: Sequence[Item], single: bool, target: str
 ) -> None:
     """Copy items to the end of a path; ``single``: one file, which may get the name of the path."""
+    import attrs
+
     root, names = await root_of(grid, target)
     way = await directory.look_up(grid, root, names)
     there = way[-1] if len(way) == len(names) + 1 else None
@@ -120,19 +119,13 @@ async def _copy_to(
             name,
         )
     elif single and not target.strip().endswith("/"):
-        await _copy_as(grid, copier, items[0], target)
+        spot = await spot_at(grid, target, make=True)
+        await copier.into(await spot.reach(), [attrs.evolve(items[0], name=spot.name)])
     elif single:
         raise no_directory(names[-1])
     else:
         _check_named(items, target)
         await copier.into(await directory.make_directories(grid, root, names), items)
-
-
-async def _copy_as(grid: Grid, copier: Copier, item: Item, target: str) -> None:
-    import attrs
-
-    spot = await spot_at(grid, target, make=True)
-    await copier.into(await spot.reach(), [attrs.evolve(item, name=spot.name)])
 
 
 async def _items(
@@ -158,7 +151,8 @@ async def _items(
         try:
             item = await _grid_item(grid, text) if on_grid else _local_item(text)
             if item.is_directory and not recursive:
-                raise UsageError(f"{_shown(item)} is a directory; add -r to copy all that is in it")
+                shown = f"'{printable(item.label)}'" if item.name else item.label
+                raise UsageError(f"{shown} is a directory; add -r to copy all that is in it")
             if item.is_directory and not item.name:
                 items += await copier.items_in(item)
                 contents = True
@@ -182,12 +176,12 @@ async def _only_file(grid: Grid, sources: Sequence[tuple[str, bool]]) -> Item:
     raise UsageError("the target is a mutable file, which takes one file; give a directory")
 
 
-async def _grid_item(grid: Grid, text: str) -> copy_to_grid.Item:
+async def _grid_item(grid: Grid, text: str) -> Item:
     child, name = await _found(grid, text)
     return copy_to_grid.Item(name, name or "the source", None, child)
 
 
-async def _found(grid: Grid, text: str) -> tuple[Child, str]:
+async def _found(grid: Grid, text: str) -> tuple[directory.Child, str]:
     """Return the object at a place, and its name; "" for a cap or alias alone."""
     root, names = await root_of(grid, text)
     way = await directory.look_up(grid, root, names)
@@ -199,7 +193,7 @@ async def _found(grid: Grid, text: str) -> tuple[Child, str]:
     return way[-1], names[-1] if names else ""
 
 
-def _local_item(path: str) -> copy_to_grid.Item:
+def _local_item(path: str) -> Item:
     if not os.path.exists(path):
         raise SourceError(f"there is no local file {printable(path)}; check the path")
     raw = os.fsencode(os.path.basename(os.path.abspath(path)))
@@ -213,10 +207,6 @@ def _check_named(items: Sequence[Item], target: str) -> None:
                 "the cap of a file contains no name; add one to the target: "
                 f"{'' if target.startswith('URI:') else printable(target.rstrip('/'))}/NAME"
             )
-
-
-def _shown(item: Item) -> str:
-    return f"'{printable(item.label)}'" if item.name else item.label
 
 
 async def fetch_copies(
@@ -247,7 +237,7 @@ async def fetch_copies(
         await _fetch_file(grid, console, found[0][0], target, force)
         return ExitStatus.DONE
     placed = _placed(found, target, None if alone else printer.failed)
-    home = made_home(target)
+    home = cmd_get_cat.made_home(target)
     for child, place in placed:
         printer.statuses.add(await _fetch(grid, console, child, place, force, alone, home))
     return one_status(printer.statuses)
@@ -258,9 +248,9 @@ async def _found_among(
     sources: Sequence[str],
     recursive: bool,
     failed: Callable[[str, Exception], None],
-) -> list[tuple[Child, str]]:
+) -> list[tuple[directory.Child, str]]:
     """Return the objects at some places, and their names; arguments and errors as of ``_items``."""
-    found: list[tuple[Child, str]] = []
+    found: list[tuple[directory.Child, str]] = []
     for number, source in enumerate(sources, 1):
         try:
             child, name = await _found(grid, source)
@@ -278,7 +268,7 @@ async def _found_among(
 async def _fetch(
     grid: Grid,
     console: Console,
-    child: Child,
+    child: directory.Child,
     place: str,
     force: bool,
     alone: bool,
@@ -297,10 +287,10 @@ async def _fetch(
 
 
 def _placed(
-    found: Sequence[tuple[Child, str]],
+    found: Sequence[tuple[directory.Child, str]],
     target: str,
     failed: Callable[[str, Exception], None] | None,
-) -> list[tuple[Child, str]]:
+) -> list[tuple[directory.Child, str]]:
     """
     Return each with its local path; names that lead outside are refused.
 
@@ -327,7 +317,7 @@ def _placed(
     return result
 
 
-def _place_of(child: Child, name: str, target: str) -> str:
+def _place_of(child: directory.Child, name: str, target: str) -> str:
     if not name and child.kind == "directory":
         return target
     if not name:
@@ -342,7 +332,7 @@ def _place_of(child: Child, name: str, target: str) -> str:
 
 
 async def _fetch_directory(
-    grid: Grid, console: Console, child: Child, place: str, force: bool, home: DirectoryFd
+    grid: Grid, console: Console, child: directory.Child, place: str, force: bool, home: DirectoryFd
 ) -> ExitStatus:
     import json
 
@@ -356,7 +346,7 @@ async def _fetch_directory(
 async def _fetch_file(
     grid: Grid,
     console: Console,
-    child: Child,
+    child: directory.Child,
     place: str,
     force: bool,
     home: DirectoryFd | None = None,
@@ -366,6 +356,6 @@ async def _fetch_file(
     cap = caps.fetchable(child.cap)
     part = (0, None) if isinstance(cap, MutableCap) else (0, cap.size)
     with progress_bar.ProgressBar(console, "cp") as progress:
-        to = cmd_get_cat.LocalPlace(place, force, home)
-        result = await cmd_get_cat.fetch(grid, console, cap, part, to, progress.transfer())
+        output = output_file.resumable(console, place, force, home)
+        result = await cmd_get_cat.fetch(grid, console, cap, part, output, progress.transfer())
     console.json_result({"path": place, "size": result.size})

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipegrid.cli.console import Console, say_some
 from pipegrid.cli.error_report import sentence
 from pipegrid.core.text import counted, printable
 from pipegrid.errors import CorruptionError
 from pipegrid.transfer import results
-
-if TYPE_CHECKING:
-    from pipegrid.transfer.results import CheckResult, RenewResult, RepairResult
 
 
 def corruption_fields(corrupt: Sequence[CorruptionError]) -> list[dict[str, Any]]:
@@ -45,10 +42,8 @@ def located(error: CorruptionError) -> str:
 MAX_DOWN = 5
 """Servers in a line about a file."""
 
-_STATES = {"unspread": "on too few servers"}
 
-
-def summary(result: CheckResult) -> str:
+def summary(result: results.CheckResult) -> str:
     """Return the health in one line."""
     if result.total_shares == 0:
         return "healthy: the cap contains the file"
@@ -56,7 +51,7 @@ def summary(result: CheckResult) -> str:
     down = f"; {are_down(result.unreachable)}" if result.unreachable else ""
     if result.state == "reachable":
         return f"reachable: {found}{down}"
-    state: str = _STATES.get(result.state, result.state)
+    state: str = "on too few servers" if result.state == "unspread" else result.state
     if result.healthy and _waits(result):
         state = "healthy on the reachable servers"
     text = (
@@ -70,7 +65,7 @@ def summary(result: CheckResult) -> str:
     return text + down
 
 
-def _waits(result: CheckResult) -> bool:
+def _waits(result: results.CheckResult) -> bool:
     """Return whether the file can only get better with servers that are down."""
     most = min(result.total_shares, result.happiness + len(result.unreachable))
     return bool(result.unreachable) and result.happiness < most
@@ -85,12 +80,12 @@ def are_down(servers: Sequence[str]) -> str:
     return f"servers {names}{more} are down"
 
 
-def lost(result: CheckResult | RenewResult) -> str:
+def lost(result: results.CheckResult | results.RenewResult) -> str:
     """Return the state of a file that cannot be restored: unreachable servers may have its shares."""
     return "unavailable" if result.unreachable else "lost"
 
 
-def say_more(console: Console, result: CheckResult, lead: str = "") -> None:
+def say_more(console: Console, result: results.CheckResult, lead: str = "") -> None:
     """
     Report damaged shares and unreachable servers, and with ``-v`` the location of all shares.
 
@@ -107,17 +102,17 @@ def say_more(console: Console, result: CheckResult, lead: str = "") -> None:
         ],
     )
     if not (good or result.corrupt or result.unreachable) and result.total_shares:
-        console.say(
-            f"pipegrid: {lead}no server has a share of the file; check that the cap was copied right, and "
+        console.note(
+            f"{lead}no server has a share of the file; check that the cap was copied right, and "
             "that this is the grid that it is for"
         )
     for remark in result.remarks:
-        console.say(f"pipegrid: {lead}{remark}")
+        console.note(f"{lead}{remark}")
     for number, servers in sorted(result.good_shares.items()):
         console.detail(f"{lead}share {number}: {', '.join(servers)}")
 
 
-def fields(result: CheckResult) -> dict[str, Any]:
+def fields(result: results.CheckResult) -> dict[str, Any]:
     """Return the documented JSON form, without the cap."""
     return {
         "healthy": result.healthy,
@@ -134,7 +129,9 @@ def fields(result: CheckResult) -> dict[str, Any]:
     }
 
 
-def lacks_servers_only(outcome: results.CheckResult | RenewResult | RepairResult) -> bool:
+def lacks_servers_only(
+    outcome: results.CheckResult | results.RenewResult | results.RepairResult,
+) -> bool:
     """Return whether an object's only problem is that servers are down."""
     return (
         isinstance(outcome, results.CheckResult)
@@ -143,7 +140,7 @@ def lacks_servers_only(outcome: results.CheckResult | RenewResult | RepairResult
     )
 
 
-def is_well(outcome: results.CheckResult | results.RenewResult | RepairResult) -> bool:
+def is_well(outcome: results.CheckResult | results.RenewResult | results.RepairResult) -> bool:
     """Return whether an object has no problem to report."""
     if isinstance(outcome, results.CheckResult):
         return outcome.healthy and not (outcome.corrupt or outcome.lease_problems)

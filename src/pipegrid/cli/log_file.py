@@ -96,8 +96,8 @@ def logging_to(console: Console, path: str | None, reactor: Any) -> Iterator[Non
         try:
             file.reopen()
         except OSError as error:
-            console.say(
-                f"pipegrid: cannot open {path} again: {error.strerror}; the old log file stays in use"
+            console.note(
+                f"cannot open {path} again: {error.strerror}; the old log file stays in use"
             )
 
     observers: list[Any] = [observe]

@@ -14,7 +14,7 @@ from pipegrid.cli.error_report import Interrupted
 from pipegrid.cli.mirror_options import (
     MirrorOptions,
     MirrorProgress,
-    RunOutcome,
+    print_outcome,
     report_skipped,
     store,
 )
@@ -33,14 +33,10 @@ from pipegrid.mirror import (
 if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid import Grid
-    from pipegrid.mirror.debian_index_selection import KeptForm, Selection
     from pipegrid.mirror.debian_index_update import ArchiveMirror
-    from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.file_scheduler import Report
     from pipegrid.mirror.mirror_lists import Metalink
     from pipegrid.mirror.mirror_without_reactor import BlockingMirror
-    from pipegrid.mirror.package_filter import PackageFilter
-    from pipegrid.mirror.signatures import GpgKey
 
 UpdateArchive = Callable[["ArchiveMirror", "Console"], Awaitable[tuple[Any, dict[str, Any]]]]
 """Brings an archive up to date; returns the outcome, and further JSON fields."""
@@ -62,12 +58,12 @@ class DebianOptions(NamedTuple):
     keyrings: tuple[str, ...]
     allow_unsigned: bool
     ignore_dates: bool
-    indexes: KeptForm
+    indexes: debian_index_selection.KeptForm
     diffs: bool
     also: tuple[str, ...]
     from_grid: str | None = None
 
-    def selection(self, filter: PackageFilter) -> Selection:
+    def selection(self, filter: package_filter.PackageFilter) -> debian_index_selection.Selection:
         """Return the wanted parts of the archive."""
         return debian_index_selection.Selection(
             suites=tuple(dict.fromkeys(self.suites)),
@@ -111,7 +107,9 @@ def debian_job(dest: str, options: DebianOptions, fetching: MirrorOptions) -> Re
         for path in outcome.lacking:
             console.detail(f"no mirror has {printable(path)}")
         if outcome.absent:
-            console.say(_left_out(outcome.absent))
+            first, *others = outcome.absent
+            more = counted(len(others), "other index", "other indexes")
+            console.note(printable(first) + (f"; and so with {more}" if others else ""))
         return outcome, {"patched": outcome.patched, "lacking": outcome.lacking}
 
     return ArchiveRun(dest, fetching, update).job()
@@ -137,8 +135,8 @@ def rpm_job(
                 fetching.delete, fetching.dry_run, options.keep_going, fetching.delete_excluded
             )
         if outcome.lacking_sources:
-            console.say(
-                "pipegrid: this repository lacks the sources (src.rpm) of selected packages, "
+            console.note(
+                "this repository lacks the sources (src.rpm) of selected packages, "
                 f"{counted(outcome.lacking_sources, 'file')}; mirror the one that has them as well"
             )
         return outcome, {}
@@ -148,37 +146,29 @@ def rpm_job(
 
 def opened_key(
     fetching: MirrorOptions, mirror: ArchiveMirror
-) -> AbstractContextManager[GpgKey | None]:
+) -> AbstractContextManager[signatures.GpgKey | None]:
     """Give the key that signs the indexes that this run rebuilds; None if it rebuilds none."""
     if fetching.sign_with is None:
         return nullcontext()
     return signatures.GpgKey(fetching.sign_with, mirror.is_stopped)
 
 
-def filter_of(given: Mapping[str, Any] | None) -> PackageFilter:
+def filter_of(given: Mapping[str, Any] | None) -> package_filter.PackageFilter:
     """Return the filter of the given options; see ``filter_options``."""
     return package_filter.PackageFilter(**given) if given else package_filter.ALL
-
-
-def _left_out(absent: list[str]) -> str:
-    """Return one sentence for all wanted items that the release files do not name."""
-    more = len(absent) - 1
-    return f"pipegrid: {printable(absent[0])}" + (
-        f"; and so with {counted(more, 'other index', 'other indexes')}" if more else ""
-    )
 
 
 def _print_unmatched(console: Console, outcome: Any) -> list[str]:
     """Report the patterns of filters that match nothing; return them for JSON."""
     if outcome.spares_others:
-        console.say(
-            "pipegrid: files that filters of earlier runs select are kept; --delete-excluded removes them"
+        console.note(
+            "files that filters of earlier runs select are kept; --delete-excluded removes them"
         )
     if not outcome.unmatched:
         return []
     texts = [package_filter.unmatched_text(*each) for each in outcome.unmatched]
     for text in texts:
-        console.fault(f"pipegrid: {printable(text)}")
+        console.fault(printable(text))
     return texts
 
 
@@ -251,28 +241,31 @@ class ArchiveRun:
         report_skipped(console, entries)
         unmatched = _print_unmatched(console, outcome)
         if report.failed_files and not outcome.is_published and not fetching.dry_run:
-            console.say(
-                "pipegrid: the old indexes stay, and name only files that exist; --keep-going publishes "
+            console.note(
+                "the old indexes stay, and name only files that exist; --keep-going publishes "
                 "the new ones"
             )
         stored = {} if keep is None or entries.skipped_files else await keep(report)
-        further = {
-            "index_bytes": outcome.index_bytes,
-            "skipped": entries.skipped_files,
-            "unmatched": unmatched,
+        return print_outcome(
+            console,
+            fetching,
+            self._dest,
+            report,
+            outcome.removed,
+            mirror.destination.changes + outcome.is_new,
+            index_bytes=outcome.index_bytes,
+            skipped=entries.skipped_files,
+            unmatched=unmatched,
             **further,
             **stored,
-        }
-        changes = mirror.destination.changes + outcome.is_new
-        ended = RunOutcome(self._dest, report, outcome.removed, changes, further)
-        return ended.print_outcome(console, fetching)
+        )
 
     async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
         """Do the work, or what ``early`` left of it."""
         from twisted.internet.defer import Deferred
 
         begun = self._begun
-        dest: str | Destination = self._dest if begun is None else begun[1].destination
+        dest: str | destination.Destination = self._dest if begun is None else begun[1].destination
         async with self._fetching.mirror(reactor, console, dest) as (mirror, _):
             if begun is None:
                 return await self._work(

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 
 from pipegrid.cli.command_job import GridJob, ReactorJob
 from pipegrid.cli.error_report import Interrupted, unreadable
-from pipegrid.cli.mirror_options import MirrorOptions, MirrorProgress, RunOutcome, store
+from pipegrid.cli.mirror_options import MirrorOptions, MirrorProgress, print_outcome, store
 from pipegrid.errors import SourceError, UsageError
 from pipegrid.mirror import (
     destination,
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from pipegrid.cli.console import Console
     from pipegrid.grid import Grid
     from pipegrid.mirror.archive_file import ArchiveFile
-    from pipegrid.mirror.destination import Destination
-    from pipegrid.mirror.fetch_run import MirrorRun
 
 
 def list_job(file: str, dest: str, jobs: int, fetching: MirrorOptions) -> ReactorJob | GridJob:
@@ -44,7 +42,7 @@ class ListRun:
         self._dest = dest
         self._fetching = fetching
         self._jobs = min(jobs, fetching.connections)
-        self._begun: MirrorRun | None = None
+        self._begun: fetch_run.MirrorRun | None = None
         self._looked: tuple[int, int] | None = None
 
     def run_on_epoll(self, console: Console, stopped: Callable[[], bool]) -> int | None:
@@ -59,7 +57,11 @@ class ListRun:
             target = fetching.destination(console, self._dest, stopped)
             if target is not None:
                 stack.callback(target.close)
-            preconnected = stack.enter_context(closing(fetching.dial(addresses, self._each())))
+            # Before it is known what is missing.
+            each = preconnect_mirrors.connections_for(
+                self._file, self._dest, fetching.connections // self._jobs
+            )
+            preconnected = stack.enter_context(closing(fetching.dial(addresses, each)))
             # While the connections are being made there is time for imports.
 
             display = stack.enter_context(MirrorProgress(console))
@@ -90,11 +92,9 @@ class ListRun:
             work.finish()
             report = work.sum_up()
             removed = self._keep(source, target) if not report.failed_files else []
-            return RunOutcome(self._dest, report, removed, target.changes).print_outcome(
-                console, fetching
-            )
+            return print_outcome(console, fetching, self._dest, report, removed, target.changes)
 
-    def _keep(self, source: BinaryIO, target: Destination) -> list[str]:
+    def _keep(self, source: BinaryIO, target: destination.Destination) -> list[str]:
         """All files exist: record them, and return the removed paths."""
 
         if self._fetching.delete:
@@ -103,13 +103,6 @@ class ListRun:
         if not self._fetching.delete:
             return []
         return target.delete_others(each.path for each in manifest.read_manifest(target))
-
-    def _each(self) -> int:
-        """Return how many connections to make to each mirror, before it is known what is missing."""
-
-        return preconnect_mirrors.connections_for(
-            self._file, self._dest, self._fetching.connections // self._jobs
-        )
 
     async def run(self, reactor: Any, console: Console, grid: Grid | None = None) -> int:
         """Do the work, or what ``run_on_epoll`` left of it."""
@@ -142,8 +135,9 @@ class ListRun:
                             (each.path for each in kept), fetching.dry_run
                         )
                 further = await store(mirror, grid, report, fetching)
-        outcome = RunOutcome(self._dest, report, removed, target.changes, further)
-        return outcome.print_outcome(console, fetching)
+        return print_outcome(
+            console, fetching, self._dest, report, removed, target.changes, **further
+        )
 
     def _open(self) -> BinaryIO:
         try:

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from pipegrid.grid import Grid
     from pipegrid.mirror.destination import Destination
     from pipegrid.mirror.file_scheduler import Report, Tally
-    from pipegrid.mirror.mirror_api import Mirror
-    from pipegrid.mirror.mirror_urls import Address
     from pipegrid.mirror.preconnect_mirrors import EarlySockets
     from pipegrid.mirror.unique_entries import Entries
 
@@ -150,9 +148,8 @@ class MirrorOptions:
         vars(self).update(given)
 
     def __eq__(self, other: object) -> bool:
-        names = self.__annotations__
         return isinstance(other, MirrorOptions) and all(
-            getattr(self, name) == getattr(other, name) for name in names
+            getattr(self, name) == getattr(other, name) for name in self.__annotations__
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -208,23 +205,25 @@ class MirrorOptions:
             if has_credential_files(os.environ):
                 found = credentials.read_credentials(os.environ, APT)
                 for warning in found.warnings:
-                    console.fault(f"pipegrid: {warning}")
+                    console.fault(warning)
                 known = found.header_for
             if self.tls is not None:
                 for warning in self.tls.warnings:
-                    console.fault(f"pipegrid: {warning}")
+                    console.fault(warning)
                 for url in self.urls:
                     self.tls.show_to(url)
             self.access = mirror_urls.HostAccess(os.environ, known, self.tls)
         return self.access
 
-    def direct_addresses(self, console: Console) -> list[Address] | None:
+    def direct_addresses(self, console: Console) -> list[mirror_urls.Address] | None:
         """Return the addresses of the mirrors, if they can be asked without a reactor."""
         access = self.host_access(console)
         addresses = [access.address(url) for url in self.urls]
         return addresses if epoll_socket_cache.can_use_epoll(addresses) else None
 
-    def dial(self, addresses: Sequence[Address], each: int = 1) -> epoll_socket_cache.SocketCache:
+    def dial(
+        self, addresses: Sequence[mirror_urls.Address], each: int = 1
+    ) -> epoll_socket_cache.SocketCache:
         """Connect to mirrors, ``each`` times to each, unless that was begun already."""
 
         return epoll_socket_cache.SocketCache(addresses, each, self.begun)
@@ -256,9 +255,7 @@ class MirrorOptions:
             return
         until_s = time.monotonic() + self.wait_s
         yield
-        console.say(
-            f"pipegrid: another process uses {dest}; waiting for it, {self.wait_s:.0f} s at most"
-        )
+        console.note(f"another process uses {dest}; waiting for it, {self.wait_s:.0f} s at most")
         while time.monotonic() < until_s:
             yield
 
@@ -325,11 +322,9 @@ def _check_configured() -> None:
 
 # What the commands print at their end, and the storage of a mirror in a grid.
 
-# as in ``typing``, which is slow to import
-
 
 async def store(
-    mirror: Mirror, grid: Grid | None, report: Report, fetching: MirrorOptions
+    mirror: mirror_api.Mirror, grid: Grid | None, report: Report, fetching: MirrorOptions
 ) -> dict[str, Any]:
     """Store the mirror in a grid, if that is wanted; returns further JSON fields."""
     if grid is None or report.failed_files or fetching.dry_run:
@@ -345,17 +340,27 @@ async def store(
 def report_skipped(console: Console, entries: Entries) -> None:
     """Report the unusable entries of indexes."""
     for why in entries.skipped:
-        console.fault(f"pipegrid: skipped: {printable(why)}")
-    more = entries.skipped_files - len(entries.skipped)
-    if more:
+        console.fault(f"skipped: {printable(why)}")
+    if more := entries.skipped_files - len(entries.skipped):
         console.fault(
-            f"pipegrid: {counted(more, 'more entry', 'more entries')} skipped, for reasons like these"
+            f"{counted(more, 'more entry', 'more entries')} skipped, for reasons like these"
         )
 
 
-class RunOutcome:
+def print_outcome(
+    console: Console,
+    fetching: MirrorOptions,
+    dest: str,
+    report: Report,
+    removed: list[str],
+    changes: int,
+    **further: Any,
+) -> int:
     """
-    The outcome of a run to ``dest``.
+    Print the outcome of a run to ``dest``; returns the exit status.
+
+    A quiet run that changed nothing prints nothing; a quiet run with changes prints these, and the totals,
+    as a mail of cron needs them.
 
     Args:
         removed: paths.
@@ -363,58 +368,36 @@ class RunOutcome:
             ``report``.
         further: JSON fields of the kind of archive.
     """
-
-    def __init__(
-        self,
-        dest: str,
-        report: Report,
-        removed: list[str],
-        changes: int,
-        further: dict[str, Any] | None = None,
-    ) -> None:
-        self._dest = dest
-        self._report = report
-        self._removed = removed
-        self._further = further or {}
-        self._changed = bool(report.fetched_files or removed or changes)
-
-    def print_outcome(self, console: Console, fetching: MirrorOptions) -> int:
-        """
-        Print the outcome; returns the exit status.
-
-        A quiet run that changed nothing prints nothing; a quiet run with changes prints these, and the
-        totals, as a mail of cron needs them.
-        """
-        report, removed, further = self._report, self._removed, self._further
-        for path, why in report.failed:
-            console.fault(f"pipegrid: {printable(path)} could not be fetched ({printable(why)})")
-        _print_how_many_more(console, report)
-        for tally in report.ranking:
-            console.say(_ranked(tally))
-        failed = bool(report.failed_files or further.get("skipped") or further.get("unmatched"))
-        names = [
-            *_named("+", report.fetched, report.fetched_files),
-            *_named("-", removed, len(removed)),
-        ]
-        for path in removed[MAX_SHOWN:]:
-            console.detail(f"- {printable(path)}")
-        text = _summary(report, removed, fetching.dry_run, further.get("skipped", 0))
-        is_quiet = console.verbosity < 0
-        if is_quiet:
-            totals = f"{counted(report.wanted_files, 'file')}, {amount(report.wanted_bytes)} in all"
-            text = "\n".join((f"{printable(self._dest)}: {text}", *names, totals))
-        else:
-            for each in names:
-                console.say(each)
-        if "cap" in further:
-            text += f"\nin the grid: {further['cap']}"
-        if self._changed or failed or console.json or not is_quiet:
-            fields = {"dest": self._dest, "changed": self._changed, "dry_run": fetching.dry_run}
-            console.result(text, {**fields, **_fields(report, removed), **further})
-        if failed:
-            return ExitStatus.FAILED
-        unchanged = fetching.exit_unchanged and not self._changed
-        return ExitStatus.UNCHANGED if unchanged else ExitStatus.DONE
+    changed = bool(report.fetched_files or removed or changes)
+    for path, why in report.failed:
+        console.fault(f"{printable(path)} could not be fetched ({printable(why)})")
+    _print_how_many_more(console, report)
+    for tally in report.ranking:
+        console.say(_ranked(tally))
+    failed = bool(report.failed_files or further.get("skipped") or further.get("unmatched"))
+    names = [
+        *_named("+", report.fetched, report.fetched_files),
+        *_named("-", removed, len(removed)),
+    ]
+    for path in removed[MAX_SHOWN:]:
+        console.detail(f"- {printable(path)}")
+    text = _summary(report, removed, fetching.dry_run, further.get("skipped", 0))
+    is_quiet = console.verbosity < 0
+    if is_quiet:
+        totals = f"{counted(report.wanted_files, 'file')}, {amount(report.wanted_bytes)} in all"
+        text = "\n".join((f"{printable(dest)}: {text}", *names, totals))
+    else:
+        for each in names:
+            console.say(each)
+    if "cap" in further:
+        text += f"\nin the grid: {further['cap']}"
+    if changed or failed or console.json or not is_quiet:
+        fields = {"dest": dest, "changed": changed, "dry_run": fetching.dry_run}
+        console.result(text, {**fields, **_fields(report, removed), **further})
+    if failed:
+        return ExitStatus.FAILED
+    unchanged = fetching.exit_unchanged and not changed
+    return ExitStatus.UNCHANGED if unchanged else ExitStatus.DONE
 
 
 def _summary(report: Report, removed: Sequence[str], dry_run: bool, skipped: int) -> str:
@@ -465,9 +448,8 @@ def _tally_fields(tally: Tally) -> dict[str, Any]:
 
 
 def _print_how_many_more(console: Console, report: Report) -> None:
-    more = report.failed_files - len(report.failed)
-    if more:
-        console.fault(f"pipegrid: {counted(more, 'more file')}, for reasons like these")
+    if more := report.failed_files - len(report.failed):
+        console.fault(f"{counted(more, 'more file')}, for reasons like these")
 
 
 def _ranked(tally: Tally) -> str:
@@ -485,12 +467,12 @@ def _ranked(tally: Tally) -> str:
 def report_verified(console: Console, report: Report, dest: str) -> int:
     """Print the result of ``verify``; returns the exit status."""
     for path, why in report.failed:
-        console.fault(f"pipegrid: {printable(path)}: {printable(why)}")
+        console.fault(f"{printable(path)}: {printable(why)}")
     _print_how_many_more(console, report)
     if report.unnoted_files:
         files = counted(report.unnoted_files, "file")
-        console.say(
-            f"pipegrid: the verified hashes of {files} cannot be recorded, since {dest} cannot be written "
+        console.note(
+            f"the verified hashes of {files} cannot be recorded, since {dest} cannot be written "
             "to; verify it as a user who may write there"
         )
     console.result(

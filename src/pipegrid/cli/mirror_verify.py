@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import closing
 
 from pipegrid.cli.command_job import OfflineJob
 from pipegrid.cli.console import Console
@@ -31,17 +32,13 @@ def verify_job(
 
     def work(console: Console) -> int:
         manifest.check_complete(dest)
-        with MirrorProgress(console) as display:
-            destination = _open(dest)
-            try:
-                report = verify.verify_rest(destination, glimpse) or verify.verify(
-                    destination,
-                    local_check.VerifyPolicy(paranoid, sample),
-                    display.show,
-                    processes=min(MOST_PROCESSES, os.cpu_count() or 1),
-                )
-            finally:
-                destination.close()
+        with MirrorProgress(console) as display, closing(_open(dest)) as destination:
+            report = verify.verify_rest(destination, glimpse) or verify.verify(
+                destination,
+                local_check.VerifyPolicy(paranoid, sample),
+                display.show,
+                processes=min(MOST_PROCESSES, os.cpu_count() or 1),
+            )
         return report_verified(console, report, dest)
 
     return OfflineJob(work)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,11 +19,9 @@ from pipegrid.grid import client_config, client_paths
 from pipegrid.transfer import settings
 
 if TYPE_CHECKING:
-    import click
     from click.shell_completion import CompletionItem
 
     from pipegrid.core.encoding_parameters import Params
-    from pipegrid.flow.rate_timetable import RateLimit
 
 
 # Completion of arguments that may begin with an alias; its modules are imported only then.
@@ -101,7 +99,7 @@ def byte_rate(text: str) -> int:
         ) from None
 
 
-def rate_limit(text: str) -> RateLimit | None:
+def rate_limit(text: str) -> rate_timetable.RateLimit | None:
     """
     Return a limit of rates: ``SIZE``, ``UP:DOWN``, or a timetable; None: ``off``.
 
@@ -202,15 +200,10 @@ def as_one(
     """
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def gather(*arguments: Any, **given: Any) -> Any:
-            own = {each: given.pop(each) for each in names}
-            return function(*arguments, **given, **{name: make(**own)})
-
-        others = len(getattr(gather, "__click_params__", ()))
-        found: Any = all_of(*options)(gather)
+        others = len(getattr(function, "__click_params__", ()))
+        found: Any = all_of(*options)(function)
         names = [each.name for each in found.__click_params__[others:]]
-        return gather
+        return _gathering(name, make, names)(found)
 
     return add
 
@@ -222,13 +215,17 @@ def gathered(name: str, kind: type[tuple[Any, ...]]) -> Callable[[F], Callable[.
     Args:
         kind: a named tuple; its fields have the names of the options.
     """
-    fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+    return _gathering(name, kind, kind._fields)  # type: ignore[attr-defined]
 
-    def add(function: F) -> Callable[..., Any]:
+
+def _gathering(
+    name: str, make: Callable[..., Any], names: Sequence[str]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def gather(*arguments: Any, **given: Any) -> Any:
-            own = {each: given.pop(each) for each in fields}
-            return function(*arguments, **given, **{name: kind(**own)})
+            own = {each: given.pop(each) for each in names}
+            return function(*arguments, **given, **{name: make(**own)})
 
         return gather
 
@@ -271,7 +268,7 @@ def _note_local(invocation: Invocation, _value: Any) -> None:
     invocation.base_directory = place
 
 
-_common_but_local = all_of(
+init_options = all_of(
     _noted(
         "trace",
         "--trace",
@@ -309,19 +306,19 @@ _common_but_local = all_of(
     ),
 )
 
-local_option = click.option(
-    "--local",
-    is_flag=True,
-    expose_value=False,
-    callback=_noting(_note_local),
-    help="Use the grid on this machine, wherever 'init' moved it.",
+"""Options of ``init``, where ``--local`` has another meaning."""
+
+common_options = all_of(
+    click.option(
+        "--local",
+        is_flag=True,
+        expose_value=False,
+        callback=_noting(_note_local),
+        help="Use the grid on this machine, wherever 'init' moved it.",
+    ),
+    init_options,
 )
-
-common_options = all_of(local_option, _common_but_local)
-"""Options of every command, before or after its name."""
-
-init_options = _common_but_local
-"""The same without ``--local``, which has another meaning there."""
+"""Options of every other command, before or after its name."""
 
 
 def usage_error(text: str) -> click.UsageError:
@@ -466,10 +463,8 @@ def memory_size(text: str) -> int:
 
 def upkeep_bounds(invocation: Invocation) -> settings.UpkeepSettings:
     """Return the limits of a command for many objects."""
-    bounds = settings.UpkeepSettings()
-    jobs = bounds.jobs if invocation.jobs is None else invocation.jobs
-    memory = invocation.max_memory_bytes
-    return settings.UpkeepSettings(jobs, bounds.memory_bytes if memory is None else memory)
+    limits = {"jobs": invocation.jobs, "memory_bytes": invocation.max_memory_bytes}
+    return settings.UpkeepSettings(**given(limits))
 
 
 def exact_modes_option(what_else: str) -> Callable[[F], F]:
@@ -621,6 +616,6 @@ def choose_params(default: Params, encoding: Encoding) -> Params:
     return attrs.evolve(default, **given(encoding))
 
 
-def given(encoding: Encoding) -> dict[str, Any]:
-    """Return the encoding options with a value; those left to the default (None) are dropped."""
-    return {name: value for name, value in encoding.items() if value is not None}
+def given(options: dict[str, int | None]) -> dict[str, Any]:
+    """Return the options with a value; those left to the default (None) are dropped."""
+    return {name: value for name, value in options.items() if value is not None}

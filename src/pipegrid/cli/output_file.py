@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from pipegrid.cli.console import Console
 from pipegrid.core.text import amount
 from pipegrid.disk.part_file import PartFile
 from pipegrid.transfer.results import GetResult
 from pipegrid.tree import local_directory_descriptor
-
-if TYPE_CHECKING:
-    from pipegrid.tree.local_directory_descriptor import DirectoryFd
 
 Say = Callable[[str], object]
 
@@ -44,23 +41,27 @@ class OutputFile:
         *,
         resume: bool = False,
         say: Say | None = None,
-        home: DirectoryFd | None = None,
+        home: local_directory_descriptor.DirectoryFd | None = None,
     ) -> None:
-        self.file = _part(path, force, resume, home)
+        self.file = (
+            PartFile(path, force, resume)
+            if home is None
+            else local_directory_descriptor.DirectoryPartFile(home, path, force, keeps_mode=True)
+        )
         self._say = say or (lambda text: None)
         if self.file.found_bytes and self.file.part is not None:
             name, found = os.path.basename(self.file.part), amount(self.file.found_bytes)
             self._say(
-                f"pipegrid: {name} holds {found} from an earlier get; checking them, to fetch only the rest"
+                f"{name} holds {found} from an earlier get; checking them, to fetch only the rest"
             )
 
     def report_misfit(self, result: GetResult) -> None:
         """Report a part file that did not fit."""
         if result.found_bytes and not result.here_bytes:
-            self._say("pipegrid: the part file of an earlier get did not fit, and was overwritten")
+            self._say("the part file of an earlier get did not fit, and was overwritten")
         elif result.here_bytes:
             fetched = amount(result.size - result.here_bytes)
-            self._say(f"pipegrid: {amount(result.here_bytes)} were present, {fetched} were fetched")
+            self._say(f"{amount(result.here_bytes)} were present, {fetched} were fetched")
 
     def __enter__(self) -> OutputFile:
         return self
@@ -75,12 +76,15 @@ class OutputFile:
                 if not os.path.dirname(part):
                     part = os.path.join(os.path.dirname(self.file.path), part)
                 self._say(
-                    f"pipegrid: what was fetched is kept in {part}; the same command resumes from there"
+                    f"what was fetched is kept in {part}; the same command resumes from there"
                 )
 
 
-def _part(path: str, force: bool, resume: bool, home: DirectoryFd | None) -> PartFile:
-    if home is None:
-        return PartFile(path, force, resume)
-
-    return local_directory_descriptor.DirectoryPartFile(home, path, force, keeps_mode=True)
+def resumable(
+    console: Console,
+    path: str,
+    force: bool,
+    home: local_directory_descriptor.DirectoryFd | None = None,
+) -> OutputFile:
+    """Return the output of a file that the next command resumes if this one is interrupted."""
+    return OutputFile(path, force, resume=True, say=console.note, home=home)

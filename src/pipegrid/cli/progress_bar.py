@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from pipegrid.cli.console import Console
 from pipegrid.core.text import amount
-
-if TYPE_CHECKING:
-    from pipegrid.cli.console import Console
-
 
 # A progress bar on stderr, if that is a terminal.
 #
@@ -168,10 +164,12 @@ class ProgressBar:
 
     Args:
         unit: what is counted, if not bytes.
+        fits: False: show no bar, since it would mix with a file on the terminal.
     """
 
-    def __init__(self, console: Console, verb: str, unit: str = "B") -> None:
+    def __init__(self, console: Console, verb: str, unit: str = "B", fits: bool = True) -> None:
         self._console = console
+        self._fits = fits
         self._verb = verb
         self._unit = unit
         self._sums = TransferSums()
@@ -231,7 +229,7 @@ class ProgressBar:
             self._bar.refresh()
 
     def __enter__(self) -> ProgressBar:
-        if self._console.shows_progress:
+        if self._fits and self._console.shows_progress:
             self._bar = open_bar(self._console, self._verb, self._unit)
         return self
 
@@ -249,7 +247,7 @@ def waiting_of(console: Console, progress: ProgressBar) -> Callable[[str | None]
 
     def waiting(why: str | None) -> None:
         progress.waits(why is not None)
-        console.say(f"pipegrid: {'enough servers are reachable again' if why is None else why}")
+        console.note("enough servers are reachable again" if why is None else why)
 
     return waiting
 

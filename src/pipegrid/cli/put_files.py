@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twisted.python.failure import Failure
 
-from pipegrid.cli import cap_list_files, cap_lookup, destination_child
+from pipegrid.cli import cap_lookup, destination_child
 from pipegrid.cli.cap_list_files import as_line, keep_caps, print_cap
 from pipegrid.cli.console import Console, source_of
 from pipegrid.cli.error_report import ExitStatus, UnprintedCap, one_status
@@ -24,8 +24,6 @@ from pipegrid.tree import file_metadata
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipegrid.cli.console import Console
-    from pipegrid.cli.destination_child import GridDestination
     from pipegrid.grid import Grid as FileGrid
     from pipegrid.transfer.results import PutResult
     from pipegrid.tree.tree_grid import Grid
@@ -73,13 +71,8 @@ class Uploads:
         try:
             sources = [source_of(path, self._console.stdin) for path in self._files]
             with ProgressBar(self._console, "put") as progress:
-                bars = FileProgressBars(progress, sources)
-                await self._grid.put_many(
-                    sources,
-                    **(bars.calls if progress.is_wanted else {}),
-                    ended=self._ended,
-                    **self._options,
-                )
+                calls = progress_calls(progress, sources)
+                await self._grid.put_many(sources, **calls, ended=self._ended, **self._options)
         except UnprintedCap as error:
             self._keep_the_rest(error)
             raise
@@ -98,9 +91,6 @@ class Uploads:
 
     def _ended(self, number: int, outcome: PutResult | Failure) -> None:
         self._outcomes[number] = outcome
-        self._print_in_order()
-
-    def _print_in_order(self) -> None:
         while self._printed in self._outcomes:
             path, outcome = self._files[self._printed], self._outcomes.pop(self._printed)
             self._printed += 1
@@ -138,27 +128,21 @@ class Uploads:
             "happiness": result.happiness,
             "elapsed_s": result.elapsed_s,
         }
-        if self._options.get("random_key"):
-            print_cap(console, self._grid.config.directory, text, fields, cap, path)
-        else:  # the same command makes the same cap again
-            console.result(text, fields)
+        # Without a random key the same command makes the same cap again.
+        keep_in = self._grid.config.directory if self._options.get("random_key") else None
+        print_cap(console, keep_in, text, fields, cap, path)
 
 
-class FileProgressBars:
-    """
-    Shows the reports of one ``put``'s files, by their numbers, on one bar.
-
-    Attributes:
-        calls: the arguments of ``Grid.put_many`` that report.
-    """
-
-    def __init__(self, progress: ProgressBar, sources: Sequence[Any]) -> None:
-        parts = [progress.upload(size_of(source)) for source in sources]
-        self.calls: dict[str, Any] = {
-            "progress": lambda number, done, total: parts[number].sent(done, total),
-            "found": lambda number, done, total: parts[number].found(done, total),
-            "hashing": lambda number, done, total: parts[number].hashed(done, total),
-        }
+def progress_calls(progress: ProgressBar, sources: Sequence[Any]) -> dict[str, Any]:
+    """Return the arguments of ``Grid.put_many`` that report on its files, if a bar is shown."""
+    if not progress.is_wanted:
+        return {}
+    parts = [progress.upload(size_of(source)) for source in sources]
+    return {
+        "progress": lambda number, done, total: parts[number].sent(done, total),
+        "found": lambda number, done, total: parts[number].found(done, total),
+        "hashing": lambda number, done, total: parts[number].hashed(done, total),
+    }
 
 
 def _name(path: str) -> str:
@@ -235,8 +219,7 @@ async def put_at(
         return
     spot = await destination_child.spot_at(grid, path, _name_of(file), make=True)
     spot.check_kind()
-    there = _overwritten(spot, format, force)
-    if there is not None:
+    if (there := _overwritten(spot, format, force)) is not None:
         await grid.overwrite(there, source)
         show(there, read_only)
         return
@@ -254,11 +237,8 @@ async def put_at(
 def _show(console: Console, keep_in: Path | None, file: str, cap: Cap, read_only: bool) -> None:
     """Print a cap; if that fails, keep it in this client's directory."""
     given = cap.readonly() if read_only and not isinstance(cap, UnknownCap) else cap
-    text, fields = str(given), {"path": file, "cap": str(given)}
-    if keep_in is None:
-        console.result(text, fields)
-    else:
-        cap_list_files.print_cap(console, keep_in, text, fields, str(cap), file)
+    text = str(given)
+    print_cap(console, keep_in, text, {"path": file, "cap": text}, str(cap), file)
 
 
 def _name_of(file: str) -> str | None:
@@ -267,7 +247,7 @@ def _name_of(file: str) -> str | None:
 
 
 async def _put_into(
-    spot: GridDestination,
+    spot: destination_child.GridDestination,
     source: Any,
     place: PutTarget,
     options: dict[str, Any],
@@ -283,7 +263,9 @@ async def _put_into(
     await put(spot.name, source, metadata={}, replace=place.force, stored=stored, **options)
 
 
-def _overwritten(spot: GridDestination, format: str | None, force: bool) -> MutableCap | None:
+def _overwritten(
+    spot: destination_child.GridDestination, format: str | None, force: bool
+) -> MutableCap | None:
     """
     Return the write cap of the object that is overwritten in place, if there is one.
 

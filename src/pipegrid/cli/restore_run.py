@@ -17,7 +17,6 @@ from pipegrid.tree.backup import restore_plan
 
 if TYPE_CHECKING:
     from pipegrid.core.caps import Cap
-    from pipegrid.tree.backup.restore_plan import ExtraEntry, RestorePlan, RestoreStep
     from pipegrid.tree.grid_paths import PathEnd
     from pipegrid.tree.tree_grid import Grid
     from pipegrid.tree.walk_order import TreePath
@@ -91,18 +90,18 @@ async def restore_tree(
         plan = await _planned(grid, console, root, target, how, choice, selection)
     if plan.is_empty:
         shown = ", ".join(f"'{printable(each)}'" for each in choice.include[:5])
-        console.say(f"pipegrid: nothing in the run matches {shown}, so nothing is restored")
+        console.note(f"nothing in the run matches {shown}, so nothing is restored")
         return ExitStatus.FAILED
     statuses = _report_unread(console, plan, choice)
     if choice.dry_run:
         _summarise(console, plan)
-        return worst_status(statuses) if statuses else ExitStatus.DONE
+        return worst_status(statuses)
     if choice.delete and plan.extras and not plan.unreadable:
         _ask(console, plan.extras, choice.yes)
     status = await tree_transfers.fetch_tree(
         grid, console, root, target, how._replace(wants=plan.wants), metadata_json
     )
-    status = one_status([*statuses, *([status] if status else [])])
+    status = one_status([*statuses, status])
     if selection.unmatched and not choice.delete:
         say_some(
             console,
@@ -111,15 +110,17 @@ async def restore_tree(
     if not choice.delete:
         return status
     if status or plan.unreadable:
-        console.say(
-            "pipegrid: nothing was removed, since the run could not be restored as a whole; correct what "
+        console.note(
+            "nothing was removed, since the run could not be restored as a whole; correct what "
             "is named above, and run the same command again"
         )
         return status or ExitStatus.FAILED
     return _remove(grid, console, plan)
 
 
-def _report_unread(console: Console, plan: RestorePlan, choice: RestoreChoice) -> set[ExitStatus]:
+def _report_unread(
+    console: Console, plan: restore_plan.RestorePlan, choice: RestoreChoice
+) -> set[ExitStatus]:
     """
     Report the directories that could not be read and so are not restored: patterns may include what they
     have. Returns the statuses.
@@ -139,10 +140,10 @@ async def _planned(
     how: tree_transfers.TreeOptions,
     choice: RestoreChoice,
     selection: restore_plan.RestoreSelection,
-) -> RestorePlan:
+) -> restore_plan.RestorePlan:
     """Return the plan; a dry run prints its steps."""
 
-    def step(done: RestoreStep, path: TreePath, size: int | None) -> None:
+    def step(done: restore_plan.RestoreStep, path: TreePath, size: int | None) -> None:
         if choice.dry_run:
             shown = "" if size is None else f"  {amount(size)}"
             steps = _STEPS if how.force else _STEPS_WITHOUT_FORCE
@@ -163,17 +164,17 @@ async def _planned(
     return plan
 
 
-def _summarise(console: Console, plan: RestorePlan) -> None:
+def _summarise(console: Console, plan: restore_plan.RestorePlan) -> None:
     """Print what a restore would do in all."""
     counts = plan.counts
     removed = f", remove {sum(each.count for each in plan.extras)}" if plan.extras else ""
-    console.say(
-        f"pipegrid: would write {counts.get('write', 0)}, replace {counts.get('replace', 0)}, compare "
+    console.note(
+        f"would write {counts.get('write', 0)}, replace {counts.get('replace', 0)}, compare "
         f"{counts.get('compare', 0)}, keep {counts.get('blocked', 0)}{removed}; nothing was changed"
     )
 
 
-def _ask(console: Console, extras: list[ExtraEntry], yes: bool) -> None:
+def _ask(console: Console, extras: list[restore_plan.ExtraEntry], yes: bool) -> None:
     """
     Show what will be removed, and ask.
 
@@ -192,7 +193,7 @@ def _ask(console: Console, extras: list[ExtraEntry], yes: bool) -> None:
         raise UsageError("nothing was restored or removed")
 
 
-def _remove(grid: Grid, console: Console, plan: RestorePlan) -> ExitStatus:
+def _remove(grid: Grid, console: Console, plan: restore_plan.RestorePlan) -> ExitStatus:
     """Remove the extra entries of a plan; returns the status of those that cannot be removed."""
     protected = restore_plan.protected_directories(grid.config)
     statuses: list[ExitStatus] = []
@@ -207,11 +208,11 @@ def _remove(grid: Grid, console: Console, plan: RestorePlan) -> ExitStatus:
             continue
         removed += extra.count
         console.json_result({"local": extra.path, "outcome": "removed"})
-    console.say(f"pipegrid: removed {counted(removed, 'file')} that the run does not have")
+    console.note(f"removed {counted(removed, 'file')} that the run does not have")
     return one_status(statuses)
 
 
-def _shown(extra: ExtraEntry) -> str:
+def _shown(extra: restore_plan.ExtraEntry) -> str:
     within = f"/ with {counted(extra.count, 'file')}" if extra.is_directory else ""
     return printable(extra.path) + within
 

@@ -22,7 +22,6 @@ from pipegrid.grid.servers_and_introducers_yaml import read_bounded
 from pipegrid.server.onion_service import KEY_NAME
 
 if TYPE_CHECKING:
-    from pipegrid.grid.serve_settings import ServerDirectory
     from pipegrid.server.serve import StorageNode
 
 NAME = "private/serve.json"
@@ -63,7 +62,7 @@ class RestoredOptions(NamedTuple):
 
 
 def restored(
-    directory: Path, options: Mapping[str, Any], found: ServerDirectory
+    directory: Path, options: Mapping[str, Any], found: serve_settings.ServerDirectory
 ) -> RestoredOptions:
     """
     Return the options of the last start where neither this one nor the settings say otherwise.
@@ -108,7 +107,7 @@ def restored(
     return RestoredOptions(used, notes)
 
 
-def fixed_by(found: ServerDirectory) -> dict[str, Any]:
+def fixed_by(found: serve_settings.ServerDirectory) -> dict[str, Any]:
     """Return what the settings of a directory say, by the names of options."""
     said = {
         name: value
@@ -153,8 +152,7 @@ def keep(directory: Path, options: Mapping[str, Any], node: StorageNode) -> str 
         return (
             f"cannot write {path}: {error.strerror}; give the same options again at the next start"
         )
-    changed = {name: old for name, old in known.items() if values.get(name, old) != old}
-    if changed:
+    if changed := {name: old for name, old in known.items() if values.get(name, old) != old}:
         return f"the last start had {_shown(changed)}; later starts do as this one ({path})"
     return None
 
@@ -208,8 +206,7 @@ def _inside(values: Mapping[str, Any], directory: Path) -> dict[str, str]:
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are remembered, and were given."""
-    values = {name: options[name] for name in _KINDS}
-    values = {name: value for name, value in values.items() if value not in (None, ())}
+    values = {name: options[name] for name in _KINDS if options[name] not in (None, ())}
     if "introducers" in values:
         values["introducers"] = list(values["introducers"])
     if "storage" in values:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from pipegrid.cli.command_job import GridJob, Invocation, OpenGrid, status_of_job
+from pipegrid.cli.command_job import Invocation, ReactorJob
 from pipegrid.cli.console import Console
 from pipegrid.cli.error_report import ExitStatus, sentence
 from pipegrid.cli.options import byte_size, common_options
@@ -29,12 +30,6 @@ from pipegrid.speedtest import (
 )
 from pipegrid.speedtest import selfcheck as self_checks
 
-if TYPE_CHECKING:
-    from pipegrid.speedtest.responder_client import Responder
-    from pipegrid.speedtest.run_results import EmulatedLink, Run
-    from pipegrid.speedtest.scenarios import Scenario
-    from pipegrid.speedtest.targets import FileTarget
-
 DEFAULT_LINK = "wan"
 NO_LINK = "none"
 AUTO = "auto"
@@ -43,17 +38,6 @@ AUTO = "auto"
 def window(text: str) -> int | None:
     """Return the bytes of a window; None for ``auto``."""
     return None if text == AUTO else byte_size(text)
-
-
-class SpeedTestJob(GridJob):
-    """A job with a reactor, which opens any grids itself."""
-
-    def __init__(self, measure: Callable[[Any, Invocation], Any]) -> None:
-        self._measure = measure
-
-    async def run(self, invocation: Invocation, reactor: Any, open_grid: OpenGrid) -> int:
-        """Do the work; errors and cancellation become a sentence and a status."""
-        return int(await status_of_job(invocation.console, self._measure(reactor, invocation)))
 
 
 @click.command(name="run")
@@ -127,7 +111,8 @@ class SpeedTestJob(GridJob):
     help="Write run.json and report.html there; the report shows earlier runs there, too.",
 )
 @common_options
-def run(**given: Any) -> GridJob:
+@click.pass_obj
+def run(invocation: Invocation, /, **given: Any) -> ReactorJob:
     """
     Measure a grid, or a gateway.
 
@@ -135,18 +120,17 @@ def run(**given: Any) -> GridJob:
     and 40 ms. With -d the grid of that directory is measured, on the real network.
     """
 
-    async def measure(reactor: Any, invocation: Invocation) -> int:
-        return await _measure(reactor, invocation, given)
-
-    return SpeedTestJob(measure)
+    directory = invocation.directory
+    return ReactorJob(lambda reactor, console: _measure(reactor, console, directory, given))
 
 
-async def _measure(reactor: Any, invocation: Invocation, given: dict[str, Any]) -> int:
+async def _measure(
+    reactor: Any, console: Console, directory: str | None, given: dict[str, Any]
+) -> int:
     import attrs
 
-    console = invocation.console
-    target = make_target(reactor, invocation.directory, given)
-    if invocation.directory is None:  # the limits in a grid's directory are known when it is open
+    target = make_target(reactor, directory, given)
+    if directory is None:  # the limits in a grid's directory are known when it is open
         scenarios.choose(known_scenarios(target, given["quick"]), given["only"])
     rounds = given["rounds"] or (1 if given["quick"] else runner.DEFAULT_ROUNDS)
     seed = random.randrange(1 << 32) if given["seed"] is None else given["seed"]
@@ -162,9 +146,8 @@ async def _measure(reactor: Any, invocation: Invocation, given: dict[str, Any]) 
     if form == output_formats.JSON:
         import json
 
-        fields = json.loads(result.as_json())
-        text = result.as_json().rstrip("\n")
-        console.result(text, fields)
+        text = result.as_json()
+        console.result(text.rstrip("\n"), json.loads(text))
     else:
         console.results.write(output_formats.formatted(result, form).encode("utf-8") + b"\n")
         console.results.flush()
@@ -173,7 +156,7 @@ async def _measure(reactor: Any, invocation: Invocation, given: dict[str, Any]) 
     return ExitStatus.DONE
 
 
-def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> FileTarget:
+def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> targets.FileTarget:
     """
     Return the target that the options select.
 
@@ -190,7 +173,7 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> F
             raise UsageError("choose one of -d and --gateway")
         if wrong is not None:
             raise UsageError(f"--{wrong} is for private grids; {what} is measured as it is")
-        responders = [responder(text) for text in given["responders"]]
+        responders = [responder_client.parse_responder(text) for text in given["responders"]]
         if given["gateway"] is not None:
             return targets.Gateway(reactor, given["gateway"], responders)
         return targets.ConfiguredGrid(reactor, Path(str(directory)), responders)
@@ -210,7 +193,7 @@ def make_target(reactor: Any, directory: str | None, given: dict[str, Any]) -> F
     )
 
 
-def link_of(given: dict[str, Any]) -> EmulatedLink | None:
+def link_of(given: dict[str, Any]) -> run_results.EmulatedLink | None:
     """Return the link that the options select: the default one without options."""
     profile = given["link"]
     details = [given[name] for name in ("rtt", "up", "down")]
@@ -235,19 +218,16 @@ def params_of(
     return encoding_parameters.Params(required, total)
 
 
-def responder(text: str) -> Responder:
-    """Return a responder from its printed line."""
-    return responder_client.parse_responder(text)
-
-
-def known_scenarios(target: FileTarget, quick: bool) -> list[Scenario]:
+def known_scenarios(target: targets.FileTarget, quick: bool) -> list[scenarios.Scenario]:
     """Return all scenarios of a target."""
     if quick:
         return scenarios.quick(target.params, target.servers)
     return scenarios.full(target.link, target.params, target.servers)
 
 
-def choose(target: FileTarget, given: dict[str, Any], console: Console) -> Sequence[Scenario]:
+def choose(
+    target: targets.FileTarget, given: dict[str, Any], console: Console
+) -> Sequence[scenarios.Scenario]:
     """
     Return the selected scenarios that the target supports and that its link is fast enough for.
 
@@ -285,7 +265,7 @@ def prepare_output(directory: Path) -> Path:
     return directory
 
 
-def write_output(directory: Path, result: Run, console: Console) -> None:
+def write_output(directory: Path, result: run_results.Run, console: Console) -> None:
     """
     Write the run and its report, with the earlier runs in the directory.
 
@@ -308,25 +288,23 @@ def write_output(directory: Path, result: Run, console: Console) -> None:
         console.say(f"report: {directory / 'report.html'}")
 
 
-def earlier_runs(directory: Path, result: Run) -> list[Run]:
+def earlier_runs(directory: Path, result: run_results.Run) -> list[run_results.Run]:
     """Return the directory's runs of the same measurements, oldest first."""
     import attrs
 
-    def what(run: Run) -> Any:
+    def what(run: run_results.Run) -> Any:
         return attrs.evolve(run.parameters, seed=0, rounds=0)
 
     runs = []
     for path in sorted(directory.glob("*.json")):
-        try:
+        with suppress(OSError, UsageError):  # of an older version, perhaps
             runs.append(run_results.parse_run(path.read_bytes(), str(path)))
-        except (OSError, UsageError):  # noqa: PERF203  of an older version, perhaps
-            continue
     return [each for each in runs if what(each) == what(result)]
 
 
 @click.command(name="selfcheck")
 @common_options
-def selfcheck() -> GridJob:
+def selfcheck() -> ReactorJob:
     """
     Check on known values that the figures of the speed test are right on this machine.
 
@@ -335,13 +313,12 @@ def selfcheck() -> GridJob:
     1 if not.
     """
 
-    async def measure(reactor: Any, invocation: Invocation) -> int:
+    async def work(reactor: Any, console: Console) -> int:
         import attrs
 
-        console = invocation.console
         checks = await self_checks.self_check(reactor, console.say)
         for check in checks:
             console.result(str(check), {**attrs.asdict(check), "passed": check.passed})
         return ExitStatus.DONE if all(check.passed for check in checks) else ExitStatus.FAILED
 
-    return SpeedTestJob(measure)
+    return ReactorJob(work)

@@ -5,29 +5,26 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from pipegrid.cli import cap_list_files, cap_lookup, progress_bar
-from pipegrid.cli.cap_list_files import as_line
 from pipegrid.cli.command_job import GridJob
-from pipegrid.cli.console import read_given
-from pipegrid.cli.error_report import ExitStatus, one_status, with_options
+from pipegrid.cli.console import Console, read_given
+from pipegrid.cli.error_report import ExitStatus, one_status, unreadable, with_options
 from pipegrid.cli.options import EMPTY_NAME, CapArguments, as_one, byte_size, usage_error
 from pipegrid.core.text import amount, counted, decode_text, printable
 from pipegrid.errors import PipegridError, SourceError
 from pipegrid.tree import file_selection, ignore_patterns, tree_upload
 
 if TYPE_CHECKING:
-    from pipegrid.cli.console import Console
     from pipegrid.tree.extended_metadata import MetadataLosses
     from pipegrid.tree.file_metadata import Modes
     from pipegrid.tree.local_directory_descriptor import DirectoryFd
     from pipegrid.tree.metadata_restore import ExtendedRestore
     from pipegrid.tree.tree_download import TreeGetResult
     from pipegrid.tree.tree_grid import Grid
-    from pipegrid.tree.tree_upload import TreeCounts
 
 
 # ``get -r``: a whole directory into a local one.
@@ -106,7 +103,7 @@ async def fetch_tree(
         nonlocal noted
         noted += 1
         if noted <= MAX_NOTED:
-            console.say(f"pipegrid: {cap_lookup.shown_path(path) or '.'}: {why}")
+            console.note(f"{cap_lookup.shown_path(path)}: {why}")
 
     def not_restored(path: tuple[str, ...], kind: str, why: str) -> None:
         why = with_options(why, _RIGHTS)
@@ -162,22 +159,20 @@ def _print_result(console: Console, directory: str, result: TreeGetResult) -> No
         size = amount(result.fetched_bytes)
         fetched = f"{counted(result.files, 'file')} fetched ({size}){there}{links}"
         directories = counted(result.directories, "directory", "directories")
-        console.say(f"pipegrid: {fetched}, in {directories}{left_out}")
+        console.note(f"{fetched}, in {directories}{left_out}")
 
 
 def report_losses(console: Console, losses: MetadataLosses, done: str) -> None:
     """Report the extended metadata that was not ``stored`` or ``restored``, a line for each kind."""
-    report = console.fault if done == "stored" else console.say
+    report = console.fault if done == "stored" else console.note
     for text in losses.sentences(done):
-        report(f"pipegrid: {with_options(text, _RIGHTS)}")
+        report(with_options(text, _RIGHTS))
 
 
 _RIGHTS = ("need may_give_rights",)
 
 
 # Storing whole directories: the common part of ``put -r`` and ``backup``.
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_LIST_BYTES = 64 << 20
 MAX_UNMATCHED = 20
@@ -325,7 +320,7 @@ class SelectionOptions:
             self._unmatched.intersection_update(made.unmatched)
         self._made.clear()
 
-    def status_of(self, counts: TreeCounts) -> ExitStatus:
+    def status_of(self, counts: tree_upload.TreeCounts) -> ExitStatus:
         """Return the status of a stored tree, by what was left out."""
         failed = counts.left_out or (self.strict and counts.skipped)
         return ExitStatus.FAILED if failed else ExitStatus.DONE
@@ -336,12 +331,12 @@ class SelectionOptions:
         unmatched = [each for each in self._given_in if each in self._unmatched]
         for pattern in unmatched[:MAX_UNMATCHED]:
             where = self._given_in[pattern]
-            console.say(
-                f"pipegrid: {where}: the pattern '{printable(pattern)}' matched nothing{_hint(pattern)}"
+            console.note(
+                f"{where}: the pattern '{printable(pattern)}' matched nothing{_hint(pattern)}"
             )
         if len(unmatched) > MAX_UNMATCHED:
             more = len(unmatched) - MAX_UNMATCHED
-            console.say(f"pipegrid: {more} more patterns matched nothing")
+            console.note(f"{more} more patterns matched nothing")
 
 
 def _hint(pattern: str) -> str:
@@ -382,7 +377,7 @@ def _content_of(path: str) -> bytes:
         stdin = None if sys.stdin is None else sys.stdin.buffer
         data = read_given(path, stdin, MAX_LIST_BYTES + 1)
     except OSError as error:
-        raise SourceError(f"cannot read {printable(path)}: {error.strerror}") from error
+        raise unreadable(printable(path), error) from error
     if len(data) > MAX_LIST_BYTES:
         raise SourceError(
             f"{printable(path)} has more than {MAX_LIST_BYTES >> 20} MiB; list directories instead"
@@ -402,7 +397,7 @@ def reports_of(
 
     def left_out(path: str, why: str) -> None:
         why = with_options(why, ("less with happy",))
-        console.fault(f"pipegrid: {printable(path)}: left out: {printable(why)}")
+        console.fault(f"{printable(path)}: left out: {printable(why)}")
         console.json_result({"path": path, "error": why, "exit_status": int(ExitStatus.FAILED)})
 
     def skipped(path: str, what: str) -> None:
@@ -423,12 +418,12 @@ def reports_of(
     bar = progress.upload(None)
     sending_bytes = 0
 
-    def moved(counts: TreeCounts) -> None:
+    def moved(counts: tree_upload.TreeCounts) -> None:
         unchanged = counts.unchanged_bytes
         bar.found(unchanged, counts.bytes)
         bar.sent(min(unchanged + counts.sent_bytes + sending_bytes, counts.bytes), counts.bytes)
 
-    def sending(counts: TreeCounts, more: int) -> None:
+    def sending(counts: tree_upload.TreeCounts, more: int) -> None:
         nonlocal sending_bytes
         sending_bytes += more
         if more > 0:  # otherwise the result follows at once
@@ -437,7 +432,7 @@ def reports_of(
     return tree_upload.TreeReports(left_out, moved, sending, waiting, skipped, not_stored)
 
 
-def counts_of(counts: TreeCounts) -> str:
+def counts_of(counts: tree_upload.TreeCounts) -> str:
     """Return a summary of what was found, sent and left out."""
     directories = counted(counts.directories, "directory", "directories")
     sent_directories = counted(counts.sent_directories, "directory", "directories")
@@ -465,7 +460,7 @@ def counts_of(counts: TreeCounts) -> str:
     )
 
 
-def fields_of(counts: TreeCounts) -> dict[str, int]:
+def fields_of(counts: tree_upload.TreeCounts) -> dict[str, int]:
     """Return the documented JSON form of the same."""
     import attrs
 
@@ -499,7 +494,7 @@ async def put_trees(
             all_met = False
             continue
         cap = str(result.cap)
-        console.say(f"pipegrid: {printable(directory)}: {counts_of(result.counts)}")
+        console.note(f"{printable(directory)}: {counts_of(result.counts)}")
         statuses.add(chosen.status_of(result.counts))
         fields = {
             "path": directory,
@@ -507,11 +502,9 @@ async def put_trees(
             **fields_of(result.counts),
             "elapsed_s": result.elapsed_s,
         }
-        text = as_line(cap, directory) if with_names else cap
-        if options.get("random_key"):
-            cap_list_files.print_cap(console, grid.config.directory, text, fields, cap, directory)
-        else:
-            console.result(text, fields)
+        text = cap_list_files.as_line(cap, directory) if with_names else cap
+        keep_in = grid.config.directory if options.get("random_key") else None
+        cap_list_files.print_cap(console, keep_in, text, fields, cap, directory)
     if all_met:
         chosen.report_unmatched(console)
     return one_status(statuses)

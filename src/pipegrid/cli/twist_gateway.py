@@ -9,22 +9,17 @@ and the status of that command.
 
 from __future__ import annotations
 
-import atexit
 from pathlib import Path
-from typing import Any
 
 from twisted.logger import Logger
 from twisted.python import usage
 
 from pipegrid.cli import tell_time
-from pipegrid.cli.error_report import sentence, status_of
-from pipegrid.cli.twist_storage_server import ExitWithStatus
+from pipegrid.cli.twist_storage_server import own_process
 from pipegrid.disk.file_system_calls import few_files
 from pipegrid.errors import UsageError
 from pipegrid.gateway.gateway_service import GatewayService
 from pipegrid.gateway.gateway_settings import GatewaySettings, ResticSettings, load_settings
-from pipegrid.reactor.process_settings import make_monotonic
-from pipegrid.server.systemd import end_without_memory
 
 log = Logger()
 
@@ -32,8 +27,14 @@ tell_time()  # for clocks beyond 2262, in all modules that twist has loaded
 
 
 class GatewayOptions(usage.Options):
-    """The options of ``twist pipegrid-gateway``, checked like those of ``pipegrid gateway``."""
+    """
+    The options of ``twist pipegrid-gateway``, checked like those of ``pipegrid gateway``.
 
+    Attributes:
+        settings: of the gateway, once the options were parsed.
+    """
+
+    settings: GatewaySettings
     optParameters = [
         ["directory", "d", None, "The client's directory, perhaps a Tahoe-LAFS node's."],
         ["port", "p", None, "A TCP port or an endpoint; by default the directory's web.port."],
@@ -48,7 +49,6 @@ class GatewayOptions(usage.Options):
     def __init__(self) -> None:
         super().__init__()
         self._hosts: list[str] = []
-        self._settings: GatewaySettings | None = None
 
     def opt_host(self, name: str) -> None:
         """A name by which clients reach the gateway; may be repeated."""
@@ -68,7 +68,7 @@ class GatewayOptions(usage.Options):
                 bool(self["private-repos"]),
                 bool(self["no-auth"]),
             )
-            self._settings = load_settings(
+            self.settings = load_settings(
                 Path(self["directory"]),
                 port=self["port"],
                 hosts=tuple(self._hosts),
@@ -77,26 +77,8 @@ class GatewayOptions(usage.Options):
         except UsageError as error:
             raise usage.UsageError(str(error)) from None
 
-    def settings(self) -> GatewaySettings:
-        """Return the settings of the gateway."""
-        assert self._settings is not None, "options were parsed"
-        return self._settings
-
 
 def makeService(options: GatewayOptions) -> GatewayService:
     """Return the service, for ``twist``."""
-    from twisted.internet import reactor
-
-    exits = ExitWithStatus()
-    atexit.register(exits.at_exit)
-    end_without_memory()
-    make_monotonic(reactor)  # the process is ours, whatever its program's name
-    running: Any = reactor
-
-    def failed(error: BaseException) -> None:
-        log.critical("{error}", error=sentence(error))
-        exits.status = status_of(error)
-        if running.running:
-            running.stop()
-
-    return GatewayService(reactor, options.settings(), failed)
+    reactor, exits = own_process()
+    return GatewayService(reactor, options.settings, lambda error: exits.fail(error, reactor, log))

@@ -48,8 +48,14 @@ def _space_bytes(text: str) -> int:
 
 
 class Options(usage.Options):
-    """The options of ``twist pipegrid``, checked like those of ``pipegrid serve``."""
+    """
+    The options of ``twist pipegrid``, checked like those of ``pipegrid serve``.
 
+    Attributes:
+        settings: of the server, once the options were parsed.
+    """
+
+    settings: ServeSettings
     optParameters = [
         ["directory", "d", None, "The node's directory."],
         ["port", "p", None, "A TCP port or an endpoint; several with commas."],
@@ -76,7 +82,6 @@ class Options(usage.Options):
         super().__init__()
         self._introducers: list[str] = []
         self._certificates: list[str] = []
-        self._settings: ServeSettings | None = None
         self._options = ServeOptions()
 
     def opt_introducer(self, furl: str) -> None:
@@ -99,14 +104,9 @@ class Options(usage.Options):
             if self[name] is not None and self[name] < least:
                 raise usage.UsageError(f"--{name} is at least {least}")
         try:
-            self._settings = self._read()
+            self.settings = self._read()
         except UsageError as error:
             raise usage.UsageError(str(error)) from None
-
-    def settings(self) -> ServeSettings:
-        """Return the settings of the server."""
-        assert self._settings is not None, "options were parsed"
-        return self._settings
 
     def _read(self) -> ServeSettings:
         options = ServeOptions(
@@ -158,6 +158,13 @@ class ExitWithStatus:
         self.status = ExitStatus.DONE
         self._end = end
 
+    def fail(self, error: BaseException, reactor: Any, log: Logger) -> None:
+        """Log the error of a service, keep its status, and stop the reactor if it runs."""
+        log.critical("{error}", error=sentence(error))
+        self.status = status_of(error)
+        if reactor.running:
+            reactor.stop()
+
     def at_exit(self) -> None:
         """End with the status, unless it is 0; the last function that the interpreter calls."""
         if self.status is not ExitStatus.DONE:
@@ -207,18 +214,21 @@ class StorageService(Service):
         log.info("listening at {nurl} and {furl}", nurl=node.nurl, furl=node.furl)
 
     def _failed(self, failure: Any) -> None:
-        log.critical("{error}", error=sentence(failure.value))
-        self._exits.status = status_of(failure.value)
-        if self._reactor.running:
-            self._reactor.stop()
+        self._exits.fail(failure.value, self._reactor, log)
 
 
-def makeService(options: Options) -> StorageService:
-    """Return the service, for ``twist``."""
+def own_process() -> tuple[Any, ExitWithStatus]:
+    """Prepare the process, which is ours whatever its program's name; returns its reactor and its end."""
     from twisted.internet import reactor
 
     exits = ExitWithStatus()
     atexit.register(exits.at_exit)
     end_without_memory()
-    make_monotonic(reactor)  # the process is ours, whatever its program's name
-    return StorageService(reactor, options.settings(), exits, options.keep)
+    make_monotonic(reactor)
+    return reactor, exits
+
+
+def makeService(options: Options) -> StorageService:
+    """Return the service, for ``twist``."""
+    reactor, exits = own_process()
+    return StorageService(reactor, options.settings, exits, options.keep)

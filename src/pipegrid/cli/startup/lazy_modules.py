@@ -16,6 +16,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from types import CoroutineType, GeneratorType, ModuleType
 
+from pipegrid.errors import UsageError
+
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import Any
@@ -213,6 +215,26 @@ def bring_in(*own: ModuleType) -> None:
             for each in list(vars(module).values())
             if isinstance(each, UnusedModule) and not isinstance(module, UnusedModule)
         ]
+
+
+def bring_in_extra(who_needs: str, extra: str, *own: ModuleType) -> None:
+    """
+    Do the same for modules that use libraries of an extra of the package.
+
+    Args:
+        who_needs: the beginning of the error.
+        extra: its name for ``pip``.
+
+    Raises:
+        UsageError: a library is not installed.
+    """
+    try:
+        bring_in(*own)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{who_needs} the module {error.name}, which is not installed; install it with "
+            f"pip install 'pipegrid[{extra}]'"
+        ) from error
 
 
 @contextmanager

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from pipegrid.mirror.preconnect_mirrors import EarlySockets
     from pipegrid.mirror.stat_cache import QuickCheckResult
-    from pipegrid.reactor.preconnect import Preconnector
 
 _M_ARENA_MAX = -8  # the option of glibc's mallopt
 
@@ -65,11 +64,6 @@ def _end_now(_number: int, _frame: object) -> None:
     os._exit(ExitStatus.INTERRUPTED)
 
 
-def _interrupt(_number: int, _frame: object) -> None:
-    """Interrupt work that runs without a reactor, which cleans up."""
-    raise KeyboardInterrupt
-
-
 def _raise_again(unraisable: Any) -> None:
     """Raise an interrupt again that came in a finalizer, which cannot raise errors."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
@@ -81,8 +75,10 @@ def _raise_again(unraisable: Any) -> None:
 
 
 def _handle_all(handler: Callable[[int, Any], Any]) -> None:
+    """Handle signals, unless the parent process has them ignored (``nohup``, or a shell's background)."""
     for number in _ENDING:
-        _handle(number, handler)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def run_process(
@@ -101,7 +97,7 @@ def run_process(
     console = Console(
         getattr(sys.stdin, "buffer", None), getattr(sys.stdout, "buffer", None), _stderr()
     )
-    SHORTAGE.tell = TOR_START.tell = lambda sentence: console.say(f"pipegrid: {sentence}")
+    SHORTAGE.tell = TOR_START.tell = console.note
     try:
         invocation, job = _parse(arguments, console, begun, glimpse)
     except BrokenPipeError:  # the reader of --help closed its end
@@ -117,7 +113,7 @@ def run_process(
     if isinstance(job, OfflineJob):
         tune_gc()
         sys.unraisablehook = _raise_again
-        _handle_all(_interrupt)
+        _handle_all(signal.default_int_handler)  # the job cleans up
         status = job.run(console)
         _handle_all(_end_now)
     else:
@@ -135,7 +131,12 @@ def run_job(job: GridJob | ReactorJob, invocation: Invocation) -> int:
     """Run a job with a reactor, and return its exit status; once in a process."""
     install_lazy_modules()  # before Twisted is imported
     one_heap()  # before there are threads
-    ahead = _dial(invocation) if isinstance(job, GridJob) and job.asks_servers else None
+    ahead = None
+    # With a limit of rates every byte counts, also those of handshakes.
+    if isinstance(job, GridJob) and job.asks_servers and invocation.limit_rate is None:
+        from pipegrid.cli.startup.preconnect_servers import dial
+
+        ahead = dial(invocation.directory)  # the following imports take longer than a round trip
     from pipegrid.cli.command_grammar import start_job
 
     return _run_reactor(
@@ -149,22 +150,12 @@ def _parse(
     begun: EarlySockets | None,
     glimpse: QuickCheckResult | None,
 ) -> tuple[Invocation, Job]:
-    job = plain_job(arguments, console, begun, glimpse)
-    if job is not None:
+    if (job := plain_job(arguments, console, begun, glimpse)) is not None:
         return Invocation(console), job
     install_lazy_modules()  # before click is imported
     from pipegrid.cli.command_grammar import parse
 
     return parse(arguments, console, run_job)
-
-
-def _dial(invocation: Invocation) -> Preconnector | None:
-    """Connect to the servers, since the following imports take longer than a round trip."""
-    if invocation.limit_rate is not None:
-        return None  # every byte counts for the limit, also those of handshakes
-    from pipegrid.cli.startup.preconnect_servers import dial
-
-    return dial(invocation.directory)
 
 
 def _cut_short(job: NoReactorJob, console: Console) -> int | None:
@@ -183,9 +174,7 @@ def _cut_short(job: NoReactorJob, console: Console) -> int | None:
 
 
 def _stderr() -> Any:
-    if sys.stderr is not None:
-        return sys.stderr
-    return open(os.devnull, "w")
+    return sys.stderr or open(os.devnull, "w")
 
 
 def _flush(console: Console, status: int) -> int:
@@ -235,12 +224,6 @@ def one_heap() -> None:
 
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
-
-
-def _handle(number: int, handler: Callable[[int, Any], Any]) -> None:
-    """Handle a signal, unless the parent process has it ignored (``nohup``, or a shell's background)."""
-    if signal.getsignal(number) is not signal.SIG_IGN:
-        signal.signal(number, handler)
 
 
 class _Outcome:
