@@ -17,6 +17,7 @@ from pipegrid.core.packed_directory import PackedChild, directory_cap, pack_immu
 from pipegrid.core.text import printable
 from pipegrid.errors import GridError, PipegridError, SourceError
 from pipegrid.grid.file_grid import Grid
+from pipegrid.reactor.deferreds import Waiters
 from pipegrid.transfer.put.put_many import MAX_BYTES
 from pipegrid.tree import local_walk
 from pipegrid.tree.extended_metadata import HARD_LINK, LEFT_OUT, OwnerNames
@@ -38,10 +39,10 @@ from pipegrid.tree.tree_plan import MAX_ENTRIES, DirectoryNode, TreeNode, TreePl
 from pipegrid.tree.upload_queue import UploadQueue
 from pipegrid.tree.upload_store import (
     Content,
+    FileStore,
     GridFiles,
     KnownObject,
     KnownObjects,
-    StoresFiles,
     unreadable_root,
 )
 
@@ -113,12 +114,8 @@ class TreeTally:
     def grown(self, place: TreeNode, more: int) -> None:
         """A file is this many bytes longer than its file system reported."""
         amounts = (0, 0, 0, more)
-        self._count(amounts, 1)
         _hold(place, amounts, 1)
-        at = place
-        while at.parent is not None and (not isinstance(at, DirectoryNode) or at.left):
-            at = at.parent
-            _hold(at, amounts, 1)
+        self._count_above(place, amounts, 1)
 
     def left(self, directory: DirectoryNode) -> None:
         """Everything in a directory was met; call this before the plan's method."""
@@ -129,17 +126,19 @@ class TreeTally:
         """
         Stop counting it, unless a directory above it is lost already; call this before the plan's method.
         """
-        amounts = place.held
         above = place.parent
         while above is not None:
             if above.failed:
                 return
             above = above.parent
-        self._count(amounts, -1)
-        at = place
+        self._count_above(place, place.held, -1)
+
+    def _count_above(self, at: TreeNode, amounts: SubtreeCounts, sign: int) -> None:
+        """Count them in total, and in all directories above that count this node already."""
+        self._count(amounts, sign)
         while at.parent is not None and (not isinstance(at, DirectoryNode) or at.left):
             at = at.parent
-            _hold(at, amounts, -1)
+            _hold(at, amounts, sign)
 
     def _count(self, amounts: SubtreeCounts, sign: int) -> None:
         files, directories, links, size = amounts
@@ -279,68 +278,6 @@ def reopened(walk: EntryWalk, path: str, why: str) -> io.FileIO:
         raise SourceError(f"{reason}, {why}") from error
 
 
-class TreeSending:
-    """
-    Stores and checks the objects of one tree.
-
-    Args:
-        in_flight: receives the number of bytes left of large files.
-        wake: called when more may begin, or a cap has become known.
-    """
-
-    def __init__(
-        self,
-        store: StoresFiles,
-        memory: KnownObjects,
-        counts: TreeCounts,
-        reports: TreeReports,
-        in_flight: UploadQueue[TreeNode],
-        wake: Callable[[], None],
-    ) -> None:
-        self._store = store
-        self._memory = memory
-        self._counts = counts
-        self._reports = reports
-        self._in_flight = in_flight
-        self._wake = wake
-
-    async def put(
-        self, place: TreeNode, source: Content, size: int, cap_known: Callable[[ChkCap], None]
-    ) -> ChkCap | LitCap:
-        """Store something, and count it; returns its cap, and raises what ``StoresFiles.put`` does."""
-        sending = FileProgress(self._reports, self._counts, size)
-
-        def progress(done: int, total: int) -> None:
-            sending.is_at(done, total)
-            if self._in_flight.weigh(place, size * (total - done) // max(1, total)):
-                self._wake()
-
-        def known(cap: ChkCap) -> None:
-            self._memory.sending(cap)
-            cap_known(cap)
-            self._wake()
-
-        report = progress if size > MAX_BYTES // 8 else None
-        try:
-            cap, was_there = await self._store.put(source, size, known, report)
-        finally:
-            sending.end()
-        self._counts.sent_bytes += 0 if isinstance(cap, LitCap) else size
-        self._counts.already_stored += was_there
-        return cap
-
-    async def is_whole(self, known: KnownObject) -> bool:
-        """Check something on the grid; if it is not healthy, storing it again repairs it."""
-        try:
-            health = await self._store.check(known.cap)
-        except PipegridError:
-            return False
-        if health.whole and health.leased:
-            self._memory.checked(known.cap)
-        self._counts.unleased += health.whole and not health.leased
-        return health.whole
-
-
 # The upload of a local directory as one pipeline.
 #
 #     local walk (thread) ─ files, in batches → puts, in parallel ─ caps known → plan ─ directories → puts
@@ -379,14 +316,13 @@ class TreeUpload:
         self,
         grid: Grid,
         walk: EntryWalk,
-        store: StoresFiles,
+        store: FileStore,
         root: str,
         reports: TreeReports | None = None,
         memory: KnownObjects | None = None,
     ) -> None:
-        clock = grid.clock
         self._workers = grid.workers
-        self._clock = clock
+        self._clock = clock = grid.clock
         self._walk = walk
         self._store = store
         self._root = root
@@ -402,16 +338,13 @@ class TreeUpload:
         self._in_flight: UploadQueue[TreeNode] = UploadQueue(
             self._ended, grid.limits, clock.seconds, lambda: store.small_file_capacity, store.expect
         )
-        self._sending = TreeSending(
-            store, self._memory, self.counts, self._reports, self._in_flight, self._wake
-        )
         self._later: RetryQueue[TreeNode, FailedObject] = RetryQueue(
             clock, self._wake, self._reports.waiting
         )
         self._owners = OwnerNames()
         self._stored = self._failures = 0
         self._error: BaseException | None = None
-        self._waiter: Deferred[None] | None = None
+        self._woken: Waiters[None] = Waiters()
 
     async def run(self) -> TreeResult:
         """
@@ -427,8 +360,7 @@ class TreeUpload:
                 if self._error is not None:
                     raise self._error
                 if not self._go_on():
-                    self._waiter = Deferred()
-                    await self._waiter
+                    await self._woken.wait()
             if self._error is not None:
                 raise self._error
         except BaseException:
@@ -612,7 +544,7 @@ class TreeUpload:
     async def _store_file(self, place: TreeNode, met: FileMet, source: Content, size: int) -> None:
         began_s = self._clock.seconds()
         try:
-            cap = await self._sending.put(place, source, size, partial(self._plan.known, place))
+            cap = await self._put(place, source, size, partial(self._plan.known, place))
             if isinstance(source, io.FileIO) and not met.is_same(os.fstat(source.fileno())):
                 raise SourceError(local_walk.CHANGED)
         except PipegridError as error:
@@ -638,7 +570,7 @@ class TreeUpload:
 
     async def _check_file(self, place: TreeNode, met: FileMet, known: KnownObject) -> None:
         self.counts.checked += 1
-        if await self._sending.is_whole(known):
+        if await self._is_whole(known):
             self.counts.unchanged_bytes += met.found.st_size
             self._came_through(place, stored=False)
             self._plan.stored(place, known.cap)
@@ -679,14 +611,14 @@ class TreeUpload:
             if known is not None:
                 self._plan.bytes_known(directory, known.cap)
                 self.counts.checked += known.due
-                if not known.due or await self._sending.is_whole(known):
+                if not known.due or await self._is_whole(known):
                     if known.due:  # otherwise no server was asked
                         self._came_through(directory, stored=False)
                     self._later.ended(directory)
                     self._plan.stored(directory, directory_cap(known.cap))
                     return
             tell = partial(self._plan.bytes_known, directory)
-            cap = await self._sending.put(directory, packed, len(packed), tell)
+            cap = await self._put(directory, packed, len(packed), tell)
         except PipegridError as error:
             self._failed(directory, FailedObject(path, error), began_s)
             return
@@ -695,6 +627,42 @@ class TreeUpload:
         self._memory.directory_stored(packed, cap)
         self._came_through(directory)
         self._plan.stored(directory, directory_cap(cap))
+
+    async def _put(
+        self, place: TreeNode, source: Content, size: int, cap_known: Callable[[ChkCap], None]
+    ) -> ChkCap | LitCap:
+        """Store something, and count it; returns its cap, and raises what ``GridFiles.put`` does."""
+        sending = FileProgress(self._reports, self.counts, size)
+
+        def progress(done: int, total: int) -> None:
+            sending.is_at(done, total)
+            if self._in_flight.weigh(place, size * (total - done) // max(1, total)):
+                self._wake()
+
+        def known(cap: ChkCap) -> None:
+            self._memory.sending(cap)
+            cap_known(cap)
+            self._wake()
+
+        report = progress if size > MAX_BYTES // 8 else None
+        try:
+            cap, was_there = await self._store.put(source, size, known, report)
+        finally:
+            sending.end()
+        self.counts.sent_bytes += 0 if isinstance(cap, LitCap) else size
+        self.counts.already_stored += was_there
+        return cap
+
+    async def _is_whole(self, known: KnownObject) -> bool:
+        """Check something on the grid; if it is not healthy, storing it again repairs it."""
+        try:
+            health = await self._store.check(known.cap)
+        except PipegridError:
+            return False
+        if health.whole and health.leased:
+            self._memory.checked(known.cap)
+        self.counts.unleased += health.whole and not health.leased
+        return health.whole
 
     def _came_through(self, place: TreeNode, stored: bool = True) -> None:
         """Servers have accepted something or, if not ``stored``, had it already."""
@@ -745,9 +713,7 @@ class TreeUpload:
         self._wake()
 
     def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None:
-            waiter.callback(None)
+        self._woken.fire(None)
 
 
 # Construction of the upload of a directory.

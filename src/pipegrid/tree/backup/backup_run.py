@@ -41,7 +41,7 @@ from pipegrid.tree.file_metadata import KEY
 from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.local_walk import WalkOptions, own_directories
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports, TreeResult, TreeUpload
-from pipegrid.tree.upload_store import DryRunStore, GridFiles, StoresFiles
+from pipegrid.tree.upload_store import DryRunStore, FileStore, GridFiles
 
 if TYPE_CHECKING:
     from pipegrid.tree.backup.backup_stream import BackupStream
@@ -195,7 +195,7 @@ class RunUpload:
             sent=None if read_only else SentObjects(place.candidates.objects_path),
         )
 
-    async def store(self, files: SelectsFiles, store: StoresFiles) -> TreeResult:
+    async def store(self, files: SelectsFiles, store: FileStore) -> TreeResult:
         """
         Store what is not recorded as stored.
 
