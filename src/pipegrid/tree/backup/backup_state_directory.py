@@ -9,8 +9,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -218,11 +218,11 @@ class BackupPlace:
         self.cap_file = self.directory / "catalogue.cap"
         self.candidates = PruneCandidates(self.directory)
         self._list_file = self.directory / "catalogue.json"
-        self._lock = -1
 
-    def lock(self) -> None:
+    @contextmanager
+    def locked(self) -> Iterator[None]:
         """
-        Take the lock, so that no other backup of this client runs.
+        Hold the lock, so that no other backup of this client runs.
 
         Raises:
             UsageError: another backup holds it.
@@ -231,28 +231,14 @@ class BackupPlace:
         try:
             for each in self.own:
                 each.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = open_private(str(self.directory / "lock"), os.O_RDWR)
+            lock = open_private(str(self.directory / "lock"), os.O_RDWR)
         except OSError as error:
             raise SinkError(f"cannot write in {self.directory}: {error.strerror}") from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.unlock()
-            raise UsageError(
-                f"another backup is running with the state in {self.directory}; wait until it has ended"
-            ) from None
-        except OSError as error:  # some network file systems have no locks
-            self.unlock()
-            raise SinkError(
-                f"cannot lock {self.directory}/lock: {error.strerror}; a backup needs locks: keep the "
-                "client's directory on a disk that has them"
-            ) from error
-
-    def unlock(self) -> None:
-        """Release the lock; a second call does nothing."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+            _lock(lock, self.directory)
+            yield
+        finally:
+            os.close(lock)
 
     def machine(self, keep: bool = True) -> Machine:
         """
@@ -345,6 +331,20 @@ class BackupPlace:
                 f"{self.cap_file} does not hold the cap of a catalogue; restore or remove it"
             )
         return cap
+
+
+def _lock(fd: int, directory: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(
+            f"another backup is running with the state in {directory}; wait until it has ended"
+        ) from None
+    except OSError as error:  # some network file systems have no locks
+        raise SinkError(
+            f"cannot lock {directory}/lock: {error.strerror}; a backup needs locks: keep the client's "
+            "directory on a disk that has them"
+        ) from error
 
 
 def _packed(runs: Sequence[BackupRun]) -> bytes:

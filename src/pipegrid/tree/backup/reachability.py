@@ -172,18 +172,18 @@ class ObjectSets:
 
     def totals(self) -> tuple[int, int]:
         """Return how many candidates nothing reaches, and the bytes of their shares as far as known."""
-        count, size = self._base.execute(
-            "SELECT count(*), coalesce(sum(share_bytes), 0) FROM candidates WHERE storage_index NOT IN "
-            "(SELECT storage_index FROM reached)"
-        ).fetchone()
-        return count, size
+        return self._sums("NOT IN (SELECT storage_index FROM reached)")
 
     def kept_totals(self) -> tuple[int, int]:
         """Return how many candidates only something else than runs reaches, and the bytes of their shares."""
+        return self._sums(
+            f"IN (SELECT storage_index FROM reached WHERE purpose != {Purpose.RUN:d})"
+        )
+
+    def _sums(self, where: str) -> tuple[int, int]:
         count, size = self._base.execute(
-            "SELECT count(*), coalesce(sum(share_bytes), 0) FROM candidates WHERE storage_index IN "
-            "(SELECT storage_index FROM reached WHERE purpose != ?)",
-            (Purpose.RUN,),
+            "SELECT count(*), coalesce(sum(share_bytes), 0) FROM candidates "
+            f"WHERE storage_index {where}"
         ).fetchone()
         return count, size
 
@@ -292,10 +292,9 @@ class Reachability:
     async def _read_forgotten(self, cap: DirectoryCap, root: str) -> Listing:
         try:
             return await read_listing(self._grid, cap, self._limits)
-        except (NotEnoughSharesError, CorruptionError, DirectoryError, CapError):
-            return Listing((), 0)
-        except PipegridError:
-            self._all_read = False
+        except PipegridError as error:
+            lost = (NotEnoughSharesError, CorruptionError, DirectoryError, CapError)
+            self._all_read = self._all_read and isinstance(error, lost)
             return Listing((), 0)
 
     def _meet_entries(self, listing: Listing, purpose: Purpose, root: str) -> None:

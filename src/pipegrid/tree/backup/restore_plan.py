@@ -41,7 +41,6 @@ exists and is not replaced.
 InodeIdentity = tuple[int, int]
 MountIdentity = tuple[int, str]
 
-_MOUNTED = "another file system is mounted in it"
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -250,7 +249,7 @@ async def plan_restore(
     return planner.plan
 
 
-class _Level:
+class _Level(NamedTuple):
     """
     A directory of the run that the walk is in.
 
@@ -261,23 +260,12 @@ class _Level:
         blocked: something else is there, and is not replaced.
     """
 
-    __slots__ = ("blocked", "local", "loses", "mount", "path", "verdict")
-
-    def __init__(
-        self,
-        path: TreePath,
-        verdict: RestoreVerdict,
-        local: DirectoryFd | None,
-        mount: MountIdentity,
-        loses: bool,
-        blocked: bool = False,
-    ) -> None:
-        self.path = path
-        self.verdict = verdict
-        self.local = local
-        self.mount = mount
-        self.loses = loses
-        self.blocked = blocked
+    path: TreePath
+    verdict: RestoreVerdict
+    local: DirectoryFd | None
+    mount: MountIdentity
+    loses: bool
+    blocked: bool = False
 
 
 class _Planner:
@@ -315,8 +303,7 @@ class _Planner:
             blocked = self._note_step(met, kept, parent, place) == "blocked"
         if not is_directory:
             return
-        level = self._entered(met.path, verdict, place, parent)
-        level.blocked = blocked
+        level = self._entered(met.path, verdict, place, parent)._replace(blocked=blocked)
         self.stack.append(level)
         if level.loses and level.local is not None and met.listing is not None:
             self._find_extras(level, _local_names(met.listing.entries))
@@ -397,7 +384,7 @@ class _Planner:
             try:
                 with home.entered() as inside, os.scandir(inside) as found:
                     there = sorted(found, key=lambda entry: entry.name)
-                    extras = [each for each in there if not self._is_known(home, each, names)]
+                    extras = [each for each in there if not _is_known(home, each, names)]
                     below = [
                         self._add_extra(home, path, each, is_within, level.mount) for each in extras
                     ]
@@ -452,19 +439,17 @@ class _Planner:
         self.plan.extras.append(ExtraEntry(home, entry.name, identity, is_directory, count))
         return None
 
-    def _is_known(self, home: DirectoryFd, entry: os.DirEntry[str], names: dict[str, str]) -> bool:
-        return entry.name in names or self._is_same(home, entry, names)
 
-    def _is_same(self, home: DirectoryFd, entry: os.DirEntry[str], names: dict[str, str]) -> bool:
-        """Return whether a file system that folds names shows an entry of the run under another name."""
-        folded = names.get(_folded(entry.name))
-        if folded is None:
-            return False
-        with suppress(OSError):
-            return os.path.samestat(
-                os.lstat(os.path.join(home.path, folded)), entry.stat(follow_symlinks=False)
-            )
-        return False
+def _is_known(home: DirectoryFd, entry: os.DirEntry[str], names: dict[str, str]) -> bool:
+    """Return whether the run has an entry, perhaps under another name if the file system folds names."""
+    if entry.name in names:
+        return True
+    folded = names.get(_folded(entry.name))
+    with suppress(OSError):
+        return folded is not None and os.path.samestat(
+            os.lstat(os.path.join(home.path, folded)), entry.stat(follow_symlinks=False)
+        )
+    return False
 
 
 def _local_names(entries: Iterable[Entry]) -> dict[str, str]:
@@ -554,7 +539,7 @@ def _inspected(
                         "it holds a directory that is in use by this client or shell, or your home",
                     )
                 if _mount_of(fd, status) != mount:
-                    return 0, _MOUNTED
+                    return 0, "another file system is mounted in it"
                 with os.scandir(fd) as found:
                     for entry in found:
                         is_directory = entry.is_dir(follow_symlinks=False)
