@@ -108,8 +108,7 @@ class TreePart(DirectoryPartFile):
             return
         super()._set_mode(more)
         if not more:  # see above
-            mode = _unlike(self.fileno(), self._mode)
-            self.not_kept = _listed(mode and _why(mode), self.not_kept)
+            self.not_kept = _listed(_unlike(self.fileno(), self._mode), self.not_kept)
 
 
 class SparseTreePart(TreePart):
@@ -177,8 +176,7 @@ class UnnamedFile:
             self.not_kept = _set_time(self._fd, kept)
             if wanted is not None and (has_changed or stat.S_IMODE(found.st_mode) != wanted):
                 change_mode(self._fd, wanted)
-                mode_not_kept = _unlike(self._fd, wanted)
-                self.not_kept = _listed(mode_not_kept and _why(mode_not_kept), self.not_kept)
+                self.not_kept = _listed(_unlike(self._fd, wanted), self.not_kept)
         except BaseException:
             self.leave()
             raise
@@ -464,8 +462,8 @@ def finish_directory(
                 os.fchmod(fd, mode)
                 not_set = _unlike(fd, mode)
             except OSError as error:
-                not_set = error.strerror or "it failed"
-        return _listed(not_set and _why(not_set), time)
+                not_set = _why(error.strerror or "it failed")
+        return _listed(not_set, time)
 
 
 def restore_mode_and_time(home: DirectoryFd, path: str, kept: RestoredMetadata) -> str:
@@ -526,10 +524,10 @@ def _is_unlike(found: int, mode: int) -> bool:
 
 
 def _unlike(fd: int, mode: int | None) -> str:
-    """Return why an open file does not have the mode that was set; empty if it has."""
+    """Return a clause if an open file does not have the mode that was set; empty if it has."""
     if mode is None or not _is_unlike(os.fstat(fd).st_mode, mode):
         return ""
-    return "the file system, or this user's rights, do not allow it"
+    return _why("the file system, or this user's rights, do not allow it")
 
 
 def _listed(*what: str) -> str:
@@ -665,32 +663,6 @@ def local_name(name: str, exact: bytes | None = None) -> str:
     return os.fsdecode(data)
 
 
-class TakenNames:
-    """
-    The names that entries of one directory have taken.
-
-    Args:
-        folds: the file system treats names as equal that differ only in case or composition.
-    """
-
-    def __init__(self, folds: bool) -> None:
-        self._folds = folds
-        self._taken: dict[str, str] = {}
-
-    def take(self, name: str) -> None:
-        """
-        Take a name for an entry.
-
-        Raises:
-            SinkError: another entry has it.
-        """
-        key = unicodedata.normalize("NFC", name).casefold() if self._folds else name
-        other = self._taken.get(key)
-        if other is not None:
-            raise same_name(other, name)
-        self._taken[key] = name
-
-
 def same_name(name: str, second: str) -> SinkError:
     """Return the error for the second of two entries that would be one local file."""
     return SinkError(
@@ -715,17 +687,31 @@ def _unfit(name: str, why: str) -> SinkError:
 # alone.
 
 
-class NameCollisions(TakenNames):
+class NameCollisions:
     """
     The names and files that entries of one directory have taken.
 
     Args:
-        folds: as for ``TakenNames``.
+        folds: the file system treats names as equal that differ only in case or composition.
     """
 
     def __init__(self, folds: bool) -> None:
-        super().__init__(folds)
+        self._folds = folds
+        self._taken: dict[str, str] = {}
         self._owners: dict[tuple[int, int], str] = {}
+
+    def take(self, name: str) -> None:
+        """
+        Take a name for an entry.
+
+        Raises:
+            SinkError: another entry has it.
+        """
+        key = unicodedata.normalize("NFC", name).casefold() if self._folds else name
+        other = self._taken.get(key)
+        if other is not None:
+            raise same_name(other, name)
+        self._taken[key] = name
 
     def claim(self, home: DirectoryFd, path: str, identity: tuple[int, int] | None = None) -> None:
         """

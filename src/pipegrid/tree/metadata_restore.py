@@ -258,19 +258,15 @@ class ExtendedRestore:
             metadata, ours: see ``stored_metadata``.
         """
         stored = stored_metadata(metadata, ours)
-        user, group = stored.user, stored.group
         if self._owners == "none":
-            user = group = None
-        attributes = stored.attributes
-        if attributes and (self._users or self._groups):
+            stored = stored._replace(user=None, group=None)
+        if self._users or self._groups:
             attributes = tuple(
                 (name, with_owners(value, self._user, self._group) if name in _LISTS else value)
-                for name, value in attributes
+                for name, value in stored.attributes
             )
-        if self._users or self._groups:
-            user = None if user is None else self._user(user)
-            group = None if group is None else self._group(group)
-        if attributes is not stored.attributes or (user, group) != (stored.user, stored.group):
+            user = None if stored.user is None else self._user(stored.user)
+            group = None if stored.group is None else self._group(stored.group)
             stored = stored._replace(user=user, group=group, attributes=attributes)
         return RestoredExtended(stored, self._may_give_rights)
 

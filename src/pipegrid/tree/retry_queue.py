@@ -262,9 +262,8 @@ class RetryQueue(Generic[T, K]):
 
     def keeps(self, place: T, kept: K, error: Exception, began_s: float) -> bool:
         """Record that an attempt that began at ``began_s`` has failed; returns whether it is retried."""
-        if not wants_servers(error):
-            return False
-        if not self.tries.failed(place, began_s, self._clock.seconds()):
+        now_s = self._clock.seconds()
+        if not (wants_servers(error) and self.tries.failed(place, began_s, now_s)):
             return False
         self._kept[place] = kept
         self._notify_wait()
@@ -287,10 +286,12 @@ class RetryQueue(Generic[T, K]):
         Args:
             at_end: nothing else is left to do.
         """
-        place = self.tries.next(self._clock.seconds(), at_end)
+        now_s = self._clock.seconds()
+        place = self.tries.next(now_s, at_end)
         self._lost += [(each, self._kept.pop(each)) for each in self.tries.take_lost()]
         if self.tries.waiting and not self.tries.is_asking:
-            self._wake_at(self.tries.next_s)
+            self.close()
+            self._timer = self._clock.callLater(max(0.0, self.tries.next_s - now_s), self._wake)
         self._notify_wait()
         return None if place is None else (place, self._kept.pop(place))
 
@@ -303,10 +304,6 @@ class RetryQueue(Generic[T, K]):
         """Cancel the current pause without calling ``wake``; for the end of the run."""
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
-
-    def _wake_at(self, when_s: float) -> None:
-        self.close()
-        self._timer = self._clock.callLater(max(0.0, when_s - self._clock.seconds()), self._wake)
 
     def _notify_wait(self) -> None:
         waiting = self.tries.waiting
