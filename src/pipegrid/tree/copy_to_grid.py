@@ -190,7 +190,11 @@ class Copier:
         for item in items:
             name = composed(item.name)
             try:
-                check_name_free(item, labels.get(name))
+                if name in labels:
+                    raise UsageError(
+                        f"{printable(labels[name])} and {printable(item.label)} would both be called "
+                        f"'{printable(name)}'; copy them one after the other, to different names"
+                    )
                 actions[item] = decide(item, there.get(name), self._force)
                 labels[name] = item.label
             except UsageError as error:
@@ -383,23 +387,6 @@ def local_items(path: str, label: str) -> list[Item]:
     except OSError as error:
         raise SourceError(f"cannot read {printable(path)}: {error.strerror}") from error
     return sorted(items, key=lambda item: item.name)
-
-
-def check_name_free(item: Item, other: str | None) -> None:
-    """
-    Check that no other item has the name of this one.
-
-    Args:
-        other: label of an item with the same name, or None.
-
-    Raises:
-        UsageError: there is one.
-    """
-    if other is not None:
-        raise UsageError(
-            f"{printable(other)} and {printable(item.label)} would both be called "
-            f"'{printable(composed(item.name))}'; copy them one after the other, to different names"
-        )
 
 
 def _raw_name(path: str) -> bytes:

@@ -380,7 +380,9 @@ class Directory:
                 stored.
             others: what ``Grid.put`` and ``change`` raise.
         """
-        return self._put(name, lambda: self._grid.put(source, **options), metadata, replace, stored)
+        store = partial(self._grid.put, source, **options)
+        work = self._put(name, store, metadata, replace, stored)
+        return start_cancellable(work, self._grid.clock)  # ``stored`` may cancel it
 
     def put_mutable(
         self,
@@ -400,24 +402,11 @@ class Directory:
 
         Otherwise like ``put``.
         """
-        return self._put(
-            name, lambda: self._grid.create_mutable(source, **options), metadata, replace, stored
-        )
+        store = partial(self._grid.create_mutable, source, **options)
+        work = self._put(name, store, metadata, replace, stored)
+        return start_cancellable(work, self._grid.clock)
 
-    def _put(
-        self,
-        name: str,
-        store: Callable[[], Deferred[S]],
-        metadata: dict[str, Any] | None,
-        replace: bool,
-        on_stored: Callable[[Cap], object],
-    ) -> Deferred[S]:
-        # ``on_stored`` may cancel it.
-        return start_cancellable(
-            self._stored(name, store, metadata, replace, on_stored), self._grid.clock
-        )
-
-    async def _stored(
+    async def _put(
         self,
         name: str,
         store: Callable[[], Deferred[S]],
@@ -663,7 +652,8 @@ async def look_up(grid: ChangesFiles, root: str | Cap, names: Sequence[str]) -> 
         PipegridError: a directory could not be read.
     """
     cap = parse_cap(root.strip()) if isinstance(root, str) else root
-    way = [_root_child(cap)]
+    read_cap = cap if isinstance(cap, UnknownCap) else cap.readonly()
+    way = [Child("", read_cap, cap if cap != read_cap else None)]
     for depth, name in enumerate(names):
         here = way[-1].cap
         if isinstance(here, UnknownCap) and not depth:
@@ -722,9 +712,3 @@ async def make_directories(
 
 def _called(directory: Directory, root: Cap | None, name: str) -> str:
     return "this directory" if directory.cap == root or not name else f"'{printable(name)}'"
-
-
-def _root_child(cap: Cap) -> Child:
-    if isinstance(cap, UnknownCap):
-        return Child("", cap)
-    return Child("", cap.readonly(), cap if cap.readonly() != cap else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -14,6 +14,7 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap, MutableCap, keepable, writes
 from pipegrid.errors import CapError, NotEnoughSharesError, UnhappyError
+from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.deferreds import Waiters, start_cancellable
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.settings import UpkeepSettings
@@ -21,13 +22,8 @@ from pipegrid.transfer.upkeep import OnOutcome, Upkeep, UpkeepOutcome, UpkeepReq
 from pipegrid.tree.retry_queue import MOST, RetryQueue, wants_servers
 from pipegrid.tree.walk import Met, TreePath, Unreadable, identity_of, walk
 
-if TYPE_CHECKING:
-    from pipegrid.grid.file_grid import Grid
-
 # Objects of a tree whose repair failed because servers were unreachable. They are checked again at the end:
 # at once if others came through meanwhile, else when servers are back; see ``RetryPolicy``.
-
-T = TypeVar("T")
 
 _SOMETHING_ELSE = -1
 
@@ -47,7 +43,7 @@ def lacking(outcome: UpkeepOutcome) -> Exception | None:
     return None
 
 
-class CheckRetries(Generic[T]):
+class CheckRetries:
     """
     The objects of one run that are checked again.
 
@@ -63,12 +59,12 @@ class CheckRetries(Generic[T]):
         self.helped = 0
         self._clock = clock
         self._woken: Waiters[None] = Waiters()
-        self._kept: list[tuple[T, UpkeepOutcome, Exception]] = []
-        self._later: RetryQueue[int, tuple[T, UpkeepOutcome]] = RetryQueue(
+        self._kept: list[tuple[_Placed, UpkeepOutcome, Exception]] = []
+        self._later: RetryQueue[int, tuple[_Placed, UpkeepOutcome]] = RetryQueue(
             clock, lambda: self._woken.fire(None), waiting
         )
 
-    def keeps(self, what: T, outcome: UpkeepOutcome) -> bool:
+    def keeps(self, what: _Placed, outcome: UpkeepOutcome) -> bool:
         """An object has an outcome; returns whether it is checked again."""
         error = lacking(outcome)
         if error is None:
@@ -80,9 +76,9 @@ class CheckRetries(Generic[T]):
 
     async def take(
         self,
-        look: Callable[[T, OnOutcome], Awaitable[None]],
+        look: Callable[[_Placed, OnOutcome], Awaitable[None]],
         finished: Callable[[], Awaitable[None]],
-        note: Callable[[T, UpkeepOutcome], None],
+        note: Callable[[_Placed, UpkeepOutcome], None],
     ) -> None:
         """
         Check the kept objects again now.
@@ -98,7 +94,7 @@ class CheckRetries(Generic[T]):
         self._kept.clear()
         in_flight = 0
 
-        def on_outcome(number: int, what: T, began_s: float, outcome: UpkeepOutcome) -> None:
+        def on_outcome(number: int, what: _Placed, began_s: float, outcome: UpkeepOutcome) -> None:
             nonlocal in_flight
             in_flight -= 1
             error = lacking(outcome)
@@ -254,22 +250,13 @@ def check_trees(
     """
     reports = reports or CheckReports()
     counted = TreeSummary() if summary is None else summary
-    again = CheckRetries[_Placed](grid.clock, reports.waiting)
-    work = _Trees(grid, caps, todo, counted, reports, again)
+    work = _Trees(grid, caps, todo, counted, reports)
     return start_cancellable(work.run(bounds), grid.clock)
 
 
 _Keepable = ChkCap | ChkVerifierCap | LitCap | MutableCap
 _Placed = tuple[int, FirstMet, _Keepable]
 """The number of an object's tree, its place, and the cap that it is checked by."""
-
-
-class _Held(NamedTuple):
-    """An outcome that is held back until the end, in case a write cap is found."""
-
-    number: int
-    place: FirstMet
-    outcome: UpkeepOutcome
 
 
 class _Trees:
@@ -292,18 +279,16 @@ class _Trees:
         todo: UpkeepRequest,
         summary: TreeSummary,
         reports: CheckReports,
-        again: CheckRetries[_Placed],
-        met_stronger: bool = False,
     ) -> None:
         self._grid = grid
         self._caps = caps
         self._todo = todo
         self._summary = summary
         self._reports = reports
-        self._again = again
+        self._again = CheckRetries(grid.clock, reports.waiting)
         self._met_before: set[bytes] = set()
-        self._met_stronger = met_stronger
-        self._held: dict[bytes, _Held] = {}
+        self._met_stronger = False
+        self._held: dict[bytes, tuple[_Placed, UpkeepOutcome]] = {}
 
     async def run(self, bounds: UpkeepSettings | None) -> TreeSummary:
         walks = [walk(self._grid, cap) for cap in self._caps]
@@ -345,7 +330,7 @@ class _Trees:
         try:
             cap = _keepable(best)
         except CapError as error:
-            self._note(number, place, Failure(error))
+            self._note((number, place, None), Failure(error))
             return
         await upkeep.wait_for_space()
         if identity is None or not isinstance(cap, MutableCap) or writes(cap):
@@ -360,21 +345,18 @@ class _Trees:
             await upkeep.wait_for_space()
             upkeep.begin(what[2], on_outcome)
 
-        def note(what: _Placed, outcome: UpkeepOutcome) -> None:
-            self._note(what[0], what[1], outcome)
-
-        await self._again.take(look, upkeep.finished, note)
+        await self._again.take(look, upkeep.finished, self._note)
         self._summary.second_tries += self._again.helped
 
     def _came(self, what: _Placed, outcome: UpkeepOutcome) -> None:
         """Record an outcome, unless the repair must be tried again because servers were unreachable."""
         if not (self._todo.repair and self._again.keeps(what, outcome)):
-            self._note(what[0], what[1], outcome)
+            self._note(what, outcome)
 
-    def _note(self, number: int, place: FirstMet, outcome: UpkeepOutcome) -> None:
+    def _note(self, what: tuple[int, FirstMet, object], outcome: UpkeepOutcome) -> None:
         self._summary.note(outcome)
         if self._reports.ended is not None:
-            self._reports.ended(number, place, outcome)
+            self._reports.ended(what[0], what[1], outcome)
 
     # Write caps that are found later.
 
@@ -388,7 +370,7 @@ class _Trees:
             verified = isinstance(cap, MutableCap) and self._todo.verifies(cap)
             wants_more = verified and isinstance(outcome, CheckResult) and outcome.healthy
         if wants_more:
-            self._held[identity] = _Held(what[0], what[1], outcome)
+            self._held[identity] = what, outcome
         else:
             self._came(what, outcome)
 
@@ -402,17 +384,17 @@ class _Trees:
                     one = held.pop(identity_of(best) or b"", None) if writes(best) else None
                     if one is not None:
                         await upkeep.wait_for_space()
-                        damaged = isinstance(one.outcome, Failure)
+                        (number, place, _), outcome = one
                         cap = _keepable(best)
-                        on_outcome = partial(self._came, (one.number, one.place, cap))
-                        upkeep.begin(cap, on_outcome, damaged=damaged)
+                        on_outcome = partial(self._came, (number, place, cap))
+                        upkeep.begin(cap, on_outcome, damaged=isinstance(outcome, Failure))
                     if not held:
                         return
         self._give_up(held)
 
-    def _give_up(self, held: dict[bytes, _Held]) -> None:
-        for one in held.values():
-            self._note(one.number, one.place, one.outcome)
+    def _give_up(self, held: dict[bytes, tuple[_Placed, UpkeepOutcome]]) -> None:
+        for what, outcome in held.values():
+            self._note(what, outcome)
 
 
 def _keepable(cap: Cap | None) -> _Keepable:
