@@ -118,23 +118,22 @@ def remove_alias(
         written = as_written(name, aliases)
         if written is None:
             raise unknown_alias(name, aliases)
-        name = written
         data = _read(path)
-        kept = [line for line in data.splitlines(keepends=True) if not _names(line, name)]
+        kept = [line for line in data.splitlines(keepends=True) if not _names(line, written)]
         if len(b"".join(kept)) == len(data):
             raise UsageError(
-                f"the alias '{printable(name)}' comes from {directory / 'private' / ROOT_NAME}, which "
+                f"the alias '{printable(written)}' comes from {directory / 'private' / ROOT_NAME}, which "
                 "another program wrote; remove it by hand"
             )
         caps = [
             named[1]
             for line in decode_text(data, str(path)).split("\n")
-            if (named := _named(line)) and named[0] == name
+            if (named := _named(line)) and named[0] == written
         ]
         for cap in dict.fromkeys(reversed(caps)):
             on_replaced(cap)
         _write(path, b"".join(kept))
-    return aliases[name]
+    return aliases[written]
 
 
 def checked_name(text: str) -> str:

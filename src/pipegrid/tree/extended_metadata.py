@@ -190,15 +190,8 @@ class OwnerNames:
         Return the stored form of their names, and how many names are left out; asks the system, which may
         take long.
         """
-
-        def user(number: int) -> str:
-            return pwd.getpwuid(number).pw_name
-
-        def group(number: int) -> str:
-            return grp.getgrgid(number).gr_name
-
-        users, more_users = _named(self.users, user)
-        groups, more_groups = _named(self.groups, group)
+        users, more_users = _named(self.users, lambda number: pwd.getpwuid(number).pw_name)
+        groups, more_groups = _named(self.groups, lambda number: grp.getgrgid(number).gr_name)
         table: dict[str, Any] = {
             **({USERS: users} if users else {}),
             **({GROUPS: groups} if groups else {}),

@@ -239,26 +239,19 @@ def path_of(directory: DirectoryNode) -> str:
 # One file or directory of a tree that is being stored, with counts, reports and limits.
 
 
-class FailedObject:
+class FailedObject(NamedTuple):
     """
     An object that could not be stored.
 
     Attributes:
         path: from the root.
         error: of its last attempt.
-        met: of a file or link; a file's content is read again.
-        size: of that, in bytes.
+        met: of a file or link, without its content, which is read again.
     """
 
-    def __init__(self, path: str, error: PipegridError, met: FileMet | None = None) -> None:
-        self.path = path
-        self.error = error
-        self.met = met
-        self.size = 0
-        if met is not None:
-            self.size = met.found.st_size if met.link is None else len(met.link)
-        if met is not None and met.link is None:
-            self.met = met._replace(content=None)
+    path: str
+    error: PipegridError
+    met: FileMet | None = None
 
 
 def reopened(walk: EntryWalk, path: str, why: str) -> io.FileIO:
@@ -425,8 +418,10 @@ class TreeUpload:
         if isinstance(place, DirectoryNode):
             size, work = place.bytes, self._store_directory(place, self._plan.again(place))
         else:
-            assert kept.met is not None
-            size, work = kept.size, self._store_once_more(place, kept.met)
+            met = kept.met
+            assert met is not None
+            size = met.found.st_size if met.link is None else len(met.link)
+            work = self._store_once_more(place, met)
         self._in_flight.begin(size, work, place, at_once=True)
         return True
 
@@ -548,7 +543,7 @@ class TreeUpload:
             if isinstance(source, io.FileIO) and not met.is_same(os.fstat(source.fileno())):
                 raise SourceError(local_walk.CHANGED)
         except PipegridError as error:
-            self._failed(place, FailedObject(met.path, error, met), began_s)
+            self._failed(place, FailedObject(met.path, error, met._replace(content=None)), began_s)
             return
         finally:
             if isinstance(source, io.FileIO):
