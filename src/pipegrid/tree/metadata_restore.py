@@ -294,19 +294,6 @@ MAX_WAITING = 10_000
 F = TypeVar("F")
 
 
-class _LinkedNames(Generic[F]):
-    __slots__ = ("first", "is_complete", "waiting")
-
-    def __init__(
-        self,
-        first: F,
-        is_complete: bool = False,
-    ) -> None:
-        self.first = first
-        self.is_complete = is_complete
-        self.waiting: list[F] = []
-
-
 class LinkedFiles(Generic[F]):
     """
     The files of one restore that have several names; ``F`` is a name that is fetched.
@@ -317,7 +304,8 @@ class LinkedFiles(Generic[F]):
 
     def __init__(self) -> None:
         self.left_out = False
-        self._names: dict[Any, _LinkedNames[F]] = {}
+        # The first name of each file, and those that wait for it; None: it is complete.
+        self._names: dict[Any, tuple[F, list[F] | None]] = {}
         self._waiting = 0
 
     def add(self, key: Any, file: F) -> F | None:
@@ -331,18 +319,18 @@ class LinkedFiles(Generic[F]):
             the name itself: fetch it; another one: it is complete, so link to it; None: this name
             waits until the first is complete.
         """
-        names = self._names.get(key)
-        if names is None:
+        if key not in self._names:
             self.left_out = len(self._names) >= MAX_LINKED
             if not self.left_out:
-                self._names[key] = _LinkedNames(file)
+                self._names[key] = file, []
             return file
-        self.left_out = not names.is_complete and self._waiting >= MAX_WAITING
-        if names.is_complete:
-            return names.first
+        first, waiting = self._names[key]
+        self.left_out = waiting is not None and self._waiting >= MAX_WAITING
+        if waiting is None:
+            return first
         if self.left_out:
             return file
-        names.waiting.append(file)
+        waiting.append(file)
         self._waiting += 1
         return None
 
@@ -352,29 +340,27 @@ class LinkedFiles(Generic[F]):
 
         If it has failed, the next one becomes the first.
         """
-        names = self._names.get(key)
-        if names is None or names.first is not file or names.is_complete:
+        first, waiting = self._names.get(key, (None, None))
+        if first is not file or waiting is None:
             return []
-        if not succeeded:
-            if not names.waiting:
-                del self._names[key]
-                return []
-            names.first = names.waiting.pop(0)
-            self._waiting -= 1
-            return [names.first]
-        names.is_complete = True
-        waiting, names.waiting = names.waiting, []
+        if succeeded:
+            self._names[key] = file, None
+        elif waiting:
+            self._names[key] = waiting[0], waiting[1:]
+            waiting = waiting[:1]
+        else:
+            del self._names[key]
         self._waiting -= len(waiting)
         return waiting
 
     def exists(self, key: Any, file: F) -> F | None:
         """A name exists already, complete; return the first name, None if that is not complete yet."""
-        names = self._names.get(key)
-        if names is None:
+        if key not in self._names:
             if len(self._names) < MAX_LINKED:
-                self._names[key] = _LinkedNames(file, True)
+                self._names[key] = file, None
             return file
-        return names.first if names.is_complete else None
+        first, waiting = self._names[key]
+        return first if waiting is None else None
 
 
 NamedPlace = tuple[DirectoryFd, str]

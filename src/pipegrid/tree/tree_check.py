@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap, MutableCap, keepable, writes
@@ -18,7 +17,7 @@ from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.deferreds import Waiters, start_cancellable
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.settings import UpkeepSettings
-from pipegrid.transfer.upkeep import OnOutcome, Upkeep, UpkeepOutcome, UpkeepRequest, UpkeepSummary
+from pipegrid.transfer.upkeep import Upkeep, UpkeepOutcome, UpkeepRequest, UpkeepSummary
 from pipegrid.tree.retry_queue import MOST, RetryQueue, wants_servers
 from pipegrid.tree.walk import Met, TreePath, Unreadable, identity_of, walk
 
@@ -41,86 +40,6 @@ def lacking(outcome: UpkeepOutcome) -> Exception | None:
         absent = len({*outcome.absent, *outcome.after.unreachable})
         return UnhappyError("", 0, 0, absent) if absent else None
     return None
-
-
-class CheckRetries:
-    """
-    The objects of one run that are checked again.
-
-    Args:
-        waiting: called with a sentence when too few servers are reachable, and with None when the run
-            continues.
-
-    Attributes:
-        helped: objects whose retry came through.
-    """
-
-    def __init__(self, clock: IReactorTime, waiting: Callable[[str | None], None]) -> None:
-        self.helped = 0
-        self._clock = clock
-        self._woken: Waiters[None] = Waiters()
-        self._kept: list[tuple[_Placed, UpkeepOutcome, Exception]] = []
-        self._later: RetryQueue[int, tuple[_Placed, UpkeepOutcome]] = RetryQueue(
-            clock, lambda: self._woken.fire(None), waiting
-        )
-
-    def keeps(self, what: _Placed, outcome: UpkeepOutcome) -> bool:
-        """An object has an outcome; returns whether it is checked again."""
-        error = lacking(outcome)
-        if error is None:
-            self._later.succeeded(_SOMETHING_ELSE)
-        elif len(self._kept) < MOST:
-            self._kept.append((what, outcome, error))
-            return True
-        return False
-
-    async def take(
-        self,
-        look: Callable[[_Placed, OnOutcome], Awaitable[None]],
-        finished: Callable[[], Awaitable[None]],
-        note: Callable[[_Placed, UpkeepOutcome], None],
-    ) -> None:
-        """
-        Check the kept objects again now.
-
-        Args:
-            look: begins to check an object.
-            finished: returns when all checks have ended.
-            note: called with the final outcome of each.
-        """
-        for number, (what, outcome, error) in enumerate(self._kept):
-            if not self._later.keeps(number, (what, outcome), error, -math.inf):
-                note(what, outcome)
-        self._kept.clear()
-        in_flight = 0
-
-        def on_outcome(number: int, what: _Placed, began_s: float, outcome: UpkeepOutcome) -> None:
-            nonlocal in_flight
-            in_flight -= 1
-            error = lacking(outcome)
-            if error is None:
-                self.helped += self._later.succeeded(number)
-            elif self._later.keeps(number, (what, outcome), error, began_s):
-                return
-            note(what, outcome)
-
-        try:
-            while True:
-                again = self._later.next(at_end=not in_flight)
-                for _, lost in self._later.take_lost():
-                    note(*lost)
-                if again is not None:
-                    number, (what, _) = again
-                    in_flight += 1
-                    await look(what, partial(on_outcome, number, what, self._clock.seconds()))
-                elif in_flight:
-                    await finished()
-                elif self._later.has_any:
-                    await self._woken.wait()
-                else:
-                    return
-        finally:
-            self._later.close()
 
 
 # The check of everything in a tree: each object once, while the tree is walked.
@@ -261,15 +180,17 @@ _Placed = tuple[int, FirstMet, _Keepable]
 
 class _Trees:
     __slots__ = (
-        "_again",
         "_caps",
         "_grid",
         "_held",
+        "_later",
         "_met_before",
         "_met_stronger",
         "_reports",
         "_summary",
         "_todo",
+        "_unrepaired",
+        "_woken",
     )
 
     def __init__(
@@ -285,7 +206,11 @@ class _Trees:
         self._todo = todo
         self._summary = summary
         self._reports = reports
-        self._again = CheckRetries(grid.clock, reports.waiting)
+        self._woken: Waiters[None] = Waiters()
+        self._unrepaired: list[tuple[_Placed, UpkeepOutcome, Exception]] = []
+        self._later: RetryQueue[int, tuple[_Placed, UpkeepOutcome]] = RetryQueue(
+            grid.clock, lambda: self._woken.fire(None), reports.waiting
+        )
         self._met_before: set[bytes] = set()
         self._met_stronger = False
         self._held: dict[bytes, tuple[_Placed, UpkeepOutcome]] = {}
@@ -340,18 +265,53 @@ class _Trees:
 
     async def _look_again(self, upkeep: Upkeep) -> None:
         """Check again what was not repaired because servers were unreachable."""
+        for number, (what, outcome, error) in enumerate(self._unrepaired):
+            if not self._later.keeps(number, (what, outcome), error, -math.inf):
+                self._note(what, outcome)
+        self._unrepaired.clear()
+        in_flight = helped = 0
 
-        async def look(what: _Placed, on_outcome: OnOutcome) -> None:
-            await upkeep.wait_for_space()
-            upkeep.begin(what[2], on_outcome)
+        def on_outcome(number: int, what: _Placed, began_s: float, outcome: UpkeepOutcome) -> None:
+            nonlocal in_flight, helped
+            in_flight -= 1
+            error = lacking(outcome)
+            if error is None:
+                helped += self._later.succeeded(number)
+            elif self._later.keeps(number, (what, outcome), error, began_s):
+                return
+            self._note(what, outcome)
 
-        await self._again.take(look, upkeep.finished, self._note)
-        self._summary.second_tries += self._again.helped
+        try:
+            while True:
+                again = self._later.next(at_end=not in_flight)
+                for _, lost in self._later.take_lost():
+                    self._note(*lost)
+                if again is not None:
+                    number, (what, _) = again
+                    in_flight += 1
+                    began_s = self._grid.clock.seconds()
+                    await upkeep.wait_for_space()
+                    upkeep.begin(what[2], partial(on_outcome, number, what, began_s))
+                elif in_flight:
+                    await upkeep.finished()
+                elif self._later.has_any:
+                    await self._woken.wait()
+                else:
+                    break
+        finally:
+            self._later.close()
+        self._summary.second_tries += helped
 
     def _came(self, what: _Placed, outcome: UpkeepOutcome) -> None:
         """Record an outcome, unless the repair must be tried again because servers were unreachable."""
-        if not (self._todo.repair and self._again.keeps(what, outcome)):
-            self._note(what, outcome)
+        if self._todo.repair:
+            error = lacking(outcome)
+            if error is None:
+                self._later.succeeded(_SOMETHING_ELSE)
+            elif len(self._unrepaired) < MOST:
+                self._unrepaired.append((what, outcome, error))
+                return
+        self._note(what, outcome)
 
     def _note(self, what: tuple[int, FirstMet, object], outcome: UpkeepOutcome) -> None:
         self._summary.note(outcome)

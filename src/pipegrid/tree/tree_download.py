@@ -803,7 +803,9 @@ class TreeGet:
             )
         self._known_bytes += size or 0
         standing: local_files.Presence = "missing"
-        if parent.existed:  # what others write meanwhile into a new directory is noticed later
+        if (
+            parent.existed
+        ):  # what another process writes meanwhile into a new directory is noticed later
             standing = local_files.standing(parent.there, path, size, kept)
         if standing != "missing":
             parent.claim(path)
@@ -875,7 +877,9 @@ class TreeGet:
         def ended(outcome: Failure | None) -> None:
             try:
                 self._fetched(file, began_s, outcome)
-            except BaseException as error:  # of a callback of the caller, and reported only here
+            except (
+                BaseException
+            ) as error:  # raised by a callback of the caller, and reported only here
                 self._bug = self._bug or error
             self._running.discard(running)
             budget.give_back(lent)

@@ -7,6 +7,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import attrs
@@ -356,6 +357,7 @@ class Backups:
         self._machine = machine
         self.place = BackupPlace(grid.config)
         self.catalogues = GridCatalogues(grid, now)
+        self._storing = partial(RunUpload, grid, self.place, say=say, now=now)
         self.say = say
 
     async def run(
@@ -385,7 +387,7 @@ class Backups:
             noted = self.place.noted(self.say)
             machine = self._machine or self.place.machine()
             name = await self._checked_name(name, noted, source.root, machine, options)
-            storing = self._storing(source, reports)
+            storing = self._storing(source, reports=reports, read_only=False)
             with closing(storing.database):
                 noted, counts, listed = await self._store(noted, name, machine, storing, options)
                 storing.database.finish()
@@ -464,7 +466,7 @@ class Backups:
         forgotten: tuple[BackupRun, ...] = ()
         if noted.content is not None:
             assert noted.cap is not None
-            forgotten = tuple(change.apply(runs_of(noted.cap, noted.content))[1])
+            forgotten = change.done(runs_of(noted.cap, noted.content)).forgotten
         steps: list[Coroutine[Any, Any, Any]] = [self._change(noted, change)]
         if archives is not None:
             steps.append(archives.keep(run, forgotten))
@@ -581,7 +583,7 @@ class Backups:
                 noted = self.place.noted(self.say)
                 machine = self._machine or self.place.machine(keep=False)
                 await self._checked_name(name, noted, chosen.root, machine, options)
-            storing = self._storing(chosen, reports, read_only=True)
+            storing = self._storing(chosen, reports=reports, read_only=True)
             with closing(storing.database):
                 result = await storing.store(options, store)
         share_bytes = store.bytes * params.total_shares // params.required_shares
@@ -607,19 +609,6 @@ class Backups:
             )
             return noted.runs
         return noted._replace(content=content).runs
-
-    def _storing(
-        self, source: BackupSource, reports: TreeReports | None, read_only: bool = False
-    ) -> RunUpload:
-        return RunUpload(
-            self._grid,
-            self.place,
-            source,
-            say=self.say,
-            now=self._now,
-            reports=reports,
-            read_only=read_only,
-        )
 
 
 def _as_source(source: str | BackupSource) -> BackupSource:

@@ -45,8 +45,8 @@ class CatalogueChange(NamedTuple):
     forgetting: Callable[[Sequence[BackupRun]], None] = lambda _: None
     removed: frozenset[str] = frozenset()
 
-    def apply(self, listed: Sequence[BackupRun]) -> tuple[list[BackupRun], list[BackupRun]]:
-        """Return the runs that are listed then, oldest first, and those that are forgotten."""
+    def done(self, listed: Sequence[BackupRun]) -> ChangedCatalogue:
+        """Return the result of the change, still without content and version."""
         added = self.placed(listed)
         every = {entry_name(run): run for run in (*listed, *added)}
         runs = sorted(every.values(), key=lambda run: (run.time, run.name))
@@ -58,7 +58,8 @@ class CatalogueChange(NamedTuple):
             None if last is None else last.machine,
         )
         staying = set(map(entry_name, stay))
-        return stay, [run for run in runs if entry_name(run) not in staying]
+        forgotten = tuple(run for run in runs if entry_name(run) not in staying)
+        return ChangedCatalogue(b"", 0, tuple(stay), forgotten, last)
 
     def placed(self, listed: Sequence[BackupRun]) -> tuple[BackupRun, ...]:
         """Return the added runs; one whose name and second another machine's run has gets the next second."""
@@ -74,22 +75,14 @@ class CatalogueChange(NamedTuple):
             placed.append(free)
         return tuple(placed)
 
-    def done(self, listed: Sequence[BackupRun]) -> ChangedCatalogue:
-        """Return the result of the change, still without content and version."""
-        stay, forgotten = self.apply(listed)
-        placed = self.placed(listed)
-        return ChangedCatalogue(
-            b"", 0, tuple(stay), tuple(forgotten), placed[-1] if placed else None
-        )
-
     def edits(self, listed: Sequence[BackupRun]) -> list[Edit]:
         """Return the edits for a directory with these runs."""
-        stay, forgotten = self.apply(listed)
-        staying = set(map(entry_name, stay))
+        done = self.done(listed)
+        staying = set(map(entry_name, done.runs))
         there = set(map(entry_name, listed))
         added = self.placed(listed)
         edits: list[Edit] = [entry_of(run) for run in added if entry_name(run) in staying]
-        gone = [entry_name(run) for run in forgotten if entry_name(run) in there]
+        gone = [entry_name(run) for run in done.forgotten if entry_name(run) in there]
         return edits + [Unlink(name, must_exist=False) for name in gone]
 
 

@@ -13,6 +13,7 @@ import stat
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pipegrid.core.caps import Cap, immutable_size
@@ -646,14 +647,7 @@ def _identity(path: str) -> InodeIdentity:
     return status.st_dev, status.st_ino
 
 
-def _above(path: str) -> set[InodeIdentity]:
+def _above(path: str) -> frozenset[InodeIdentity]:
     """Return a directory and all those above it."""
-    found: set[InodeIdentity] = set()
-    real = os.path.realpath(path)
-    while True:
-        with suppress(OSError):
-            found.add(_identity(real))
-        above = os.path.dirname(real)
-        if above == real:
-            return found
-        real = above
+    real = Path(os.path.realpath(path))
+    return own_directories(real, *real.parents)
