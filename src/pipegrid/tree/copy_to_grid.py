@@ -296,7 +296,8 @@ class Copier:
             link = os.fsencode(os.readlink(item.path)) if is_link else None
         except OSError:
             return {}  # it was deleted, but it is stored
-        return entry_metadata(found, link=link, name=entry_name(_raw_name(item.path))[1])
+        raw_name = os.fsencode(os.path.basename(os.path.abspath(item.path)))
+        return entry_metadata(found, link=link, name=entry_name(raw_name)[1])
 
     async def frozen(
         self, child: Child, label: str, above: frozenset[bytes | None] = frozenset()
@@ -387,10 +388,6 @@ def local_items(path: str, label: str) -> list[Item]:
     except OSError as error:
         raise SourceError(f"cannot read {printable(path)}: {error.strerror}") from error
     return sorted(items, key=lambda item: item.name)
-
-
-def _raw_name(path: str) -> bytes:
-    return os.fsencode(os.path.basename(os.path.abspath(path)))
 
 
 def _without_times(metadata: dict[str, Any]) -> dict[str, Any]:

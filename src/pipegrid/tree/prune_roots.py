@@ -28,10 +28,8 @@ PINS_NAME = "pins"
 MAX_PINS = 10_000
 MAX_NAME_BYTES = 200
 
-_LOCK_NAME = "pins.lock"
 _MAX_FILE_BYTES = 8 << 20
 _CAP = re.compile(rb"URI:[A-Za-z0-9:+-]+")
-_TAHOE_BACKUPS = "backupdb.sqlite"
 
 
 @attrs.frozen
@@ -81,7 +79,7 @@ def tahoe_backup_objects(directory: Path) -> Iterator[bytes]:
     Raises:
         CannotReach: its database cannot be read.
     """
-    path = directory / "private" / _TAHOE_BACKUPS
+    path = directory / "private/backupdb.sqlite"
     if not path.exists():
         return
     try:
@@ -201,7 +199,7 @@ def remove_pin(directory: Path, name: str) -> Cap:
 def _changed_pins(directory: Path) -> Iterator[dict[str, Cap]]:
     """Yield the pins, locked; at the end replace the file, durably and atomically."""
     private = directory / "private"
-    path = private / _LOCK_NAME
+    path = private / "pins.lock"
     try:
         private.mkdir(mode=0o700, exist_ok=True)
         lock = open_locked(str(path), os.O_RDWR | os.O_CREAT, wait=True, mode=0o600)

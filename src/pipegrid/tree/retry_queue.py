@@ -128,7 +128,7 @@ class RetryPolicy(Generic[T]):
         """Something came through; returns whether that was a retry."""
         probe = self._probe
         second = what == probe or what in self._again
-        self._forget(what)
+        self.ended(what)
         self._good_s = now_s
         self.given_up = False
         # A response to a request sent before the outage says nothing about later requests.
@@ -150,7 +150,7 @@ class RetryPolicy(Generic[T]):
             return True
         others_came = self._good_s is not None and self._good_s > began_s
         second = what in self._again
-        self._forget(what)
+        self.ended(what)
         if self.given_up or len(self._kept) >= self._most or (second and others_came):
             return False
         self._kept.append(what)
@@ -161,7 +161,9 @@ class RetryPolicy(Generic[T]):
 
     def ended(self, what: T) -> None:
         """Something ended in another way."""
-        self._forget(what)
+        self._again.discard(what)
+        if what == self._probe:
+            self._probe = None
 
     # Decisions.
 
@@ -218,11 +220,6 @@ class RetryPolicy(Generic[T]):
         self.waiting = False
         self._waited_s += now_s - self._began_s
         self._back = True
-
-    def _forget(self, what: T) -> None:
-        self._again.discard(what)
-        if what == self._probe:
-            self._probe = None
 
 
 # What is kept of a tree for a retry; ``RetryPolicy`` decides when it is tried.

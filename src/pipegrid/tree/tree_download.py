@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredList
-from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
@@ -40,9 +39,6 @@ from pipegrid.tree.walk import Found, TreePath, Unreadable, WalkLimits, walk
 
 SMALL_IN_FLIGHT_BYTES = 16 << 20
 """Of all small files together: it fills a link of 1 Gbit/s at 100 ms."""
-
-LARGE_AT_ONCE = 3
-"""Each may use ``DownloadSettings.memory_bytes``."""
 
 
 MAX_PATHS = 1_000_000
@@ -86,14 +82,14 @@ class GetTreeLimits(NamedTuple):
 
     Attributes:
         in_flight_bytes: of small files.
-        large_at_once: files that are larger.
+        large_at_once: files that are larger; each may use ``DownloadSettings.memory_bytes``.
         jobs: files of either kind.
         paths: files, directories and links; a small tree can have a billion paths.
         walk, listing: see there.
     """
 
     in_flight_bytes: int = SMALL_IN_FLIGHT_BYTES
-    large_at_once: int = LARGE_AT_ONCE
+    large_at_once: int = 3
     jobs: int = 1 << 20
     walk: WalkLimits = WalkLimits()
     listing: ListingLimits = ListingLimits()
@@ -140,11 +136,6 @@ class IncomingDirectory:
     links: list[tuple[TreePath, str, RestoredMetadata]] = attrs.Factory(list)
 
     @property
-    def depth(self) -> int:
-        """How many levels it is below the root."""
-        return len(self.names)
-
-    @property
     def there(self) -> DirectoryFd:
         """The descriptor of the directory, which must not be left out."""
         assert self.home is not None
@@ -174,8 +165,6 @@ WAIT_S = 60.0
 MAX_LOOKS = 5
 """Attempts at a file that changes while it is fetched."""
 
-How = Literal["fetched", "present", "link"]
-
 
 class FileOutcome(NamedTuple):
     """
@@ -186,7 +175,7 @@ class FileOutcome(NamedTuple):
         identity: its device and inode, if they are known.
     """
 
-    how: How
+    how: Literal["fetched", "present", "link"]
     size: int
     not_kept: str = ""
     identity: tuple[int, int] | None = None
@@ -381,84 +370,6 @@ class FileFetcher:
         return True
 
 
-# Directories of a tree that could not be read because servers were unreachable. They are read again at the
-# end.
-
-
-class DirectoryRetries:
-    """
-    The directories of one tree to read again.
-
-    Args:
-        woken: fired when a pause is over.
-        waiting: see ``RetryQueue``.
-
-    Attributes:
-        is_reading: the end has come, and they are read.
-    """
-
-    def __init__(
-        self, clock: IReactorTime, woken: Waiters[None], waiting: Callable[[str | None], None]
-    ) -> None:
-        self.is_reading = False
-        self._woken = woken
-        self._unread: list[Unread] = []
-        self._path: TreePath | None = None
-        self._later: RetryQueue[TreePath, Unread] = RetryQueue(
-            clock, lambda: woken.fire(None), waiting
-        )
-
-    def keeps(self, one: Unread) -> bool:
-        """A directory could not be read; returns whether it is tried again."""
-        met = one.met
-        if self.is_reading:
-            return met.path == self._path and self._keeps(one)
-        if not wants_servers(met.error) or len(self._unread) >= MOST:
-            return False
-        self._unread.append(one)
-        return True
-
-    def is_read(self, path: TreePath) -> bool:
-        """A directory was read; returns whether that was a retry."""
-        return path == self._path and self._later.succeeded(path)
-
-    async def read(
-        self,
-        walk: Callable[[Unread], Coroutine[Any, Any, bool]],
-        give_up: Callable[[Unread], None],
-    ) -> None:
-        """
-        Read them now.
-
-        Args:
-            walk: walks through one and everything in it; returns whether the next may follow.
-            give_up: called with those that are given up.
-        """
-        self.is_reading = True
-        for each in self._unread:
-            self._keeps(each)
-        try:
-            while True:
-                again = self._later.next(at_end=True)
-                for _, lost in self._later.take_lost():
-                    give_up(lost)
-                if again is not None:
-                    self._path = again[0]
-                    if not await walk(again[1]):
-                        return
-                    self._later.ended(again[0])
-                elif self._later.tries.waiting:
-                    await self._woken.wait()
-                else:
-                    return
-        finally:
-            self._later.close()
-
-    def _keeps(self, one: Unread) -> bool:
-        # When its reading began is not known: other objects may have come through since.
-        return self._later.keeps(one.met.path, one, one.met.error, -math.inf)
-
-
 # Fetching a whole tree: directories and files as one pipeline.
 #
 # The walk reads directories in advance, and files are fetched as they are met. Small files, up to a segment,
@@ -471,8 +382,8 @@ class DirectoryRetries:
 # of the hashes.
 #
 # **Failures** are reported with their paths, and the rest continues. A failure due to unreachable servers is
-# retried (``RetryPolicy``). Directories get their modes and times when all their content has ended; links are
-# created just before that, when no more files are written there.
+# retried (``RetryPolicy``), that of a directory at the end. Directories get their modes and times when all
+# their content has ended; links are created just before that, when no more files are written there.
 
 FILE_BYTES = 32 << 10
 """The least that a file counts, for the objects of its download. So at most 512 are fetched at a time."""
@@ -565,7 +476,11 @@ class TreeGet:
         self._later: RetryQueue[TreePath, tuple[WantedFile, Exception]] = RetryQueue(
             grid.clock, lambda: self._woken.fire(None), waiting
         )
-        self._unread = DirectoryRetries(grid.clock, self._woken, waiting)
+        self._unread: list[Unread] = []
+        self._read_later: RetryQueue[TreePath, Unread] = RetryQueue(
+            grid.clock, lambda: self._woken.fire(None), waiting
+        )
+        self._read_again: TreePath | None = None  # the path of the directory; None before the end
         self._bug: BaseException | None = None
         self._stack: list[IncomingDirectory] = []
         self._folds = False
@@ -590,7 +505,7 @@ class TreeGet:
                 self._leave_down_to(0)
                 await self._catch_up(at_end=True)
                 if self._bug is None:
-                    await self._unread.read(self._walk_again, self._stays_unread)
+                    await self._read_unread()
             if self._bug is not None:
                 raise self._bug
         except BaseException:
@@ -611,8 +526,8 @@ class TreeGet:
                     met = met._replace(path=(*base, *met.path))
                 self._leave_down_to(len(met.path))
                 await self._meet(met)
-                if base and isinstance(met, Found):
-                    self.result.second_tries += self._unread.is_read(met.path)
+                if met.path == self._read_again and isinstance(met, Found):
+                    self.result.second_tries += self._read_later.succeeded(met.path)
                 await self._catch_up()
                 if self._bug is not None:
                     break
@@ -633,25 +548,49 @@ class TreeGet:
             else:
                 return
 
-    async def _walk_again(self, one: Unread) -> bool:
-        """Walk through a directory that could not be read before; returns False after an unexpected error."""
-        self._stack = [one.parent]
-        assert one.met.cap is not None
-        await self._walk(one.met.cap, one.met.metadata_json, one.met.path)
-        self._leave_down_to(0)
-        await self._catch_up(at_end=True)
-        return self._bug is None
+    async def _read_unread(self) -> None:
+        """Read the directories that could not be read because servers were unreachable."""
+        for each in self._unread:
+            self._keeps_unread(each)
+        try:
+            while True:
+                again = self._read_later.next(at_end=True)
+                for _, lost in self._read_later.take_lost():
+                    self._fail(lost.met.path, lost.met.error)
+                    self._ended_in(lost.parent)
+                if again is not None:
+                    self._read_again, one = again
+                    self._stack = [one.parent]
+                    assert one.met.cap is not None
+                    await self._walk(one.met.cap, one.met.metadata_json, one.met.path)
+                    self._leave_down_to(0)
+                    await self._catch_up(at_end=True)
+                    if self._bug is not None:
+                        return
+                    self._read_later.ended(one.met.path)
+                elif self._read_later.tries.waiting:
+                    await self._woken.wait()
+                else:
+                    return
+        finally:
+            self._read_later.close()
 
     def _could_not_read(self, one: Unread) -> None:
         """A directory could not be read; keep it for a retry."""
-        if self._unread.keeps(one):
+        if self._read_again is not None:
+            keeps = one.met.path == self._read_again and self._keeps_unread(one)
+        else:
+            keeps = wants_servers(one.met.error) and len(self._unread) < MOST
+            if keeps:
+                self._unread.append(one)
+        if keeps:
             one.parent.unfinished += 1
         else:
             self._fail(one.met.path, one.met.error)
 
-    def _stays_unread(self, one: Unread) -> None:
-        self._fail(one.met.path, one.met.error)
-        self._ended_in(one.parent)
+    def _keeps_unread(self, one: Unread) -> bool:
+        # When its reading began is not known: other objects may have come through since.
+        return self._read_later.keeps(one.met.path, one, one.met.error, -math.inf)
 
     async def _stop(self) -> None:
         running = list(self._running)
@@ -757,7 +696,7 @@ class TreeGet:
 
     def _leave_down_to(self, depth: int) -> None:
         """The walk has left all directories with longer paths than this."""
-        while self._stack and self._stack[-1].depth >= depth:
+        while self._stack and len(self._stack[-1].names) >= depth:
             self._ended_in(self._stack.pop())
 
     def _ended_in(self, local: IncomingDirectory | None) -> None:
@@ -915,7 +854,7 @@ class TreeGet:
             file.parent.claim(file.place)
         except PipegridError as other:  # this is the reason to report
             error = other
-        is_last_try = self._unread.is_reading
+        is_last_try = self._read_again is not None
         if is_last_try or not self._later.keeps(file.path, (file, error), error, began_s):
             self._give_up(file, error)
 

@@ -163,16 +163,13 @@ def _expected_bytes(cap: DirectoryCap) -> int:
     return _UNREAD_BYTES
 
 
-class _Step:
+class _Step(NamedTuple):
     """
     A directory above another one. It holds no listing, so that memory is freed without the garbage collector.
     """
 
-    __slots__ = ("before", "identity")
-
-    def __init__(self, identity: bytes | None, before: _Step | None) -> None:
-        self.identity = identity
-        self.before = before
+    identity: bytes | None
+    before: _Step | None
 
 
 @attrs.define(eq=False, repr=False)

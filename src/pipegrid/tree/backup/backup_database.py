@@ -377,11 +377,8 @@ class BackupDatabase(KnownObjects):
         try:
             with self._busy:
                 row: tuple[Any, ...] | None = self._connection.execute(statement, values).fetchone()
-        except sqlite3.OperationalError as error:
-            self._stop_writing(error)
-            return None
-        except sqlite3.DatabaseError:
-            self._broken = True  # files that are not recorded are read and stored again
+        except sqlite3.DatabaseError as error:
+            self._note_failure(error)
             return None
         return row
 
@@ -393,11 +390,8 @@ class BackupDatabase(KnownObjects):
                 if not self._connection.in_transaction:
                     self._connection.execute("BEGIN")
                 self._connection.execute(statement, values)
-        except sqlite3.OperationalError as error:  # the disk is full: the database itself is good
-            self._stop_writing(error)
-            return
-        except sqlite3.DatabaseError:
-            self._broken = True
+        except sqlite3.DatabaseError as error:
+            self._note_failure(error)
             return
         self._rows += 1
         now_s = self._now()
@@ -412,13 +406,13 @@ class BackupDatabase(KnownObjects):
             with self._busy:
                 if self._connection.in_transaction:
                     self._connection.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            self._stop_writing(error)
-        except sqlite3.DatabaseError:
-            self._broken = True
+        except sqlite3.DatabaseError as error:
+            self._note_failure(error)
 
-    def _stop_writing(self, error: Exception) -> None:
-        if not self._read_only:
+    def _note_failure(self, error: sqlite3.DatabaseError) -> None:
+        if not isinstance(error, sqlite3.OperationalError):
+            self._broken = True  # files that are not recorded are read and stored again
+        elif not self._read_only:  # the disk is full: the database itself is good
             self._read_only = True
             self._say(
                 f"cannot use {self._path} ({error}); what is stored now will be read again next time"

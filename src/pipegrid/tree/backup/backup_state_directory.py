@@ -34,7 +34,6 @@ from pipegrid.tree.backup.prune_records import PruneCandidates
 # a random id, kept with the state of backups.
 
 SYSTEM_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
-_OWN_NAME = "machine"
 _TAG = b"pipegrid_backup_machine_v1"
 _MAX_BYTES = 100
 _ID_BYTES = 8
@@ -62,7 +61,7 @@ def _id(directory: Path, keep: bool) -> str:
                 rb"[0-9a-f]{32}", text
             ):  # 'uninitialized' while a system boots for the first time
                 return tagged_hash(_TAG, text)[:_ID_BYTES].hex()
-    own = directory / _OWN_NAME
+    own = directory / "machine"
     with suppress(OSError):
         text = read_file(own, _MAX_BYTES).strip()
         if re.fullmatch(rb"[0-9a-f]{16}", text):
