@@ -12,7 +12,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, writes
 from pipegrid.core.mutable.directory_content_edits import Edit, Link
 from pipegrid.core.packed_directory import PackedChild, directory_cap, pack_immutable
 from pipegrid.core.text import composed, printable
@@ -96,8 +96,7 @@ def decide(item: Item, there: Child | None, force: bool) -> CopyAction:
             )
         if item.child is not None and item.child.read_cap == there.read_cap:
             return "same"
-        file = there.cap.file if isinstance(there.cap, DirectoryCap) else None
-        if isinstance(file, MutableCap) and file.access == "write":
+        if writes(there.cap):
             return "into"
     elif there.kind == "directory":
         raise ChildExists(

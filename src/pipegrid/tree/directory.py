@@ -20,6 +20,7 @@ from pipegrid.core.caps import (
     as_cap,
     parse_cap,
     unknown_kind,
+    writes,
 )
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.mutable.directory_content_edits import (
@@ -314,7 +315,7 @@ class Directory:
     @property
     def is_writable(self) -> bool:
         """Whether the cap can change the directory."""
-        return isinstance(self.cap.file, MutableCap) and self.cap.file.access == "write"
+        return writes(self.cap)
 
     @as_deferred
     async def list(self, limits: ListingLimits | None = None) -> dict[str, Child]:

@@ -330,17 +330,9 @@ def may_be_replaced(home: DirectoryFd, path: str) -> bool:
 def in_the_way(path: str) -> SinkError:
     """Return the error for an existing file that must not be replaced."""
     what = "something else"
+    kinds = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFREG: "another file"}
     with suppress(OSError):
-        mode = os.lstat(path).st_mode
-        what = (
-            "a directory"
-            if stat.S_ISDIR(mode)
-            else "a link"
-            if stat.S_ISLNK(mode)
-            else "another file"
-            if stat.S_ISREG(mode)
-            else what
-        )
+        what = kinds.get(stat.S_IFMT(os.lstat(path).st_mode), what)
     text = f"{printable(path)} is {what} already, and was left as it is; move it away"
     if what == "a directory":
         return SinkError(text)

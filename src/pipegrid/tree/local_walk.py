@@ -721,8 +721,5 @@ EntryWalk = LocalWalk | JoinedWalk
 
 def _why_missing(error: OSError) -> str:
     """Return why a directory that was given could not be read, as a sentence."""
-    if error.errno == errno.ENOENT:
-        return "it does not exist"
-    if error.errno == errno.ENOTDIR:
-        return "it is not a directory"
-    return reason_of(error)
+    known = {errno.ENOENT: "it does not exist", errno.ENOTDIR: "it is not a directory"}
+    return known.get(error.errno or 0) or reason_of(error)

@@ -376,7 +376,7 @@ def is_one_file(first: NamedPlace, second: NamedPlace) -> bool:
     ):
         one = os.stat(os.path.basename(first[1]), dir_fd=there, follow_symlinks=False)
         other = os.stat(os.path.basename(second[1]), dir_fd=inside, follow_symlinks=False)
-        return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+        return os.path.samestat(one, other)
     return False
 
 
@@ -401,17 +401,15 @@ def link_file(
     ):
         source = os.path.basename(first[1])
         found = os.stat(source, dir_fd=there, follow_symlinks=False)
-        if not stat.S_ISREG(found.st_mode) or (found.st_size, found.st_mtime_ns) != (
-            size,
-            mtime_ns,
-        ):
+        is_same = found.st_size == size and found.st_mtime_ns == mtime_ns
+        if not (stat.S_ISREG(found.st_mode) and is_same):
             return False
         remove_part(name, inside)
         hidden = part_path(name, inside)
         os.link(source, hidden, src_dir_fd=there, dst_dir_fd=inside, follow_symlinks=False)
         try:
             made = os.stat(hidden, dir_fd=inside, follow_symlinks=False)
-            if (made.st_dev, made.st_ino) != (found.st_dev, found.st_ino):
+            if not os.path.samestat(made, found):
                 return False
             if replace:
                 os.replace(hidden, name, src_dir_fd=inside, dst_dir_fd=inside)

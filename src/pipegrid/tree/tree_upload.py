@@ -28,9 +28,9 @@ from pipegrid.tree.local_walk import (
     DirectoryEnded,
     EntryWalk,
     FileMet,
-    LeftOut,
     LocalWalk,
     Skipped,
+    Thing,
     WalkOptions,
     own_directories,
 )
@@ -427,7 +427,7 @@ class TreeUpload:
 
     # From the walk.
 
-    def _take(self, batch: Sequence[Any]) -> None:
+    def _take(self, batch: Sequence[Thing]) -> None:
         self._batch = None
         self._walked = not batch
         self.counts.excluded = self._walk.excluded
@@ -447,7 +447,6 @@ class TreeUpload:
                 elif isinstance(thing, Skipped):
                     self._skip(thing)
                 else:
-                    assert isinstance(thing, LeftOut)
                     self._leave_out(thing.path, thing.why)
             self._reports.progress(self.counts)  # unchanged files cause no other report
         except Exception as error:  # it is reported only here

@@ -588,10 +588,8 @@ def remove_extra(extra: ExtraEntry, protected: frozenset[InodeIdentity]) -> None
                 return
             is_directory = stat.S_ISDIR(status.st_mode)
             mount = _mount_of(inside, os.fstat(inside))
-            if ((status.st_dev, status.st_ino), is_directory) != (
-                extra.identity,
-                extra.is_directory,
-            ):
+            identity = (status.st_dev, status.st_ino)
+            if (identity, is_directory) != (extra.identity, extra.is_directory):
                 raise SinkError("something else has this name now, so it stays")
             if is_directory:
                 _remove_tree(inside, extra.name, mount, protected)
