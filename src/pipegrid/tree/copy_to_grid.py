@@ -246,8 +246,7 @@ class Copier:
         outcomes = await self._grid.put_many(given, **self._calls(given)) if given else []
         for item, outcome in zip(sources, outcomes, strict=True):
             if isinstance(outcome, Failure):
-                error = outcome.value
-                self._reports.failed(item.label, error)  # type: ignore[arg-type]
+                self._reports.failed(item.label, outcome.value)  # type: ignore[arg-type]
             else:
                 caps[item] = outcome.cap
 
@@ -291,8 +290,7 @@ class Copier:
         assert item.path is not None
         try:
             found = os.stat(item.path, follow_symlinks=item.follow)
-            is_link = stat.S_ISLNK(found.st_mode)
-            link = os.fsencode(os.readlink(item.path)) if is_link else None
+            link = os.fsencode(os.readlink(item.path)) if stat.S_ISLNK(found.st_mode) else None
         except OSError:
             return {}  # it was deleted, but it is stored
         raw_name = os.fsencode(os.path.basename(os.path.abspath(item.path)))
@@ -382,8 +380,7 @@ def local_items(path: str, label: str) -> list[Item]:
                         f"{printable(label)} has more than {MAX_ITEMS} entries; copy a part of it"
                     )
                 name = entry_name(os.fsencode(entry.name))[0]
-                inner = f"{label}/{entry.name}"
-                items.append(Item(name, inner, entry.path, follow=False))
+                items.append(Item(name, f"{label}/{entry.name}", entry.path, follow=False))
     except OSError as error:
         raise SourceError(f"cannot read {printable(path)}: {error.strerror}") from error
     return sorted(items, key=lambda item: item.name)

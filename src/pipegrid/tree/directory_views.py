@@ -188,8 +188,7 @@ class DirectoryViews:
         if not isinstance(cap, MutableCap) or cap.access == "verify":
             return None
         known = self._sizes.get(cap.storage_index)
-        now = self._grid.clock.seconds()
-        if known is not None and now - known[1] <= FRESH_S:
+        if known is not None and self._grid.clock.seconds() - known[1] <= FRESH_S:
             return known[0]
         found = await self._grid.size(cap)
         self.sized(cap, found)

@@ -109,8 +109,7 @@ def parse_here(text: str, directory: Path) -> tuple[str, tuple[str, ...]]:
         UsageError: it is not a path, there is no such alias, or the aliases cannot be read.
     """
     text = as_pasted(text)
-    needed = not text.startswith(CAP_STARTS)
-    return parse(text, read_aliases(directory) if needed else None)
+    return parse(text, None if text.startswith(CAP_STARTS) else read_aliases(directory))
 
 
 def check_may_be_aliases(paths: Iterable[str]) -> None:

@@ -270,8 +270,7 @@ class LocalWalk:
 
     def _walk(self) -> Generator[Thing, None, None]:
         fd = os.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
-        found = os.fstat(fd)
-        yield self._enter(fd, "", b"", found)
+        yield self._enter(fd, "", b"", os.fstat(fd))
         yield from self._list()
         while self._levels:
             level = self._levels[-1]

@@ -114,11 +114,7 @@ class ReadSpace:
 
     async def fetch(self, grid: Grid, cap: Cap, start: int, length: int) -> bytes:
         """Fetch a range when its turn comes; raises as ``Grid.read`` does."""
-        await self._turns.acquire()
-        try:
-            return await grid.read(cap, start, length)
-        finally:
-            self._turns.release()
+        return await self._turns.run(grid.read, cap, start, length)
 
 
 @implementer(IBufferConsumer)

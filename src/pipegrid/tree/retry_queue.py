@@ -259,8 +259,7 @@ class RetryQueue(Generic[T, K]):
 
     def keeps(self, place: T, kept: K, error: Exception, began_s: float) -> bool:
         """Record that an attempt that began at ``began_s`` has failed; returns whether it is retried."""
-        now_s = self._clock.seconds()
-        if not (wants_servers(error) and self.tries.failed(place, began_s, now_s)):
+        if not (wants_servers(error) and self.tries.failed(place, began_s, self._clock.seconds())):
             return False
         self._kept[place] = kept
         self._notify_wait()

@@ -169,8 +169,7 @@ def check_trees(
     """
     reports = reports or CheckReports()
     counted = TreeSummary() if summary is None else summary
-    work = _Trees(grid, caps, todo, counted, reports)
-    return start_cancellable(work.run(bounds), grid.clock)
+    return start_cancellable(_Trees(grid, caps, todo, counted, reports).run(bounds), grid.clock)
 
 
 _Keepable = ChkCap | ChkVerifierCap | LitCap | MutableCap

@@ -126,12 +126,8 @@ class TreeTally:
         """
         Stop counting it, unless a directory above it is lost already; call this before the plan's method.
         """
-        above = place.parent
-        while above is not None:
-            if above.failed:
-                return
-            above = above.parent
-        self._count_above(place, place.held, -1)
+        if place.parent is None or not place.parent.is_lost:
+            self._count_above(place, place.held, -1)
 
     def _count_above(self, at: TreeNode, amounts: SubtreeCounts, sign: int) -> None:
         """Count them in total, and in all directories above that count this node already."""
@@ -228,11 +224,7 @@ class FileProgress:
 
 def path_of(directory: DirectoryNode) -> str:
     """Return the path of a directory from the root; empty for the root."""
-    names = []
-    at: TreeNode | None = directory
-    while at is not None and at.parent is not None:
-        names.append(at.name)
-        at = at.parent
+    *names, _root = (each.name for each in directory.upwards())
     return "/".join(reversed(names))
 
 
@@ -412,7 +404,7 @@ class TreeUpload:
         if again is None:
             return bool(lost)
         place, kept = again
-        if self._plan.is_lost(place):
+        if place.is_lost:
             self._later.ended(place)
             return True
         if isinstance(place, DirectoryNode):

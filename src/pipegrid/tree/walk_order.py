@@ -424,10 +424,9 @@ class WalkOrder:
             return Found(path, cap, kind_of(child.cap), metadata_json, True, best=best)
         error = child.error or self._obstacle(child)
         if error is None:
-            if child.state != "ready":
+            if child.listing is None:
                 self._head = child
                 return None
-            assert child.listing is not None
             if self._open_bytes + child.memory_bytes > self.limits.open_bytes:
                 error = DirectoryError(
                     "this directory and those above it have more entries than fit in memory; it "

@@ -259,12 +259,8 @@ def check_owner(runs: Iterable[BackupRun], name: str, root: str, machine: Machin
     theirs = [run for run in same if run.machine.id not in ("", machine.id)]
     if theirs and not any(run.machine.id for run in ours):
         newest = max(theirs, key=lambda run: run.time)
-        where = (
-            f"{newest.machine.name!r}, another machine"
-            if newest.machine.name
-            else "another machine"
-        )
-        raise _taken(name, f"{newest.directory or 'a directory'} on {where}", root)
+        named = f"{newest.machine.name!r}, " if newest.machine.name else ""
+        raise _taken(name, f"{newest.directory or 'a directory'} on {named}another machine", root)
     noted = [run for run in ours if run.directory]
     other = max(noted, key=lambda run: run.time).directory if noted else root
     if other == printable(root) or not still_exists(other):  # it was moved, perhaps to here
@@ -395,13 +391,12 @@ class Backups:
                 if not (listed.problems or counts.left_out or counts.second_tries):
                     storing.database.succeeded()
         assert noted.cap is not None
-        elapsed_s = self._grid.clock.seconds() - began_s
         return BackupResult(
             listed.run,
             noted.cap.readonly(),
             counts,
             listed.forgotten,
-            elapsed_s,
+            self._grid.clock.seconds() - began_s,
             listed.problems,
         )
 

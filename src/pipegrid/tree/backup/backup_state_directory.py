@@ -260,9 +260,8 @@ class BackupPlace:
         """
         said = CatalogueState()
         try:
-            said = self._read_list()
-        except FileNotFoundError:
-            pass
+            with suppress(FileNotFoundError):
+                said = self._read_list()
         except (OSError, ValueError, PipegridError):
             say(f"{self._list_file} is damaged; the list of backups is fetched from the grid")
         cap = self._read_cap()

@@ -243,8 +243,7 @@ def several(names: Collection[str]) -> str:
 
 
 def _listed(runs: Sequence[BackupRun], zone: tzinfo | None) -> str:
-    ordered = sorted(runs, key=lambda run: run.at)
-    return several([run_time_text(run.at, zone) for run in ordered])
+    return several([run_time_text(at, zone) for at in sorted(run.at for run in runs)])
 
 
 def _newest(runs: Sequence[BackupRun]) -> BackupRun:
