@@ -59,7 +59,7 @@ from pipegrid.tree.backup.catalogue import (
 )
 from pipegrid.tree.backup.catalogue_store import CatalogueChange
 from pipegrid.tree.backup.prune_records import SentObjects
-from pipegrid.tree.backup.retention import Retention, kept
+from pipegrid.tree.backup.retention import Retention, reasons
 from pipegrid.tree.backup.run_paths import choose_run
 from pipegrid.tree.directory import Directory
 from pipegrid.tree.directory_reading import unpack
@@ -156,7 +156,7 @@ class RetentionTests(SynchronousTestCase):
 
     def kept(self, runs: list[BackupRun], **rules: Any) -> list[str]:
         """Times of what is kept."""
-        return [run.time[5:13] for run in kept(runs, Retention(**rules))]
+        return [run.time[5:13] for run in _kept(runs, Retention(**rules))]
 
     def test_rules(self) -> None:
         """The newest, the newest of each day, the newest of each week."""
@@ -188,10 +188,10 @@ class RetentionTests(SynchronousTestCase):
                 for run, machine in zip(self.runs(*times), owners, strict=True)
             ]
             self.assertEqual(self.kept(runs, last=1), expected)
-        stay = kept(runs, Retention(last=1), machine=b)
+        stay = _kept(runs, Retention(last=1), machine=b)
         self.assertEqual([run.time[5:13] for run in stay], ["11-02_01", "11-03_01", "11-04_01"])
         runs = [attrs.evolve(run, machine=a) for run in runs]
-        self.assertEqual(kept(runs, Retention(last=1), machine=b), runs)
+        self.assertEqual(_kept(runs, Retention(last=1), machine=b), runs)
 
     def test_runs_of_nothing(self) -> None:
         """A disk that was not mounted for nights has no run forgotten that has files."""
@@ -224,7 +224,7 @@ class RetentionTests(SynchronousTestCase):
         """Stays, and counts for no rule: the newest of what is not later stay beside it."""
         runs = self.runs("11-01_01", "11-02_01", "11-03_01", "12-01_01", "12-02_01")
         for rules in (Retention(last=2), Retention(daily=2)):
-            stay = [run.time[5:13] for run in kept(runs, rules, runs[2].time)]
+            stay = [run.time[5:13] for run in _kept(runs, rules, runs[2].time)]
             self.assertEqual(stay, ["11-02_01", "11-03_01", "12-01_01", "12-02_01"])
 
 
@@ -1235,3 +1235,11 @@ class BackupTests(SynchronousTestCase):
     def test_times(self) -> None:
         """As Tahoe-LAFS names its archives."""
         self.assertEqual(shown_time(1_700_000_000.9), "2023-11-14_22:13:20Z")
+
+
+def _kept(
+    runs: list[BackupRun], rules: Retention, now: str | None = None, machine: Machine | None = None
+) -> list[BackupRun]:
+    """The runs that a rule keeps, in the given order."""
+    why = reasons(runs, rules, now, machine)
+    return [run for run in runs if why[run]]

@@ -485,19 +485,20 @@ def restore_mode_and_time(home: DirectoryFd, path: str, kept: RestoredMetadata) 
                     _set_mode(inside, name, wanted)
                 except OSError as error:
                     mode = _why(error.strerror or "it failed")
-            if kept.mtime_ns is not None and found.st_mtime_ns != kept.mtime_ns:
-                times = (kept.mtime_ns, kept.mtime_ns)
-                os.utime(name, ns=times, dir_fd=inside, follow_symlinks=False)
-        except (OSError, OverflowError) as problem:
+            if found.st_mtime_ns != kept.mtime_ns:
+                time = _set_time(name, kept, inside)
+        except OSError as problem:
             time = _no_time(problem)
     return _listed(mode, time)
 
 
-def _set_time(fd: int, kept: RestoredMetadata) -> str:
+def _set_time(at: int | str, kept: RestoredMetadata, inside: int | None = None) -> str:
+    """Set the time of an open file, or of a name in a directory; return a clause if that fails."""
     try:
         if kept.mtime_ns is not None:
-            os.utime(fd, ns=(kept.mtime_ns, kept.mtime_ns))
-    except (OSError, OverflowError) as error:
+            times = (kept.mtime_ns, kept.mtime_ns)
+            os.utime(at, ns=times, dir_fd=inside, follow_symlinks=inside is None)
+    except (OSError, OverflowError, NotImplementedError) as error:
         return _no_time(error)
     return ""
 
@@ -568,7 +569,6 @@ def make_link(home: DirectoryFd, path: str, kept: RestoredMetadata, force: bool)
     to, name = os.fsdecode(kept.link), os.path.basename(path)
     try:
         with home.entered() as inside:
-            time = ""
             try:
                 os.symlink(to, name, dir_fd=inside)
             except FileExistsError:
@@ -581,12 +581,7 @@ def make_link(home: DirectoryFd, path: str, kept: RestoredMetadata, force: bool)
                     link_instead(to, name, inside)
             if kept.extended is not None:
                 kept.extended.apply_to(inside, name, kept.mtime_ns)
-            try:
-                if kept.mtime_ns is not None:
-                    times = (kept.mtime_ns, kept.mtime_ns)
-                    os.utime(name, ns=times, dir_fd=inside, follow_symlinks=False)
-            except (OSError, OverflowError, NotImplementedError) as problem:
-                time = _no_time(problem)
+            time = _set_time(name, kept, inside)
     except (OSError, ValueError) as error:
         raise failed("make the link", path, error) from error
     return time

@@ -182,13 +182,9 @@ class DryRunStore:
         """Do nothing, as nothing is sent."""
 
     def put(
-        self,
-        source: Content,
-        size: int,
-        cap_known: Callable[[ChkCap], None] | None,
-        progress: Progress | None,
+        self, source: Content, size: int, *_: object
     ) -> Deferred[tuple[ImmutableFileCap, bool]]:
-        """Count the file, and invent a cap of the right length."""
+        """Count the file, and invent a cap of the right length; nothing is called."""
         if is_literal_size(size):
             return succeed((LitCap(b"?" * size), False))
         self.objects += 1

@@ -24,7 +24,7 @@ from pipegrid.tree.backup.catalogue import (
     runs_of,
     shown_time,
 )
-from pipegrid.tree.backup.retention import Retention, kept
+from pipegrid.tree.backup.retention import Retention, reasons
 from pipegrid.tree.directory import Directory, create_directory
 from pipegrid.tree.retry_queue import with_retries
 
@@ -51,15 +51,15 @@ class CatalogueChange(NamedTuple):
         every = {entry_name(run): run for run in (*listed, *added)}
         runs = sorted(every.values(), key=lambda run: (run.time, run.name))
         last = added[-1] if added else None
-        stay = kept(
+        why = reasons(
             [run for run in runs if entry_name(run) not in self.removed],
             self.retention,
             None if last is None else last.time,
             None if last is None else last.machine,
         )
-        staying = set(map(entry_name, stay))
-        forgotten = tuple(run for run in runs if entry_name(run) not in staying)
-        return ChangedCatalogue(b"", 0, tuple(stay), forgotten, last)
+        stay = tuple(run for run in runs if why.get(run))
+        forgotten = tuple(run for run in runs if not why.get(run))
+        return ChangedCatalogue(b"", 0, stay, forgotten, last)
 
     def placed(self, listed: Sequence[BackupRun]) -> tuple[BackupRun, ...]:
         """Return the added runs; one whose name and second another machine's run has gets the next second."""

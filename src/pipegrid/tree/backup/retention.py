@@ -102,17 +102,6 @@ _PERIODS: dict[str, tuple[str, _Period]] = {
 }
 
 
-def kept(
-    runs: Sequence[BackupRun],
-    rules: Retention,
-    now: str | None = None,
-    machine: Machine | None = None,
-) -> list[BackupRun]:
-    """Return the runs that a rule keeps, in the given order; arguments as of ``reasons``."""
-    why = reasons(runs, rules, now, machine)
-    return [run for run in runs if why[run]]
-
-
 def reasons(
     runs: Sequence[BackupRun],
     rules: Retention,
