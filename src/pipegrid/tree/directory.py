@@ -698,7 +698,8 @@ async def make_directories(
     for name in absent:
         check_name(name)
     for name in absent:
-        check_writable(directory.cap, _called(directory, way[0].cap, here.name))
+        is_first = directory.cap == way[0].cap or not here.name
+        check_writable(directory.cap, "this directory" if is_first else f"'{printable(here.name)}'")
         made = await create_directory(grid, format)
         try:
             await directory.link(name, made.cap)
@@ -709,7 +710,3 @@ async def make_directories(
                 raise
             directory = Directory(grid, there.cap)
     return directory
-
-
-def _called(directory: Directory, root: Cap | None, name: str) -> str:
-    return "this directory" if directory.cap == root or not name else f"'{printable(name)}'"

@@ -40,6 +40,9 @@ from pipegrid.tree.walk import Found, TreePath, Unreadable, WalkLimits, walk
 SMALL_IN_FLIGHT_BYTES = 16 << 20
 """Of all small files together: it fills a link of 1 Gbit/s at 100 ms."""
 
+LARGE_AT_ONCE = 3
+"""Each may use ``DownloadSettings.memory_bytes``."""
+
 
 MAX_PATHS = 1_000_000
 """Of one fetched tree, by default."""
@@ -82,14 +85,14 @@ class GetTreeLimits(NamedTuple):
 
     Attributes:
         in_flight_bytes: of small files.
-        large_at_once: files that are larger; each may use ``DownloadSettings.memory_bytes``.
+        large_at_once: files that are larger.
         jobs: files of either kind.
         paths: files, directories and links; a small tree can have a billion paths.
         walk, listing: see there.
     """
 
     in_flight_bytes: int = SMALL_IN_FLIGHT_BYTES
-    large_at_once: int = 3
+    large_at_once: int = LARGE_AT_ONCE
     jobs: int = 1 << 20
     walk: WalkLimits = WalkLimits()
     listing: ListingLimits = ListingLimits()
@@ -609,23 +612,18 @@ class TreeGet:
             )
             raise naming(SinkError(text), "give max_paths")
         parent = self._stack[-1] if self._stack else None
-        if parent is not None and parent.home is not None and not self._is_wanted(met):
+        if parent is not None and (parent.home is None or not self._is_wanted(met)):
             if isinstance(met, Found) and met.kind == "directory":
                 self._enter(None, parent, met, RestoredMetadata(), None)
             return
         if isinstance(met, Unreadable):
             if parent is None:
                 raise met.error
-            if parent.home is not None:
-                self._could_not_read(Unread(met, parent))
+            self._could_not_read(Unread(met, parent))
             return
         if parent is None and met.kind != "directory":
             text = "this is the cap of a file, and this fetches directories; fetch it with Grid.get"
             raise naming(CapError(text), "fetch it with Grid.get")
-        if parent is not None and parent.home is None:
-            if met.kind == "directory":
-                self._enter(None, parent, met, RestoredMetadata(), None)
-            return
         kept = restored(
             met.metadata,
             self._options.modes,

@@ -88,16 +88,13 @@ def relocated(old: Path, new: Path) -> Path:
     """
     if os.path.lexists(new) or not _is_itself(old):
         return new
-    lock = -1
-    try:
+    with suppress(OSError):  # another process uses it, or the new place is not writable
         lock = open_private(str(old / "lock"), os.O_RDWR)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_itself(old) and not os.path.lexists(new):  # no other process has moved it since
-            _move(old, new)
-    except OSError:  # another process uses it, or the new place is not writable
-        pass
-    finally:
-        if lock >= 0:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_itself(old) and not os.path.lexists(new):  # no other process has moved it since
+                _move(old, new)
+        finally:
             os.close(lock)
     return new if os.path.lexists(new) else old
 

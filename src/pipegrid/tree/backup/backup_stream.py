@@ -105,11 +105,10 @@ class BackupStream:
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise SourceError(f"cannot run {program}: {why}") from error
-        assert process.stdout is not None
+        # Its type is known to what can stop reading when the run is cancelled.
+        assert isinstance(process.stdout, io.BufferedReader)
         source: Source | None = None
         try:
-            # Its type is known to what can stop reading when the run is cancelled.
-            assert isinstance(process.stdout, io.BufferedReader)
             source = await open_for_put(process.stdout, grid.workers, grid.clock)
             status = await grid.workers.run_blocking(_wait, process)
             if status:
