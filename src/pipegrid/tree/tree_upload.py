@@ -39,10 +39,10 @@ from pipegrid.tree.tree_plan import MAX_ENTRIES, DirectoryNode, TreeNode, TreePl
 from pipegrid.tree.upload_queue import UploadQueue
 from pipegrid.tree.upload_store import (
     Content,
-    FileStore,
     GridFiles,
     KnownObject,
     KnownObjects,
+    TreeStore,
     unreadable_root,
 )
 
@@ -301,7 +301,7 @@ class TreeUpload:
         self,
         grid: Grid,
         walk: EntryWalk,
-        store: FileStore,
+        store: TreeStore,
         root: str,
         reports: TreeReports | None = None,
         memory: KnownObjects | None = None,

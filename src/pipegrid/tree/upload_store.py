@@ -203,7 +203,7 @@ class DryRunStore:
         return succeed(None)
 
 
-FileStore = GridFiles | DryRunStore
+TreeStore = GridFiles | DryRunStore
 
 
 def unreadable_root(root: object, error: OSError) -> SourceError:

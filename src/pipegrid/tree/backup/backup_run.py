@@ -43,7 +43,7 @@ from pipegrid.tree.file_metadata import KEY
 from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.local_walk import WalkOptions, own_directories
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports, TreeResult, TreeUpload
-from pipegrid.tree.upload_store import DryRunStore, FileStore, GridFiles
+from pipegrid.tree.upload_store import DryRunStore, GridFiles, TreeStore
 
 if TYPE_CHECKING:
     from pipegrid.tree.backup.backup_stream import BackupStream
@@ -143,7 +143,7 @@ class RunUpload:
             sent=None if read_only else SentObjects(place.candidates.objects_path),
         )
 
-    async def store(self, options: BackupOptions, store: FileStore) -> TreeResult:
+    async def store(self, options: BackupOptions, store: TreeStore) -> TreeResult:
         """
         Store what is not recorded as stored.
 
