@@ -459,7 +459,7 @@ class TreeUpload:
             self._root_metadata = entry_metadata(thing.found, extended=thing.extended)
             directory = self._plan.enter(None, "", {})
         else:
-            entry = self._entry(thing.parent, thing)
+            entry = self._entry(thing)
             if entry is None:
                 return
             directory = self._plan.enter(*entry)
@@ -467,10 +467,10 @@ class TreeUpload:
         self._tally.met(directory, directories=1)
 
     def _entry(
-        self, number: int, thing: FileMet | DirectoryBegun
+        self, thing: FileMet | DirectoryBegun
     ) -> tuple[DirectoryNode, str, dict[str, Any]] | None:
         """Return the place of an entry in the tree, with name and metadata; None: it is left out."""
-        parent = self._directories.get(number)
+        parent = self._directories.get(thing.parent)
         if parent is None:
             return None  # its directory was left out, and reported
         if not self._plan.has_space(parent):
@@ -496,7 +496,7 @@ class TreeUpload:
             self._reports.not_stored(thing.path or ".", "extended attribute", why)
 
     def _meet(self, met: FileMet) -> None:
-        entry = self._entry(met.parent, met)
+        entry = self._entry(met)
         if entry is None:
             if isinstance(met.content, io.FileIO):
                 met.content.close()

@@ -180,10 +180,9 @@ class GridCatalogues:
         self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes
     ) -> ChangedCatalogue:
         """Change the remembered content of a catalogue, and write it over whatever the servers have."""
-        directory = Directory(self._grid, cap, self._now)
         listed = runs_of(cap, remembered)
-        change.forgetting(change.done(listed).forgotten)
-        content = directory.applied(remembered, change.edits(listed))
-        written = await with_retries(self._grid.clock, lambda: self._grid.overwrite(cap, content))
         done = change.done(listed)
+        change.forgetting(done.forgotten)
+        content = Directory(self._grid, cap, self._now).applied(remembered, change.edits(listed))
+        written = await with_retries(self._grid.clock, lambda: self._grid.overwrite(cap, content))
         return done._replace(content=content, version=written.version.sequence_number)

@@ -149,11 +149,10 @@ async def forget(
         content = await backups.catalogues.load(noted.cap)
         judged = judge(noted._replace(content=content).runs, request)
         removed = frozenset(entry_name(each.run) for each in judged if not each.keeps)
-        if dry_run or not removed:
-            return judged
-        change = CatalogueChange(
-            noted.unlisted, forgetting=place.candidates.note_forgotten, removed=removed
-        )
-        changed = await backups.catalogues.change(noted.cap, change, content)
-        place.note(CatalogueState(noted.cap, changed.content, (), changed.version))
+        if removed and not dry_run:
+            change = CatalogueChange(
+                noted.unlisted, forgetting=place.candidates.note_forgotten, removed=removed
+            )
+            changed = await backups.catalogues.change(noted.cap, change, content)
+            place.note(CatalogueState(noted.cap, changed.content, (), changed.version))
         return judged
