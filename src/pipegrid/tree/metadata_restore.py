@@ -258,15 +258,17 @@ class ExtendedRestore:
             metadata, ours: see ``stored_metadata``.
         """
         stored = stored_metadata(metadata, ours)
+        user, group, attributes = stored.user, stored.group, stored.attributes
         if self._owners == "none":
-            stored = stored._replace(user=None, group=None)
-        if self._users or self._groups:
-            attributes = tuple(
+            user = group = None
+        elif self._users or self._groups:
+            user = None if user is None else self._user(user)
+            group = None if group is None else self._group(group)
+            attributes = attributes and tuple(
                 (name, with_owners(value, self._user, self._group) if name in _LISTS else value)
-                for name, value in stored.attributes
+                for name, value in attributes
             )
-            user = None if stored.user is None else self._user(stored.user)
-            group = None if stored.group is None else self._group(stored.group)
+        if (user, group, attributes) != (stored.user, stored.group, stored.attributes):
             stored = stored._replace(user=user, group=group, attributes=attributes)
         return RestoredExtended(stored, self._may_give_rights)
 
