@@ -85,7 +85,7 @@ class CancelledWork:
         client = self.world.client(params=PARAMS, happy=HAPPY)
         self.grid = client.grid
         self.grid.config = attrs.evolve(self.grid.config, caches=(self.cache,))
-        self.trees = Trees(self.grid, self.grid._workers, self.grid._start)
+        self.trees = Trees(self.grid)
 
     def _make_tree(self) -> None:
         random = self.random

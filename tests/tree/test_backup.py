@@ -42,7 +42,6 @@ from pipegrid.tree.backup.backup_database import (
     LATEST_S,
     RACY_NS,
     SOONEST_S,
-    FileRecord,
     Signature,
     is_due,
     is_unchanged,
@@ -60,7 +59,7 @@ from pipegrid.tree.backup.catalogue import (
 )
 from pipegrid.tree.backup.catalogue_store import CatalogueChange
 from pipegrid.tree.backup.prune_records import SentObjects
-from pipegrid.tree.backup.retention import Retention, kept
+from pipegrid.tree.backup.retention import Retention, reasons
 from pipegrid.tree.backup.run_paths import choose_run
 from pipegrid.tree.directory import Directory
 from pipegrid.tree.directory_reading import unpack
@@ -86,10 +85,10 @@ class ChangesTests(SynchronousTestCase):
         """A file's state."""
         return status(mtime_ns=10 * 10**9)
 
-    def recorded(self, read_ns: int, **changes: int) -> FileRecord:
+    def recorded(self, read_ns: int, **changes: int) -> tuple[Signature, int]:
         """The same file as it was recorded."""
         same = Signature(5, 10 * 10**9, 9, 77)
-        return FileRecord(same._replace(**changes), read_ns)
+        return same._replace(**changes), read_ns
 
     def test_unchanged(self) -> None:
         """All of it must be as it was."""
@@ -98,9 +97,9 @@ class ChangesTests(SynchronousTestCase):
             (0o100644, 77, 1, 1, 0, 0, 5, 1, 10, 0),
             {"st_mtime_ns": 10 * 10**9, "st_ctime_ns": 9},
         )
-        self.assertTrue(is_unchanged(self.recorded(later), found))
+        self.assertTrue(is_unchanged(*self.recorded(later), found))
         for change in ({"size": 6}, {"mtime_ns": 1}, {"ctime_ns": 8}, {"inode": 1}):
-            self.assertFalse(is_unchanged(self.recorded(later, **change), found))
+            self.assertFalse(is_unchanged(*self.recorded(later, **change), found))
 
     def test_racily_clean(self) -> None:
         """What was changed just before it was read may have been changed just after it as well."""
@@ -108,22 +107,20 @@ class ChangesTests(SynchronousTestCase):
             (0o100644, 77, 1, 1, 0, 0, 5, 1, 10, 0),
             {"st_mtime_ns": 10 * 10**9, "st_ctime_ns": 9},
         )
-        self.assertFalse(is_unchanged(self.recorded(10 * 10**9 + RACY_NS), found))
-        self.assertFalse(is_unchanged(self.recorded(10 * 10**9 - 1), found))
+        self.assertFalse(is_unchanged(*self.recorded(10 * 10**9 + RACY_NS), found))
+        self.assertFalse(is_unchanged(*self.recorded(10 * 10**9 - 1), found))
 
     def test_a_time_in_the_future(self) -> None:
         """Of a camera whose clock is wrong, say: that file is not read and sent anew every night."""
         read_ns = 10 * 10**9
         for ahead_ns, unchanged in ((RACY_NS + 1, True), (10**18, True), (RACY_NS, False)):
             found = status(mtime_ns=read_ns + ahead_ns)
-            self.assertEqual(
-                is_unchanged(FileRecord(signature_of(found), read_ns), found), unchanged, ahead_ns
-            )
+            self.assertEqual(is_unchanged(signature_of(found), read_ns, found), unchanged, ahead_ns)
         found = os.stat_result(
             (0o100644, 77, 1, 1, 0, 0, 5, 1, 10, 0),
             {"st_mtime_ns": 10**18, "st_ctime_ns": read_ns - 1},
         )
-        self.assertFalse(is_unchanged(FileRecord(signature_of(found), read_ns), found))
+        self.assertFalse(is_unchanged(signature_of(found), read_ns, found))
 
     def test_beyond_64_bits(self) -> None:
         """Inodes without a sign, and years that 64 bits of nanoseconds do not reach, are as good as any."""
@@ -133,9 +130,9 @@ class ChangesTests(SynchronousTestCase):
             signature = signature_of(found)
             for number in signature:
                 self.assertTrue(-(1 << 63) <= number < 1 << 63, number)
-            self.assertTrue(is_unchanged(FileRecord(signature, 10 * RACY_NS), found))
+            self.assertTrue(is_unchanged(signature, 10 * RACY_NS, found))
             other = signature._replace(inode=signature.inode ^ 1)
-            self.assertFalse(is_unchanged(FileRecord(other, 10 * RACY_NS), found))
+            self.assertFalse(is_unchanged(other, 10 * RACY_NS, found))
 
     def test_due(self) -> None:
         """Each at an age of its own, none earlier or later than said."""
@@ -159,7 +156,7 @@ class RetentionTests(SynchronousTestCase):
 
     def kept(self, runs: list[BackupRun], **rules: Any) -> list[str]:
         """Times of what is kept."""
-        return [run.time[5:13] for run in kept(runs, Retention(**rules))]
+        return [run.time[5:13] for run in _kept(runs, Retention(**rules))]
 
     def test_rules(self) -> None:
         """The newest, the newest of each day, the newest of each week."""
@@ -191,10 +188,10 @@ class RetentionTests(SynchronousTestCase):
                 for run, machine in zip(self.runs(*times), owners, strict=True)
             ]
             self.assertEqual(self.kept(runs, last=1), expected)
-        stay = kept(runs, Retention(last=1), machine=b)
+        stay = _kept(runs, Retention(last=1), machine=b)
         self.assertEqual([run.time[5:13] for run in stay], ["11-02_01", "11-03_01", "11-04_01"])
         runs = [attrs.evolve(run, machine=a) for run in runs]
-        self.assertEqual(kept(runs, Retention(last=1), machine=b), runs)
+        self.assertEqual(_kept(runs, Retention(last=1), machine=b), runs)
 
     def test_runs_of_nothing(self) -> None:
         """A disk that was not mounted for nights has no run forgotten that has files."""
@@ -227,7 +224,7 @@ class RetentionTests(SynchronousTestCase):
         """Stays, and counts for no rule: the newest of what is not later stay beside it."""
         runs = self.runs("11-01_01", "11-02_01", "11-03_01", "12-01_01", "12-02_01")
         for rules in (Retention(last=2), Retention(daily=2)):
-            stay = [run.time[5:13] for run in kept(runs, rules, runs[2].time)]
+            stay = [run.time[5:13] for run in _kept(runs, rules, runs[2].time)]
             self.assertEqual(stay, ["11-02_01", "11-03_01", "12-01_01", "12-02_01"])
 
 
@@ -1238,3 +1235,11 @@ class BackupTests(SynchronousTestCase):
     def test_times(self) -> None:
         """As Tahoe-LAFS names its archives."""
         self.assertEqual(shown_time(1_700_000_000.9), "2023-11-14_22:13:20Z")
+
+
+def _kept(
+    runs: list[BackupRun], rules: Retention, now: str | None = None, machine: Machine | None = None
+) -> list[BackupRun]:
+    """The runs that a rule keeps, in the given order."""
+    why = reasons(runs, rules, now, machine)
+    return [run for run in runs if why[run]]

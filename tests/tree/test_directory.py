@@ -121,7 +121,7 @@ class DirectoryTests(GridTestCase):
     def test_wrong_arguments(self) -> None:
         """Are told in a sentence, before anything is written; a name that no path could lead to as well."""
         directory, grid = self.directory, self.grid
-        trees = Trees(grid, grid._workers, grid._start)
+        trees = Trees(grid)
         wrong: Any = 5
         changes: list[tuple[Any, str]] = [
             (lambda: directory.link(wrong, A), "the name of a child is text, not 5 (int)"),
@@ -282,7 +282,7 @@ class DirectoryTests(GridTestCase):
         (home / "private/aliases").write_text(f"home: {self.directory.cap}\n")
         self.grid.config = attrs.evolve(self.grid.config, directory=home)
         self.world.run(self.directory.link("a", A))
-        trees = Trees(self.grid, self.grid.workers, _started)
+        trees = Trees(self.grid)
         self.assertEqual(self.world.run(trees.resolve("home:a")).cap, A)
         self.assertEqual(self.world.run(trees.resolve(f"{self.directory.cap}/a")).cap, A)
         with self.assertRaisesRegex(UsageError, "did you mean 'home'"):

@@ -58,7 +58,7 @@ class TreeTestCase(SynchronousTestCase):
         self.addCleanup(shutil.rmtree, self.scratch, ignore_errors=True)
         self.target = self.scratch / "target"
         grid: Any = self.client.grid
-        self.trees = Trees(grid, grid._workers, grid._start)
+        self.trees = Trees(grid)
         self.problems: dict[str, Exception] = {}
         self.told: list[tuple[str, str]] = []
 

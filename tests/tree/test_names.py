@@ -23,7 +23,7 @@ from pipegrid.errors import (
 from pipegrid.tree import grid_paths as module
 from pipegrid.tree.directory_reading import Listing, unpack
 from pipegrid.tree.grid_paths import PathFinder, has_path, parse, resolve
-from pipegrid.tree.local_files import TakenNames, local_name
+from pipegrid.tree.local_files import NameCollisions, local_name
 from tests import vectors
 from tests.tree.support import FakeGrid, changing_cap, entry_bytes
 
@@ -77,11 +77,11 @@ class LocalNameTests(SynchronousTestCase):
 
     def test_collisions(self) -> None:
         """The same name twice is told of; names that differ in case, where the file system folds them."""
-        exact = TakenNames(folds=False)
+        exact = NameCollisions(folds=False)
         for name in ("a", "A", "\xe9", "e\u0301"):
             exact.take(name)
         self.assertRaises(SinkError, exact.take, "a")
-        folding = TakenNames(folds=True)
+        folding = NameCollisions(folds=True)
         folding.take("README")
         folding.take("\xe9")
         self.assertRaises(SinkError, folding.take, "Readme")

@@ -422,9 +422,8 @@ class PruneTests(SynchronousTestCase):
         """It may count on what would be released."""
         grid = self.client.start()
         place = self.client.backups(grid).place
-        place.lock()
-        self.assertRaises(UsageError, self.prune)
-        place.unlock()
+        with place.locked():
+            self.assertRaises(UsageError, self.prune)
         self.world.end(grid)
         self.prune()
 

@@ -51,7 +51,7 @@ class UnfinishedTests(SynchronousTestCase):
         self.cache.mkdir()
         grid.config = attrs.evolve(grid.config, caches=(self.cache,))
         self.grid = grid
-        self.trees = Trees(grid, grid._workers, grid._start)
+        self.trees = Trees(grid)
         self.patch(backup_database, "RACY_NS", -(1 << 62))
         self.patch(upload_journal, "MAX_UNWRITTEN", 1)
         self.patch(upload_queue, "MAX_OBJECTS", 64)  # so that not all is stored at one moment

@@ -19,7 +19,6 @@ from pipegrid.errors import CapError, SinkError, UsageError
 from pipegrid.grid.client_paths import ALIASES_NAME
 from pipegrid.tree.backup.run_times import looks_like_run
 
-FILE_NAME = os.path.basename(ALIASES_NAME)
 ROOT_NAME = "root_dir.cap"
 DEFAULT = "tahoe"
 """The alias of the cap in ``root_dir.cap``."""
@@ -43,18 +42,16 @@ def read_aliases(directory: Path) -> dict[str, str]:
     Raises:
         UsageError: the file cannot be read, is not text, or is too large.
     """
-    private = directory / "private"
+    path = directory / ALIASES_NAME
     found: dict[str, str] = {}
-    for line in _text(private / FILE_NAME).split("\n"):
+    for line in _text(path).split("\n"):
         named = _named(line)
         if named is not None:
             found[named[0]] = named[1]
         if len(found) > MAX_ALIASES:
-            raise UsageError(
-                f"{private / FILE_NAME} has more than {MAX_ALIASES} aliases; remove some by hand"
-            )
+            raise UsageError(f"{path} has more than {MAX_ALIASES} aliases; remove some by hand")
     if DEFAULT not in found:
-        root = _text(private / ROOT_NAME).strip()
+        root = _text(directory / "private" / ROOT_NAME).strip()
         if root:
             found[DEFAULT] = root
     return found
@@ -118,23 +115,22 @@ def remove_alias(
         written = as_written(name, aliases)
         if written is None:
             raise unknown_alias(name, aliases)
-        name = written
         data = _read(path)
-        kept = [line for line in data.splitlines(keepends=True) if not _names(line, name)]
+        kept = [line for line in data.splitlines(keepends=True) if not _names(line, written)]
         if len(b"".join(kept)) == len(data):
             raise UsageError(
-                f"the alias '{printable(name)}' comes from {directory / 'private' / ROOT_NAME}, which "
+                f"the alias '{printable(written)}' comes from {directory / 'private' / ROOT_NAME}, which "
                 "another program wrote; remove it by hand"
             )
         caps = [
             named[1]
             for line in decode_text(data, str(path)).split("\n")
-            if (named := _named(line)) and named[0] == name
+            if (named := _named(line)) and named[0] == written
         ]
         for cap in dict.fromkeys(reversed(caps)):
             on_replaced(cap)
         _write(path, b"".join(kept))
-    return aliases[name]
+    return aliases[written]
 
 
 def checked_name(text: str) -> str:

@@ -12,7 +12,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap
+from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, writes
 from pipegrid.core.mutable.directory_content_edits import Edit, Link
 from pipegrid.core.packed_directory import PackedChild, directory_cap, pack_immutable
 from pipegrid.core.text import composed, printable
@@ -96,8 +96,7 @@ def decide(item: Item, there: Child | None, force: bool) -> CopyAction:
             )
         if item.child is not None and item.child.read_cap == there.read_cap:
             return "same"
-        file = there.cap.file if isinstance(there.cap, DirectoryCap) else None
-        if isinstance(file, MutableCap) and file.access == "write":
+        if writes(there.cap):
             return "into"
     elif there.kind == "directory":
         raise ChildExists(
@@ -190,7 +189,11 @@ class Copier:
         for item in items:
             name = composed(item.name)
             try:
-                check_name_free(item, labels.get(name))
+                if name in labels:
+                    raise UsageError(
+                        f"{printable(labels[name])} and {printable(item.label)} would both be called "
+                        f"'{printable(name)}'; copy them one after the other, to different names"
+                    )
                 actions[item] = decide(item, there.get(name), self._force)
                 labels[name] = item.label
             except UsageError as error:
@@ -243,8 +246,7 @@ class Copier:
         outcomes = await self._grid.put_many(given, **self._calls(given)) if given else []
         for item, outcome in zip(sources, outcomes, strict=True):
             if isinstance(outcome, Failure):
-                error = outcome.value
-                self._reports.failed(item.label, error)  # type: ignore[arg-type]
+                self._reports.failed(item.label, outcome.value)  # type: ignore[arg-type]
             else:
                 caps[item] = outcome.cap
 
@@ -288,11 +290,11 @@ class Copier:
         assert item.path is not None
         try:
             found = os.stat(item.path, follow_symlinks=item.follow)
-            is_link = stat.S_ISLNK(found.st_mode)
-            link = os.fsencode(os.readlink(item.path)) if is_link else None
+            link = os.fsencode(os.readlink(item.path)) if stat.S_ISLNK(found.st_mode) else None
         except OSError:
             return {}  # it was deleted, but it is stored
-        return entry_metadata(found, link=link, name=entry_name(_raw_name(item.path))[1])
+        raw_name = os.fsencode(os.path.basename(os.path.abspath(item.path)))
+        return entry_metadata(found, link=link, name=entry_name(raw_name)[1])
 
     async def frozen(
         self, child: Child, label: str, above: frozenset[bytes | None] = frozenset()
@@ -378,32 +380,10 @@ def local_items(path: str, label: str) -> list[Item]:
                         f"{printable(label)} has more than {MAX_ITEMS} entries; copy a part of it"
                     )
                 name = entry_name(os.fsencode(entry.name))[0]
-                inner = f"{label}/{entry.name}"
-                items.append(Item(name, inner, entry.path, follow=False))
+                items.append(Item(name, f"{label}/{entry.name}", entry.path, follow=False))
     except OSError as error:
         raise SourceError(f"cannot read {printable(path)}: {error.strerror}") from error
     return sorted(items, key=lambda item: item.name)
-
-
-def check_name_free(item: Item, other: str | None) -> None:
-    """
-    Check that no other item has the name of this one.
-
-    Args:
-        other: label of an item with the same name, or None.
-
-    Raises:
-        UsageError: there is one.
-    """
-    if other is not None:
-        raise UsageError(
-            f"{printable(other)} and {printable(item.label)} would both be called "
-            f"'{printable(composed(item.name))}'; copy them one after the other, to different names"
-        )
-
-
-def _raw_name(path: str) -> bytes:
-    return os.fsencode(os.path.basename(os.path.abspath(path)))
 
 
 def _without_times(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pipegrid.core.caps import (
     as_cap,
     parse_cap,
     unknown_kind,
+    writes,
 )
 from pipegrid.core.encoding_parameters import Params
 from pipegrid.core.mutable.directory_content_edits import (
@@ -314,7 +315,7 @@ class Directory:
     @property
     def is_writable(self) -> bool:
         """Whether the cap can change the directory."""
-        return isinstance(self.cap.file, MutableCap) and self.cap.file.access == "write"
+        return writes(self.cap)
 
     @as_deferred
     async def list(self, limits: ListingLimits | None = None) -> dict[str, Child]:
@@ -380,7 +381,9 @@ class Directory:
                 stored.
             others: what ``Grid.put`` and ``change`` raise.
         """
-        return self._put(name, lambda: self._grid.put(source, **options), metadata, replace, stored)
+        store = partial(self._grid.put, source, **options)
+        work = self._put(name, store, metadata, replace, stored)
+        return start_cancellable(work, self._grid.clock)  # ``stored`` may cancel it
 
     def put_mutable(
         self,
@@ -400,24 +403,11 @@ class Directory:
 
         Otherwise like ``put``.
         """
-        return self._put(
-            name, lambda: self._grid.create_mutable(source, **options), metadata, replace, stored
-        )
+        store = partial(self._grid.create_mutable, source, **options)
+        work = self._put(name, store, metadata, replace, stored)
+        return start_cancellable(work, self._grid.clock)
 
-    def _put(
-        self,
-        name: str,
-        store: Callable[[], Deferred[S]],
-        metadata: dict[str, Any] | None,
-        replace: bool,
-        on_stored: Callable[[Cap], object],
-    ) -> Deferred[S]:
-        # ``on_stored`` may cancel it.
-        return start_cancellable(
-            self._stored(name, store, metadata, replace, on_stored), self._grid.clock
-        )
-
-    async def _stored(
+    async def _put(
         self,
         name: str,
         store: Callable[[], Deferred[S]],
@@ -663,7 +653,8 @@ async def look_up(grid: ChangesFiles, root: str | Cap, names: Sequence[str]) -> 
         PipegridError: a directory could not be read.
     """
     cap = parse_cap(root.strip()) if isinstance(root, str) else root
-    way = [_root_child(cap)]
+    read_cap = cap if isinstance(cap, UnknownCap) else cap.readonly()
+    way = [Child("", read_cap, cap if cap != read_cap else None)]
     for depth, name in enumerate(names):
         here = way[-1].cap
         if isinstance(here, UnknownCap) and not depth:
@@ -707,7 +698,8 @@ async def make_directories(
     for name in absent:
         check_name(name)
     for name in absent:
-        check_writable(directory.cap, _called(directory, way[0].cap, here.name))
+        is_first = directory.cap == way[0].cap or not here.name
+        check_writable(directory.cap, "this directory" if is_first else f"'{printable(here.name)}'")
         made = await create_directory(grid, format)
         try:
             await directory.link(name, made.cap)
@@ -718,13 +710,3 @@ async def make_directories(
                 raise
             directory = Directory(grid, there.cap)
     return directory
-
-
-def _called(directory: Directory, root: Cap | None, name: str) -> str:
-    return "this directory" if directory.cap == root or not name else f"'{printable(name)}'"
-
-
-def _root_child(cap: Cap) -> Child:
-    if isinstance(cap, UnknownCap):
-        return Child("", cap)
-    return Child("", cap.readonly(), cap if cap.readonly() != cap else None)

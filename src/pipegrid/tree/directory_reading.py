@@ -204,9 +204,7 @@ def unpack(
     limits = limits or ListingLimits()
     if len(data) > limits.directory_bytes:
         raise _too_large(limits)
-    found: dict[str, Entry] = {}
-    for entry in _entries(data, cap.file, limits, known):
-        found[entry.name] = entry
+    found = {entry.name: entry for entry in _entries(data, cap.file, limits, known)}
     return Listing(tuple(found[name] for name in sorted(found)), len(data))
 
 

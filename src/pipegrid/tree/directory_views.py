@@ -104,14 +104,12 @@ class DirectoryViews:
             if not can_change or self._grid.clock.seconds() - known.read_at <= fresh_s:
                 self._views.move_to_end(cap)
                 return known
-        reading = self._reading.get(cap)
-        if reading is None:
-            reading = self._reading[cap] = _Reading()
-            waiting = reading.waiters.wait()
+        reading = self._reading.get(cap) or _Reading()
+        waiting = reading.waiters.wait()
+        if cap not in self._reading:
+            self._reading[cap] = reading
             # A session that ends does not cancel a read that others wait for.
             Deferred.fromCoroutine(self._read(cap, reading))
-        else:
-            waiting = reading.waiters.wait()
         return await waiting
 
     async def _read(self, cap: DirectoryCap, reading: _Reading) -> None:
@@ -190,8 +188,7 @@ class DirectoryViews:
         if not isinstance(cap, MutableCap) or cap.access == "verify":
             return None
         known = self._sizes.get(cap.storage_index)
-        now = self._grid.clock.seconds()
-        if known is not None and now - known[1] <= FRESH_S:
+        if known is not None and self._grid.clock.seconds() - known[1] <= FRESH_S:
             return known[0]
         found = await self._grid.size(cap)
         self.sized(cap, found)

@@ -105,10 +105,8 @@ def _read_attributes(at: int | str) -> dict[str, Any]:
             continue
         size += len(raw) + len(value)
         stored[quote_from_bytes(raw)] = base64.b64encode(value).decode("ascii")
-    return {
-        **({ATTRIBUTES: stored} if stored else {}),
-        **({LEFT_OUT: left_out} if left_out else {}),
-    }
+    found: dict[str, Any] = {ATTRIBUTES: stored, LEFT_OUT: left_out}
+    return {key: value for key, value in found.items() if value}
 
 
 def attribute_bytes(ours: Mapping[str, Any] | None) -> int:
@@ -190,20 +188,10 @@ class OwnerNames:
         Return the stored form of their names, and how many names are left out; asks the system, which may
         take long.
         """
-
-        def user(number: int) -> str:
-            return pwd.getpwuid(number).pw_name
-
-        def group(number: int) -> str:
-            return grp.getgrgid(number).gr_name
-
-        users, more_users = _named(self.users, user)
-        groups, more_groups = _named(self.groups, group)
-        table: dict[str, Any] = {
-            **({USERS: users} if users else {}),
-            **({GROUPS: groups} if groups else {}),
-        }
-        return table, more_users + more_groups
+        users, more_users = _named(self.users, lambda number: pwd.getpwuid(number).pw_name)
+        groups, more_groups = _named(self.groups, lambda number: grp.getgrgid(number).gr_name)
+        table = {USERS: users, GROUPS: groups}
+        return {key: names for key, names in table.items() if names}, more_users + more_groups
 
 
 def _named(numbers: set[int], ask: Callable[[int], str]) -> tuple[dict[str, str], int]:
@@ -357,49 +345,25 @@ def _number(value: Any) -> int | None:
 # What was lost, as users read it.
 
 
-class MetadataLoss:
-    """Of one kind of metadata: how many entries lost it, the first path, and why."""
-
-    __slots__ = ("count", "path", "why")
-
-    def __init__(
-        self,
-        count: int,
-        path: str,
-        why: str,
-    ) -> None:
-        self.count = count
-        self.path = path
-        self.why = why
-
-
 class MetadataLosses:
-    """
-    The metadata that could not be stored or restored.
-
-    Attributes:
-        kinds: by kind, such as ``owner``.
-    """
+    """The metadata that could not be stored or restored, by kind, such as ``owner``."""
 
     def __init__(self) -> None:
-        self.kinds: dict[str, MetadataLoss] = {}
+        self._kinds: dict[str, tuple[int, str, str]] = {}  # how many, the first path, and why
 
     def add(self, path: str, kind: str, why: str) -> None:
         """Count an entry that lost this kind."""
-        loss = self.kinds.get(kind)
-        if loss is None:
-            self.kinds[kind] = MetadataLoss(1, path, why)
-        else:
-            loss.count += 1
+        count, path, why = self._kinds.get(kind, (0, path, why))
+        self._kinds[kind] = count + 1, path, why
 
     def counts(self) -> dict[str, int]:
         """Return how many entries lost each kind."""
-        return {kind: loss.count for kind, loss in self.kinds.items()}
+        return {kind: count for kind, (count, _, _) in self._kinds.items()}
 
     def sentences(self, done: str) -> list[str]:
         """Return a clause for each kind; ``done`` is what was not done: stored or restored."""
         return [
-            f"{kind}s of {loss.count} {'entry' if loss.count == 1 else 'entries'} not {done} ({loss.why}), "
-            f"the first: {loss.path}"
-            for kind, loss in self.kinds.items()
+            f"{kind}s of {count} {'entry' if count == 1 else 'entries'} not {done} ({why}), "
+            f"the first: {path}"
+            for kind, (count, path, why) in self._kinds.items()
         ]

@@ -187,14 +187,11 @@ def paths_below(directory: str, lines: Iterable[str]) -> list[str]:
         UsageError: one is not below it.
     """
     found = []
-    for line in lines:
-        if not line:
-            continue
-        path = line
+    for path in filter(None, lines):
         if path.startswith("/"):
             inside = directory.rstrip("/") + "/"
             if not (path + "/").startswith(inside):
-                raise UsageError(f"{line!r} is not below {directory}; list only paths that are")
+                raise UsageError(f"{path!r} is not below {directory}; list only paths that are")
             path = path[len(inside) :]
         found.append(path)
         if len(found) > MAX_LISTED:

@@ -83,16 +83,14 @@ def parse(text: str, aliases: Mapping[str, str] | None = None) -> tuple[str, tup
         return root, names_of(rest) if found else ()
     if not text:
         raise UsageError("the path is empty; perhaps a variable is not set")
+    aliases = aliases or {}
     alias, found, rest = text.partition(":")
     if not found or "/" in alias or not alias:
-        meant = text.partition("/")[0] if aliases else ""
-        known = bool(aliases) and as_written(meant, aliases or {}) is not None
-        hint = f"did you mean '{printable(meant)}:'?" if known else ""
-        raise UsageError(
-            f"'{shortened(text)}' does not begin with a cap or an alias; "
-            + (hint or "a path is written ALIAS:some/path or CAP/some/path")
-        )
-    aliases = aliases or {}
+        meant = text.partition("/")[0]
+        hint = "a path is written ALIAS:some/path or CAP/some/path"
+        if as_written(meant, aliases) is not None:
+            hint = f"did you mean '{printable(meant)}:'?"
+        raise UsageError(f"'{shortened(text)}' does not begin with a cap or an alias; {hint}")
     written = as_written(alias, aliases)
     if written is None and rest.startswith("//"):
         raise UsageError(
@@ -111,8 +109,7 @@ def parse_here(text: str, directory: Path) -> tuple[str, tuple[str, ...]]:
         UsageError: it is not a path, there is no such alias, or the aliases cannot be read.
     """
     text = as_pasted(text)
-    needed = not text.startswith(CAP_STARTS)
-    return parse(text, read_aliases(directory) if needed else None)
+    return parse(text, None if text.startswith(CAP_STARTS) else read_aliases(directory))
 
 
 def check_may_be_aliases(paths: Iterable[str]) -> None:

@@ -108,8 +108,7 @@ class TreePart(DirectoryPartFile):
             return
         super()._set_mode(more)
         if not more:  # see above
-            mode = _unlike(self.fileno(), self._mode)
-            self.not_kept = _listed(mode and _why(mode), self.not_kept)
+            self.not_kept = _listed(_unlike(self.fileno(), self._mode), self.not_kept)
 
 
 class SparseTreePart(TreePart):
@@ -177,8 +176,7 @@ class UnnamedFile:
             self.not_kept = _set_time(self._fd, kept)
             if wanted is not None and (has_changed or stat.S_IMODE(found.st_mode) != wanted):
                 change_mode(self._fd, wanted)
-                mode_not_kept = _unlike(self._fd, wanted)
-                self.not_kept = _listed(mode_not_kept and _why(mode_not_kept), self.not_kept)
+                self.not_kept = _listed(_unlike(self._fd, wanted), self.not_kept)
         except BaseException:
             self.leave()
             raise
@@ -332,17 +330,9 @@ def may_be_replaced(home: DirectoryFd, path: str) -> bool:
 def in_the_way(path: str) -> SinkError:
     """Return the error for an existing file that must not be replaced."""
     what = "something else"
+    kinds = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFREG: "another file"}
     with suppress(OSError):
-        mode = os.lstat(path).st_mode
-        what = (
-            "a directory"
-            if stat.S_ISDIR(mode)
-            else "a link"
-            if stat.S_ISLNK(mode)
-            else "another file"
-            if stat.S_ISREG(mode)
-            else what
-        )
+        what = kinds.get(stat.S_IFMT(os.lstat(path).st_mode), what)
     text = f"{printable(path)} is {what} already, and was left as it is; move it away"
     if what == "a directory":
         return SinkError(text)
@@ -464,8 +454,8 @@ def finish_directory(
                 os.fchmod(fd, mode)
                 not_set = _unlike(fd, mode)
             except OSError as error:
-                not_set = error.strerror or "it failed"
-        return _listed(not_set and _why(not_set), time)
+                not_set = _why(error.strerror or "it failed")
+        return _listed(not_set, time)
 
 
 def restore_mode_and_time(home: DirectoryFd, path: str, kept: RestoredMetadata) -> str:
@@ -495,19 +485,20 @@ def restore_mode_and_time(home: DirectoryFd, path: str, kept: RestoredMetadata) 
                     _set_mode(inside, name, wanted)
                 except OSError as error:
                     mode = _why(error.strerror or "it failed")
-            if kept.mtime_ns is not None and found.st_mtime_ns != kept.mtime_ns:
-                times = (kept.mtime_ns, kept.mtime_ns)
-                os.utime(name, ns=times, dir_fd=inside, follow_symlinks=False)
-        except (OSError, OverflowError) as problem:
+            if found.st_mtime_ns != kept.mtime_ns:
+                time = _set_time(name, kept, inside)
+        except OSError as problem:
             time = _no_time(problem)
     return _listed(mode, time)
 
 
-def _set_time(fd: int, kept: RestoredMetadata) -> str:
+def _set_time(at: int | str, kept: RestoredMetadata, inside: int | None = None) -> str:
+    """Set the time of an open file, or of a name in a directory; return a clause if that fails."""
     try:
         if kept.mtime_ns is not None:
-            os.utime(fd, ns=(kept.mtime_ns, kept.mtime_ns))
-    except (OSError, OverflowError) as error:
+            times = (kept.mtime_ns, kept.mtime_ns)
+            os.utime(at, ns=times, dir_fd=inside, follow_symlinks=inside is None)
+    except (OSError, OverflowError, NotImplementedError) as error:
         return _no_time(error)
     return ""
 
@@ -526,10 +517,10 @@ def _is_unlike(found: int, mode: int) -> bool:
 
 
 def _unlike(fd: int, mode: int | None) -> str:
-    """Return why an open file does not have the mode that was set; empty if it has."""
+    """Return a clause if an open file does not have the mode that was set; empty if it has."""
     if mode is None or not _is_unlike(os.fstat(fd).st_mode, mode):
         return ""
-    return "the file system, or this user's rights, do not allow it"
+    return _why("the file system, or this user's rights, do not allow it")
 
 
 def _listed(*what: str) -> str:
@@ -578,7 +569,6 @@ def make_link(home: DirectoryFd, path: str, kept: RestoredMetadata, force: bool)
     to, name = os.fsdecode(kept.link), os.path.basename(path)
     try:
         with home.entered() as inside:
-            time = ""
             try:
                 os.symlink(to, name, dir_fd=inside)
             except FileExistsError:
@@ -591,12 +581,7 @@ def make_link(home: DirectoryFd, path: str, kept: RestoredMetadata, force: bool)
                     link_instead(to, name, inside)
             if kept.extended is not None:
                 kept.extended.apply_to(inside, name, kept.mtime_ns)
-            try:
-                if kept.mtime_ns is not None:
-                    times = (kept.mtime_ns, kept.mtime_ns)
-                    os.utime(name, ns=times, dir_fd=inside, follow_symlinks=False)
-            except (OSError, OverflowError, NotImplementedError) as problem:
-                time = _no_time(problem)
+            time = _set_time(name, kept, inside)
     except (OSError, ValueError) as error:
         raise failed("make the link", path, error) from error
     return time
@@ -665,32 +650,6 @@ def local_name(name: str, exact: bytes | None = None) -> str:
     return os.fsdecode(data)
 
 
-class TakenNames:
-    """
-    The names that entries of one directory have taken.
-
-    Args:
-        folds: the file system treats names as equal that differ only in case or composition.
-    """
-
-    def __init__(self, folds: bool) -> None:
-        self._folds = folds
-        self._taken: dict[str, str] = {}
-
-    def take(self, name: str) -> None:
-        """
-        Take a name for an entry.
-
-        Raises:
-            SinkError: another entry has it.
-        """
-        key = unicodedata.normalize("NFC", name).casefold() if self._folds else name
-        other = self._taken.get(key)
-        if other is not None:
-            raise same_name(other, name)
-        self._taken[key] = name
-
-
 def same_name(name: str, second: str) -> SinkError:
     """Return the error for the second of two entries that would be one local file."""
     return SinkError(
@@ -715,17 +674,31 @@ def _unfit(name: str, why: str) -> SinkError:
 # alone.
 
 
-class NameCollisions(TakenNames):
+class NameCollisions:
     """
     The names and files that entries of one directory have taken.
 
     Args:
-        folds: as for ``TakenNames``.
+        folds: the file system treats names as equal that differ only in case or composition.
     """
 
     def __init__(self, folds: bool) -> None:
-        super().__init__(folds)
+        self._folds = folds
+        self._taken: dict[str, str] = {}
         self._owners: dict[tuple[int, int], str] = {}
+
+    def take(self, name: str) -> None:
+        """
+        Take a name for an entry.
+
+        Raises:
+            SinkError: another entry has it.
+        """
+        key = unicodedata.normalize("NFC", name).casefold() if self._folds else name
+        other = self._taken.get(key)
+        if other is not None:
+            raise same_name(other, name)
+        self._taken[key] = name
 
     def claim(self, home: DirectoryFd, path: str, identity: tuple[int, int] | None = None) -> None:
         """

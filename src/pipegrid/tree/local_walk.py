@@ -11,8 +11,9 @@ import os
 import stat
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import suppress
 from threading import Lock
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pipegrid.disk.atomic_write import is_part_name
 from pipegrid.disk.mount_table import mounted_file_systems
@@ -143,23 +144,6 @@ LinkId = Callable[[os.stat_result, str], str | None]
 """Identifies a file that has several names; see ``extended_metadata.HardLinks``."""
 
 
-class EntryWalk(Protocol):
-    """A walk through one directory, or through several as one tree; see ``LocalWalk``."""
-
-    def batch(self) -> list[Thing]:
-        """Return the next entries; an empty list at the end."""
-
-    def close(self) -> None:
-        """Close all directories, once the current batch has ended."""
-
-    def open(self, path: str) -> io.FileIO:
-        """Open a file of the walk again."""
-
-    @property
-    def excluded(self) -> int:
-        """Number of entries that the selection has left out so far."""
-
-
 class WalkOptions(NamedTuple):
     """
     How local directories are walked, however many one tree is made of.
@@ -180,7 +164,7 @@ class WalkOptions(NamedTuple):
 _DEFAULTS = WalkOptions()
 
 
-class LocalWalk(EntryWalk):
+class LocalWalk:
     """
     One walk through a directory, in batches. All methods block: call them in a worker thread.
 
@@ -286,8 +270,7 @@ class LocalWalk(EntryWalk):
 
     def _walk(self) -> Generator[Thing, None, None]:
         fd = os.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
-        found = os.fstat(fd)
-        yield self._enter(fd, "", b"", found)
+        yield self._enter(fd, "", b"", os.fstat(fd))
         yield from self._list()
         while self._levels:
             level = self._levels[-1]
@@ -324,7 +307,7 @@ class LocalWalk(EntryWalk):
         level = self._levels[-1]
         selection = self._selection
         try:
-            tag = self._tag(level.fd) if selection.tags else None
+            tag = next((each.name for each in selection.tags if _has_tag(level.fd, each)), None)
             with os.scandir(level.fd) as entries:
                 for entry in entries:
                     path = f"{level.path}/{entry.name}" if level.path else entry.name
@@ -356,10 +339,6 @@ class LocalWalk(EntryWalk):
             yield LeftOut(level.path, reason_of(error))
         # Files first, so that they are open only briefly; taken from the end.
         level.names.sort(key=lambda each: (each[1], each[0]), reverse=True)
-
-    def _tag(self, fd: int) -> str | None:
-        """Return the name of the tag by which a directory's content is left out, if it has one."""
-        return next((tag.name for tag in self._selection.tags if _has_tag(fd, tag)), None)
 
     def _descend(self, name: str, path: str) -> Iterator[Thing]:
         level = self._levels[-1]
@@ -406,15 +385,13 @@ class LocalWalk(EntryWalk):
         level = self._levels.pop()
         if self._levels and self._levels[-1].fd < 0:
             above = self._levels[-1]
-            try:
+            with suppress(OSError):
                 fd = os.open("..", _DIRECTORY, dir_fd=level.fd) if level.fd >= 0 else -1
                 found = os.fstat(fd)
                 if (found.st_dev, found.st_ino) == above.identity:
                     above.fd = fd
                 else:
                     os.close(fd)
-            except OSError:
-                pass
             if above.fd < 0 and above.names:
                 above.names.clear()
                 yield LeftOut(
@@ -494,39 +471,26 @@ class LocalWalk(EntryWalk):
             if not stat.S_ISREG(found.st_mode):
                 raise _not_regular()
             extended = None if self._identify is None else read_extended(fd, found)
-            if found.st_size > SMALL_BYTES:
-                file = self._file(fd, path)
-                return self._met(level, name, path, found, began_ns, file, extended)
-            content = os.pread(fd, found.st_size + 1, 0)
-            if len(content) != found.st_size:
-                content = _read_to_end(fd)
-            if _signature(os.fstat(fd)) != _signature(found):
-                continue
-            if len(content) <= SMALL_BYTES:
+            content: bytes | io.FileIO | None = None
+            if found.st_size <= SMALL_BYTES:
+                content = os.pread(fd, found.st_size + 1, 0)
+                if len(content) != found.st_size:
+                    content = _read_to_end(fd)
+                if _signature(os.fstat(fd)) != _signature(found):
+                    continue
+                if len(content) > SMALL_BYTES:
+                    if found.st_size:
+                        continue
+                    content = None  # its reader reads it to its end
+            if isinstance(content, bytes):
                 self._bytes += len(content)
-                return self._met(level, name, path, found, began_ns, content, extended)
-            if not found.st_size:  # its reader reads it to its end
-                file = self._file(fd, path)
-                return self._met(level, name, path, found, began_ns, file, extended)
+            else:
+                content = io.FileIO(self._shown(path), "rb", opener=lambda _path, _flags: fd)
+            link_id = self._link_id(found, path)
+            return FileMet(
+                level.number, name, path, found, began_ns, content, None, None, extended, link_id
+            )
         return None
-
-    def _file(self, fd: int, path: str) -> io.FileIO:
-        return io.FileIO(self._shown(path), "rb", opener=lambda _path, _flags: fd)
-
-    def _met(
-        self,
-        level: _Level,
-        name: bytes,
-        path: str,
-        found: os.stat_result,
-        began_ns: int,
-        content: bytes | io.FileIO,
-        extended: dict[str, Any] | None,
-    ) -> FileMet:
-        link_id = self._link_id(found, path)
-        return FileMet(
-            level.number, name, path, found, began_ns, content, None, None, extended, link_id
-        )
 
 
 def kernel_devices() -> dict[int, str]:
@@ -543,11 +507,9 @@ def own_directories(*paths: str | os.PathLike[str]) -> frozenset[tuple[int, int]
     """
     found = set()
     for path in paths:
-        try:
+        with suppress(OSError):
             status = os.stat(path)
-        except OSError:
-            continue
-        found.add((status.st_dev, status.st_ino))
+            found.add((status.st_dev, status.st_ino))
     return frozenset(found)
 
 
@@ -642,14 +604,7 @@ def reason_of(error: OSError) -> str:
     return f"it cannot be read: {error.strerror}"
 
 
-MakesWalk = Callable[[str, str, int], LocalWalk]
-"""
-Called with a directory, its path in the joined tree, and the number of levels above it; returns a walk
-through it.
-"""
-
-
-class JoinedWalk(EntryWalk):
+class JoinedWalk:
     """
     A walk through several directories as one tree, whose root is that of the file system.
 
@@ -659,10 +614,13 @@ class JoinedWalk(EntryWalk):
 
     Args:
         directories: absolute paths without links, none below another.
-        walk_of: makes the walk through one.
+        walk_of: called with a directory, its path in the joined tree, and the number of levels above it;
+            returns a walk through it.
     """
 
-    def __init__(self, directories: Sequence[str], walk_of: MakesWalk) -> None:
+    def __init__(
+        self, directories: Sequence[str], walk_of: Callable[[str, str, int], LocalWalk]
+    ) -> None:
         self._directories = sorted(directories, key=lambda each: each.split("/"))
         self._walk_of = walk_of
         self._numbers = 0
@@ -672,10 +630,12 @@ class JoinedWalk(EntryWalk):
         self._busy = Lock()
 
     def batch(self) -> list[Thing]:
+        """Return the next entries; an empty list at the end."""
         with self._busy:
             return next(self._batches, [])
 
     def close(self) -> None:
+        """Close all directories, once the current batch has ended."""
         with self._busy:
             self._batches.close()
             for walk in self._walks.values():
@@ -683,9 +643,11 @@ class JoinedWalk(EntryWalk):
 
     @property
     def excluded(self) -> int:
+        """Number of entries that the selections have left out so far."""
         return sum(walk.excluded for walk in self._walks.values())
 
     def open(self, path: str) -> io.FileIO:
+        """Open a file of one of the walks again; see ``LocalWalk.open``."""
         for prefix, walk in list(self._walks.items()):  # the thread of the walk may add one
             if path.startswith(f"{prefix}/"):
                 return walk.open(path[len(prefix) + 1 :])
@@ -753,10 +715,10 @@ class JoinedWalk(EntryWalk):
         return thing._replace(number=number, parent=base + thing.parent, path=path)
 
 
+EntryWalk = LocalWalk | JoinedWalk
+
+
 def _why_missing(error: OSError) -> str:
     """Return why a directory that was given could not be read, as a sentence."""
-    if error.errno == errno.ENOENT:
-        return "it does not exist"
-    if error.errno == errno.ENOTDIR:
-        return "it is not a directory"
-    return reason_of(error)
+    known = {errno.ENOENT: "it does not exist", errno.ENOTDIR: "it is not a directory"}
+    return known.get(error.errno or 0) or reason_of(error)

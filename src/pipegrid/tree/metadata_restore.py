@@ -258,19 +258,17 @@ class ExtendedRestore:
             metadata, ours: see ``stored_metadata``.
         """
         stored = stored_metadata(metadata, ours)
-        user, group = stored.user, stored.group
+        user, group, attributes = stored.user, stored.group, stored.attributes
         if self._owners == "none":
             user = group = None
-        attributes = stored.attributes
-        if attributes and (self._users or self._groups):
-            attributes = tuple(
+        elif self._users or self._groups:
+            user = None if user is None else self._user(user)
+            group = None if group is None else self._group(group)
+            attributes = attributes and tuple(
                 (name, with_owners(value, self._user, self._group) if name in _LISTS else value)
                 for name, value in attributes
             )
-        if self._users or self._groups:
-            user = None if user is None else self._user(user)
-            group = None if group is None else self._group(group)
-        if attributes is not stored.attributes or (user, group) != (stored.user, stored.group):
+        if (user, group, attributes) != (stored.user, stored.group, stored.attributes):
             stored = stored._replace(user=user, group=group, attributes=attributes)
         return RestoredExtended(stored, self._may_give_rights)
 
@@ -298,19 +296,6 @@ MAX_WAITING = 10_000
 F = TypeVar("F")
 
 
-class _LinkedNames(Generic[F]):
-    __slots__ = ("first", "is_complete", "waiting")
-
-    def __init__(
-        self,
-        first: F,
-        is_complete: bool = False,
-    ) -> None:
-        self.first = first
-        self.is_complete = is_complete
-        self.waiting: list[F] = []
-
-
 class LinkedFiles(Generic[F]):
     """
     The files of one restore that have several names; ``F`` is a name that is fetched.
@@ -321,7 +306,8 @@ class LinkedFiles(Generic[F]):
 
     def __init__(self) -> None:
         self.left_out = False
-        self._names: dict[Any, _LinkedNames[F]] = {}
+        # The first name of each file, and those that wait for it; None: it is complete.
+        self._names: dict[Any, tuple[F, list[F] | None]] = {}
         self._waiting = 0
 
     def add(self, key: Any, file: F) -> F | None:
@@ -335,18 +321,18 @@ class LinkedFiles(Generic[F]):
             the name itself: fetch it; another one: it is complete, so link to it; None: this name
             waits until the first is complete.
         """
-        names = self._names.get(key)
-        if names is None:
+        if key not in self._names:
             self.left_out = len(self._names) >= MAX_LINKED
             if not self.left_out:
-                self._names[key] = _LinkedNames(file)
+                self._names[key] = file, []
             return file
-        self.left_out = not names.is_complete and self._waiting >= MAX_WAITING
-        if names.is_complete:
-            return names.first
+        first, waiting = self._names[key]
+        self.left_out = waiting is not None and self._waiting >= MAX_WAITING
+        if waiting is None:
+            return first
         if self.left_out:
             return file
-        names.waiting.append(file)
+        waiting.append(file)
         self._waiting += 1
         return None
 
@@ -356,29 +342,27 @@ class LinkedFiles(Generic[F]):
 
         If it has failed, the next one becomes the first.
         """
-        names = self._names.get(key)
-        if names is None or names.first is not file or names.is_complete:
+        first, waiting = self._names.get(key, (None, None))
+        if first is not file or waiting is None:
             return []
-        if not succeeded:
-            if not names.waiting:
-                del self._names[key]
-                return []
-            names.first = names.waiting.pop(0)
-            self._waiting -= 1
-            return [names.first]
-        names.is_complete = True
-        waiting, names.waiting = names.waiting, []
+        if succeeded:
+            self._names[key] = file, None
+        elif waiting:
+            self._names[key] = waiting[0], waiting[1:]
+            waiting = waiting[:1]
+        else:
+            del self._names[key]
         self._waiting -= len(waiting)
         return waiting
 
     def exists(self, key: Any, file: F) -> F | None:
         """A name exists already, complete; return the first name, None if that is not complete yet."""
-        names = self._names.get(key)
-        if names is None:
+        if key not in self._names:
             if len(self._names) < MAX_LINKED:
-                self._names[key] = _LinkedNames(file, True)
+                self._names[key] = file, None
             return file
-        return names.first if names.is_complete else None
+        first, waiting = self._names[key]
+        return first if waiting is None else None
 
 
 NamedPlace = tuple[DirectoryFd, str]
@@ -394,7 +378,7 @@ def is_one_file(first: NamedPlace, second: NamedPlace) -> bool:
     ):
         one = os.stat(os.path.basename(first[1]), dir_fd=there, follow_symlinks=False)
         other = os.stat(os.path.basename(second[1]), dir_fd=inside, follow_symlinks=False)
-        return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+        return os.path.samestat(one, other)
     return False
 
 
@@ -419,17 +403,15 @@ def link_file(
     ):
         source = os.path.basename(first[1])
         found = os.stat(source, dir_fd=there, follow_symlinks=False)
-        if not stat.S_ISREG(found.st_mode) or (found.st_size, found.st_mtime_ns) != (
-            size,
-            mtime_ns,
-        ):
+        is_same = found.st_size == size and found.st_mtime_ns == mtime_ns
+        if not (stat.S_ISREG(found.st_mode) and is_same):
             return False
         remove_part(name, inside)
         hidden = part_path(name, inside)
         os.link(source, hidden, src_dir_fd=there, dst_dir_fd=inside, follow_symlinks=False)
         try:
             made = os.stat(hidden, dir_fd=inside, follow_symlinks=False)
-            if (made.st_dev, made.st_ino) != (found.st_dev, found.st_ino):
+            if not os.path.samestat(made, found):
                 return False
             if replace:
                 os.replace(hidden, name, src_dir_fd=inside, dst_dir_fd=inside)

@@ -12,7 +12,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import attrs
@@ -28,10 +28,8 @@ PINS_NAME = "pins"
 MAX_PINS = 10_000
 MAX_NAME_BYTES = 200
 
-_LOCK_NAME = "pins.lock"
 _MAX_FILE_BYTES = 8 << 20
 _CAP = re.compile(rb"URI:[A-Za-z0-9:+-]+")
-_TAHOE_BACKUPS = "backupdb.sqlite"
 
 
 @attrs.frozen
@@ -81,7 +79,7 @@ def tahoe_backup_objects(directory: Path) -> Iterator[bytes]:
     Raises:
         CannotReach: its database cannot be read.
     """
-    path = directory / "private" / _TAHOE_BACKUPS
+    path = directory / "private/backupdb.sqlite"
     if not path.exists():
         return
     try:
@@ -166,18 +164,17 @@ def add_pin(directory: Path, name: str, cap: Cap) -> None:
     name = name.strip()
     if not name or not name.isprintable() or len(name.encode("utf-8")) > MAX_NAME_BYTES:
         raise UsageError(f"{printable(name)!r} cannot be the name of a pin; give another NAME")
-    with _Pins(directory) as pins:
-        if pins.caps.get(name, cap) != cap:
+    with _changed_pins(directory) as pins:
+        if pins.get(name, cap) != cap:
             raise UsageError(
                 f"the pin '{printable(name)}' keeps another cap; remove it first with 'pipegrid unpin', or "
                 "give another NAME"
             )
-        if len(pins.caps) >= MAX_PINS:
+        if len(pins) >= MAX_PINS:
             raise UsageError(
                 f"there are {MAX_PINS} pins already; remove some with 'pipegrid unpin'"
             )
-        pins.caps[name] = cap
-        pins.write()
+        pins[name] = cap
 
 
 def remove_pin(directory: Path, name: str) -> Cap:
@@ -191,43 +188,32 @@ def remove_pin(directory: Path, name: str) -> Cap:
         UsageError: there is no such pin.
         SinkError: the file cannot be written.
     """
-    with _Pins(directory) as pins:
-        found = next((each for each, cap in pins.caps.items() if name in (each, str(cap))), None)
+    with _changed_pins(directory) as pins:
+        found = next((each for each, cap in pins.items() if name in (each, str(cap))), None)
         if found is None:
             raise UsageError(f"there is no pin '{printable(name)}'; see 'pipegrid pins'")
-        cap = pins.caps.pop(found)
-        pins.write()
-        return cap
+        return pins.pop(found)
 
 
-class _Pins:
-    """The pins, locked while they are changed."""
-
-    def __init__(self, directory: Path) -> None:
-        self._private = directory / "private"
-        self._directory = directory
-        self._lock: int | None = None
-        self.caps: dict[str, Cap] = {}
-
-    def __enter__(self) -> _Pins:
-        path = self._private / _LOCK_NAME
-        try:
-            self._private.mkdir(mode=0o700, exist_ok=True)
-            self._lock = open_locked(str(path), os.O_RDWR | os.O_CREAT, wait=True, mode=0o600)
-        except OSError as error:
-            raise SinkError(f"cannot lock {path}: {error.strerror or error}") from error
-        self.caps = read_pins(self._directory)
-        return self
-
-    def write(self) -> None:
-        """Replace the file, durably and atomically."""
-        path = self._private / PINS_NAME
-        text = "".join(f"{name}: {cap}\n" for name, cap in self.caps.items())
+@contextmanager
+def _changed_pins(directory: Path) -> Iterator[dict[str, Cap]]:
+    """Yield the pins, locked; at the end replace the file, durably and atomically."""
+    private = directory / "private"
+    path = private / "pins.lock"
+    try:
+        private.mkdir(mode=0o700, exist_ok=True)
+        lock = open_locked(str(path), os.O_RDWR | os.O_CREAT, wait=True, mode=0o600)
+    except OSError as error:
+        raise SinkError(f"cannot lock {path}: {error.strerror or error}") from error
+    assert lock is not None
+    try:
+        pins = read_pins(directory)
+        yield pins
+        path = private / PINS_NAME
+        text = "".join(f"{name}: {cap}\n" for name, cap in pins.items())
         try:
             replace_file(path, text.encode("utf-8"))
         except OSError as error:
             raise SinkError(f"cannot write {path}: {error.strerror}") from error
-
-    def __exit__(self, *_: object) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
+    finally:
+        os.close(lock)

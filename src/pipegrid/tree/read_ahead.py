@@ -73,6 +73,7 @@ class ReadSpace:
 
     Attributes:
         whole_bytes: held of files that were fetched whole.
+        running: the downloads of all readers.
     """
 
     def __init__(
@@ -85,33 +86,25 @@ class ReadSpace:
         self.behind_bytes = behind_bytes
         self._ahead_bytes = ahead_bytes
         self._reading_bytes = reading_bytes
-        self._streams: dict[_ReadAhead, None] = {}
+        self.running: dict[_ReadAhead, None] = {}
         self._turns = DeferredSemaphore(MOST_FETCHES)
 
     @property
     def streams(self) -> int:
         """How many downloads run, of all readers."""
-        return len(self._streams)
+        return len(self.running)
 
     def make_way(self, now: float) -> bool:
         """Return whether a download may begin, perhaps in place of an unused one."""
         if self.streams >= MOST_STREAMS:
             unused = [
                 each
-                for each in self._streams
+                for each in self.running
                 if not each.is_waited_for and now - each.used_at >= UNUSED_S
             ]
             if unused:
                 min(unused, key=lambda each: each.used_at).drop()
         return self.streams < MOST_STREAMS
-
-    def begun(self, stream: _ReadAhead) -> None:
-        """Count a download that has begun."""
-        self._streams[stream] = None
-
-    def ended(self, stream: _ReadAhead) -> None:
-        """Stop counting a download that has ended."""
-        self._streams.pop(stream, None)
 
     @property
     def ahead_bytes(self) -> int:
@@ -121,11 +114,7 @@ class ReadSpace:
 
     async def fetch(self, grid: Grid, cap: Cap, start: int, length: int) -> bytes:
         """Fetch a range when its turn comes; raises as ``Grid.read`` does."""
-        await self._turns.acquire()
-        try:
-            return await grid.read(cap, start, length)
-        finally:
-            self._turns.release()
+        return await self._turns.run(grid.read, cap, start, length)
 
 
 @implementer(IBufferConsumer)
@@ -164,7 +153,7 @@ class _ReadAhead:
         self.failed = False
         self._ended = False
         self._complete = False
-        space.begun(self)
+        space.running[self] = None
         self._running = grid.get(cap, self, start=start)
         self._running.addCallbacks(self._finish, self._fail)
 
@@ -268,7 +257,7 @@ class _ReadAhead:
         """End the download, and free its memory."""
         if not self._ended:
             self._ended = True
-            self._space.ended(self)
+            self._space.running.pop(self, None)
             self._running.cancel()
             with self._lock:
                 self._pieces.clear()

@@ -128,7 +128,7 @@ class RetryPolicy(Generic[T]):
         """Something came through; returns whether that was a retry."""
         probe = self._probe
         second = what == probe or what in self._again
-        self._forget(what)
+        self.ended(what)
         self._good_s = now_s
         self.given_up = False
         # A response to a request sent before the outage says nothing about later requests.
@@ -150,7 +150,7 @@ class RetryPolicy(Generic[T]):
             return True
         others_came = self._good_s is not None and self._good_s > began_s
         second = what in self._again
-        self._forget(what)
+        self.ended(what)
         if self.given_up or len(self._kept) >= self._most or (second and others_came):
             return False
         self._kept.append(what)
@@ -161,7 +161,9 @@ class RetryPolicy(Generic[T]):
 
     def ended(self, what: T) -> None:
         """Something ended in another way."""
-        self._forget(what)
+        self._again.discard(what)
+        if what == self._probe:
+            self._probe = None
 
     # Decisions.
 
@@ -219,11 +221,6 @@ class RetryPolicy(Generic[T]):
         self._waited_s += now_s - self._began_s
         self._back = True
 
-    def _forget(self, what: T) -> None:
-        self._again.discard(what)
-        if what == self._probe:
-            self._probe = None
-
 
 # What is kept of a tree for a retry; ``RetryPolicy`` decides when it is tried.
 
@@ -262,9 +259,7 @@ class RetryQueue(Generic[T, K]):
 
     def keeps(self, place: T, kept: K, error: Exception, began_s: float) -> bool:
         """Record that an attempt that began at ``began_s`` has failed; returns whether it is retried."""
-        if not wants_servers(error):
-            return False
-        if not self.tries.failed(place, began_s, self._clock.seconds()):
+        if not (wants_servers(error) and self.tries.failed(place, began_s, self._clock.seconds())):
             return False
         self._kept[place] = kept
         self._notify_wait()
@@ -287,10 +282,12 @@ class RetryQueue(Generic[T, K]):
         Args:
             at_end: nothing else is left to do.
         """
-        place = self.tries.next(self._clock.seconds(), at_end)
+        now_s = self._clock.seconds()
+        place = self.tries.next(now_s, at_end)
         self._lost += [(each, self._kept.pop(each)) for each in self.tries.take_lost()]
         if self.tries.waiting and not self.tries.is_asking:
-            self._wake_at(self.tries.next_s)
+            self.close()
+            self._timer = self._clock.callLater(max(0.0, self.tries.next_s - now_s), self._wake)
         self._notify_wait()
         return None if place is None else (place, self._kept.pop(place))
 
@@ -303,10 +300,6 @@ class RetryQueue(Generic[T, K]):
         """Cancel the current pause without calling ``wake``; for the end of the run."""
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
-
-    def _wake_at(self, when_s: float) -> None:
-        self.close()
-        self._timer = self._clock.callLater(max(0.0, when_s - self._clock.seconds()), self._wake)
 
     def _notify_wait(self) -> None:
         waiting = self.tries.waiting

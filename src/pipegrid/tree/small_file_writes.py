@@ -204,13 +204,12 @@ class _Group:
                 place.is_checked = True
             try:
                 part.publish()
+                return part
             except OSError as error:
                 if error.errno not in _NO_UNNAMED:
                     raise
                 part.leave()
                 part = self._part(file, place)
-            else:
-                return part
         part.publish(syncs_name=False)
         return part
 

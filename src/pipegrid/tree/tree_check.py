@@ -5,29 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, ChkVerifierCap, LitCap, MutableCap, keepable, writes
 from pipegrid.errors import CapError, NotEnoughSharesError, UnhappyError
+from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.deferreds import Waiters, start_cancellable
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.settings import UpkeepSettings
-from pipegrid.transfer.upkeep import OnOutcome, Upkeep, UpkeepOutcome, UpkeepRequest, UpkeepSummary
+from pipegrid.transfer.upkeep import Upkeep, UpkeepOutcome, UpkeepRequest, UpkeepSummary
 from pipegrid.tree.retry_queue import MOST, RetryQueue, wants_servers
 from pipegrid.tree.walk import Met, TreePath, Unreadable, identity_of, walk
 
-if TYPE_CHECKING:
-    from pipegrid.grid.file_grid import Grid
-
 # Objects of a tree whose repair failed because servers were unreachable. They are checked again at the end:
 # at once if others came through meanwhile, else when servers are back; see ``RetryPolicy``.
-
-T = TypeVar("T")
 
 _SOMETHING_ELSE = -1
 
@@ -45,86 +40,6 @@ def lacking(outcome: UpkeepOutcome) -> Exception | None:
         absent = len({*outcome.absent, *outcome.after.unreachable})
         return UnhappyError("", 0, 0, absent) if absent else None
     return None
-
-
-class CheckRetries(Generic[T]):
-    """
-    The objects of one run that are checked again.
-
-    Args:
-        waiting: called with a sentence when too few servers are reachable, and with None when the run
-            continues.
-
-    Attributes:
-        helped: objects whose retry came through.
-    """
-
-    def __init__(self, clock: IReactorTime, waiting: Callable[[str | None], None]) -> None:
-        self.helped = 0
-        self._clock = clock
-        self._woken: Waiters[None] = Waiters()
-        self._kept: list[tuple[T, UpkeepOutcome, Exception]] = []
-        self._later: RetryQueue[int, tuple[T, UpkeepOutcome]] = RetryQueue(
-            clock, lambda: self._woken.fire(None), waiting
-        )
-
-    def keeps(self, what: T, outcome: UpkeepOutcome) -> bool:
-        """An object has an outcome; returns whether it is checked again."""
-        error = lacking(outcome)
-        if error is None:
-            self._later.succeeded(_SOMETHING_ELSE)
-        elif len(self._kept) < MOST:
-            self._kept.append((what, outcome, error))
-            return True
-        return False
-
-    async def take(
-        self,
-        look: Callable[[T, OnOutcome], Awaitable[None]],
-        finished: Callable[[], Awaitable[None]],
-        note: Callable[[T, UpkeepOutcome], None],
-    ) -> None:
-        """
-        Check the kept objects again now.
-
-        Args:
-            look: begins to check an object.
-            finished: returns when all checks have ended.
-            note: called with the final outcome of each.
-        """
-        for number, (what, outcome, error) in enumerate(self._kept):
-            if not self._later.keeps(number, (what, outcome), error, -math.inf):
-                note(what, outcome)
-        self._kept.clear()
-        in_flight = 0
-
-        def on_outcome(number: int, what: T, began_s: float, outcome: UpkeepOutcome) -> None:
-            nonlocal in_flight
-            in_flight -= 1
-            error = lacking(outcome)
-            if error is None:
-                self.helped += self._later.succeeded(number)
-            elif self._later.keeps(number, (what, outcome), error, began_s):
-                return
-            note(what, outcome)
-
-        try:
-            while True:
-                again = self._later.next(at_end=not in_flight)
-                for _, lost in self._later.take_lost():
-                    note(*lost)
-                if again is not None:
-                    number, (what, _) = again
-                    in_flight += 1
-                    await look(what, partial(on_outcome, number, what, self._clock.seconds()))
-                elif in_flight:
-                    await finished()
-                elif self._later.has_any:
-                    await self._woken.wait()
-                else:
-                    return
-        finally:
-            self._later.close()
 
 
 # The check of everything in a tree: each object once, while the tree is walked.
@@ -254,9 +169,7 @@ def check_trees(
     """
     reports = reports or CheckReports()
     counted = TreeSummary() if summary is None else summary
-    again = CheckRetries[_Placed](grid.clock, reports.waiting)
-    work = _Trees(grid, caps, todo, counted, reports, again)
-    return start_cancellable(work.run(bounds), grid.clock)
+    return start_cancellable(_Trees(grid, caps, todo, counted, reports).run(bounds), grid.clock)
 
 
 _Keepable = ChkCap | ChkVerifierCap | LitCap | MutableCap
@@ -264,25 +177,19 @@ _Placed = tuple[int, FirstMet, _Keepable]
 """The number of an object's tree, its place, and the cap that it is checked by."""
 
 
-class _Held(NamedTuple):
-    """An outcome that is held back until the end, in case a write cap is found."""
-
-    number: int
-    place: FirstMet
-    outcome: UpkeepOutcome
-
-
 class _Trees:
     __slots__ = (
-        "_again",
         "_caps",
         "_grid",
         "_held",
+        "_later",
         "_met_before",
         "_met_stronger",
         "_reports",
         "_summary",
         "_todo",
+        "_unrepaired",
+        "_woken",
     )
 
     def __init__(
@@ -292,18 +199,20 @@ class _Trees:
         todo: UpkeepRequest,
         summary: TreeSummary,
         reports: CheckReports,
-        again: CheckRetries[_Placed],
-        met_stronger: bool = False,
     ) -> None:
         self._grid = grid
         self._caps = caps
         self._todo = todo
         self._summary = summary
         self._reports = reports
-        self._again = again
+        self._woken: Waiters[None] = Waiters()
+        self._unrepaired: list[tuple[_Placed, UpkeepOutcome, Exception]] = []
+        self._later: RetryQueue[int, tuple[_Placed, UpkeepOutcome]] = RetryQueue(
+            grid.clock, lambda: self._woken.fire(None), reports.waiting
+        )
         self._met_before: set[bytes] = set()
-        self._met_stronger = met_stronger
-        self._held: dict[bytes, _Held] = {}
+        self._met_stronger = False
+        self._held: dict[bytes, tuple[_Placed, UpkeepOutcome]] = {}
 
     async def run(self, bounds: UpkeepSettings | None) -> TreeSummary:
         walks = [walk(self._grid, cap) for cap in self._caps]
@@ -345,7 +254,7 @@ class _Trees:
         try:
             cap = _keepable(best)
         except CapError as error:
-            self._note(number, place, Failure(error))
+            self._note((number, place, None), Failure(error))
             return
         await upkeep.wait_for_space()
         if identity is None or not isinstance(cap, MutableCap) or writes(cap):
@@ -355,26 +264,58 @@ class _Trees:
 
     async def _look_again(self, upkeep: Upkeep) -> None:
         """Check again what was not repaired because servers were unreachable."""
+        for number, (what, outcome, error) in enumerate(self._unrepaired):
+            if not self._later.keeps(number, (what, outcome), error, -math.inf):
+                self._note(what, outcome)
+        self._unrepaired.clear()
+        in_flight = helped = 0
 
-        async def look(what: _Placed, on_outcome: OnOutcome) -> None:
-            await upkeep.wait_for_space()
-            upkeep.begin(what[2], on_outcome)
+        def on_outcome(number: int, what: _Placed, began_s: float, outcome: UpkeepOutcome) -> None:
+            nonlocal in_flight, helped
+            in_flight -= 1
+            error = lacking(outcome)
+            if error is None:
+                helped += self._later.succeeded(number)
+            elif self._later.keeps(number, (what, outcome), error, began_s):
+                return
+            self._note(what, outcome)
 
-        def note(what: _Placed, outcome: UpkeepOutcome) -> None:
-            self._note(what[0], what[1], outcome)
-
-        await self._again.take(look, upkeep.finished, note)
-        self._summary.second_tries += self._again.helped
+        try:
+            while True:
+                again = self._later.next(at_end=not in_flight)
+                for _, lost in self._later.take_lost():
+                    self._note(*lost)
+                if again is not None:
+                    number, (what, _) = again
+                    in_flight += 1
+                    began_s = self._grid.clock.seconds()
+                    await upkeep.wait_for_space()
+                    upkeep.begin(what[2], partial(on_outcome, number, what, began_s))
+                elif in_flight:
+                    await upkeep.finished()
+                elif self._later.has_any:
+                    await self._woken.wait()
+                else:
+                    break
+        finally:
+            self._later.close()
+        self._summary.second_tries += helped
 
     def _came(self, what: _Placed, outcome: UpkeepOutcome) -> None:
         """Record an outcome, unless the repair must be tried again because servers were unreachable."""
-        if not (self._todo.repair and self._again.keeps(what, outcome)):
-            self._note(what[0], what[1], outcome)
+        if self._todo.repair:
+            error = lacking(outcome)
+            if error is None:
+                self._later.succeeded(_SOMETHING_ELSE)
+            elif len(self._unrepaired) < MOST:
+                self._unrepaired.append((what, outcome, error))
+                return
+        self._note(what, outcome)
 
-    def _note(self, number: int, place: FirstMet, outcome: UpkeepOutcome) -> None:
+    def _note(self, what: tuple[int, FirstMet, object], outcome: UpkeepOutcome) -> None:
         self._summary.note(outcome)
         if self._reports.ended is not None:
-            self._reports.ended(number, place, outcome)
+            self._reports.ended(what[0], what[1], outcome)
 
     # Write caps that are found later.
 
@@ -388,7 +329,7 @@ class _Trees:
             verified = isinstance(cap, MutableCap) and self._todo.verifies(cap)
             wants_more = verified and isinstance(outcome, CheckResult) and outcome.healthy
         if wants_more:
-            self._held[identity] = _Held(what[0], what[1], outcome)
+            self._held[identity] = what, outcome
         else:
             self._came(what, outcome)
 
@@ -402,17 +343,17 @@ class _Trees:
                     one = held.pop(identity_of(best) or b"", None) if writes(best) else None
                     if one is not None:
                         await upkeep.wait_for_space()
-                        damaged = isinstance(one.outcome, Failure)
+                        (number, place, _), outcome = one
                         cap = _keepable(best)
-                        on_outcome = partial(self._came, (one.number, one.place, cap))
-                        upkeep.begin(cap, on_outcome, damaged=damaged)
+                        on_outcome = partial(self._came, (number, place, cap))
+                        upkeep.begin(cap, on_outcome, damaged=isinstance(outcome, Failure))
                     if not held:
                         return
         self._give_up(held)
 
-    def _give_up(self, held: dict[bytes, _Held]) -> None:
-        for one in held.values():
-            self._note(one.number, one.place, one.outcome)
+    def _give_up(self, held: dict[bytes, tuple[_Placed, UpkeepOutcome]]) -> None:
+        for what, outcome in held.values():
+            self._note(what, outcome)
 
 
 def _keepable(cap: Cap | None) -> _Keepable:

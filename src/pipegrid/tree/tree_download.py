@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, DeferredList
-from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
@@ -20,6 +19,7 @@ from pipegrid.disk.atomic_write import current_umask, is_part_name, part_path
 from pipegrid.disk.part_file import PartInUse, TargetExists
 from pipegrid.errors import CapError, PipegridError, SinkError, UsageError, naming
 from pipegrid.flow.concurrency_limits import Budget
+from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.deferreds import Waiters, start_cancellable
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.results import Progress
@@ -34,9 +34,6 @@ from pipegrid.tree.metadata_restore import ExtendedRestore, LinkedFiles, is_one_
 from pipegrid.tree.retry_queue import MOST, RetryQueue, wants_servers
 from pipegrid.tree.small_file_writes import WholeFile, WriteGroups
 from pipegrid.tree.walk import Found, TreePath, Unreadable, WalkLimits, walk
-
-if TYPE_CHECKING:
-    from pipegrid.grid.file_grid import Grid
 
 # Limits and results of fetching a tree.
 
@@ -125,13 +122,12 @@ class IncomingDirectory:
     A local directory of the tree that is fetched.
 
     Attributes:
-        path: None if it is left out with all its content; then ``home`` is None, too.
+        home: None if it is left out with all its content.
         names: its path on the grid.
         unfinished: what has not ended in it, the walk through it included.
         links: to be created in it.
     """
 
-    path: str | None
     home: DirectoryFd | None
     parent: IncomingDirectory | None
     names: TreePath
@@ -141,11 +137,6 @@ class IncomingDirectory:
     existed: bool = False
     unfinished: int = 1
     links: list[tuple[TreePath, str, RestoredMetadata]] = attrs.Factory(list)
-
-    @property
-    def depth(self) -> int:
-        """How many levels it is below the root."""
-        return len(self.names)
 
     @property
     def there(self) -> DirectoryFd:
@@ -177,8 +168,6 @@ WAIT_S = 60.0
 MAX_LOOKS = 5
 """Attempts at a file that changes while it is fetched."""
 
-How = Literal["fetched", "present", "link"]
-
 
 class FileOutcome(NamedTuple):
     """
@@ -189,7 +178,7 @@ class FileOutcome(NamedTuple):
         identity: its device and inode, if they are known.
     """
 
-    how: How
+    how: Literal["fetched", "present", "link"]
     size: int
     not_kept: str = ""
     identity: tuple[int, int] | None = None
@@ -305,30 +294,21 @@ class FileFetcher:
         """
         other = OtherWriter(self._grid, file)
         while True:
-            outcome = await self._attempt(file, progress, other)
-            if not isinstance(outcome, WantedFile):
-                return outcome
-            file = outcome
-
-    async def _attempt(
-        self, file: WantedFile, progress: Progress | None, other: OtherWriter
-    ) -> FileOutcome | WantedFile:
-        """Fetch it, or return the file as it is found after another process has written it."""
-        try:
-            return await self._fetch(file, progress)
-        except (PartInUse, TargetExists) as error:
-            await other.wait(error)
-            home, place = file.parent.there, file.place
-            standing = local_files.standing(home, place, file.size, file.kept)
-            if standing != "missing":
-                file.parent.claim(place)
-            if standing == "same":
-                not_kept = local_files.restore_mode_and_time(home, place, file.kept)
-                return FileOutcome("present", file.size or 0, not_kept)
-            replaces = self._force and local_files.may_be_replaced(home, place)
-            if standing == "other" and not replaces:
-                raise local_files.in_the_way(place) from error
-            return file._replace(standing=standing)
+            try:
+                return await self._fetch(file, progress)
+            except (PartInUse, TargetExists) as error:  # noqa: PERF203
+                await other.wait(error)
+                home, place = file.parent.there, file.place
+                standing = local_files.standing(home, place, file.size, file.kept)
+                if standing != "missing":
+                    file.parent.claim(place)
+                if standing == "same":
+                    not_kept = local_files.restore_mode_and_time(home, place, file.kept)
+                    return FileOutcome("present", file.size or 0, not_kept)
+                replaces = self._force and local_files.may_be_replaced(home, place)
+                if standing == "other" and not replaces:
+                    raise local_files.in_the_way(place) from error
+                file = file._replace(standing=standing)
 
     async def _fetch(self, file: WantedFile, progress: Progress | None) -> FileOutcome:
         """
@@ -393,84 +373,6 @@ class FileFetcher:
         return True
 
 
-# Directories of a tree that could not be read because servers were unreachable. They are read again at the
-# end.
-
-
-class DirectoryRetries:
-    """
-    The directories of one tree to read again.
-
-    Args:
-        woken: fired when a pause is over.
-        waiting: see ``RetryQueue``.
-
-    Attributes:
-        is_reading: the end has come, and they are read.
-    """
-
-    def __init__(
-        self, clock: IReactorTime, woken: Waiters[None], waiting: Callable[[str | None], None]
-    ) -> None:
-        self.is_reading = False
-        self._woken = woken
-        self._unread: list[Unread] = []
-        self._path: TreePath | None = None
-        self._later: RetryQueue[TreePath, Unread] = RetryQueue(
-            clock, lambda: woken.fire(None), waiting
-        )
-
-    def keeps(self, one: Unread) -> bool:
-        """A directory could not be read; returns whether it is tried again."""
-        met = one.met
-        if self.is_reading:
-            return met.path == self._path and self._keeps(one)
-        if not wants_servers(met.error) or len(self._unread) >= MOST:
-            return False
-        self._unread.append(one)
-        return True
-
-    def is_read(self, path: TreePath) -> bool:
-        """A directory was read; returns whether that was a retry."""
-        return path == self._path and self._later.succeeded(path)
-
-    async def read(
-        self,
-        walk: Callable[[Unread], Coroutine[Any, Any, bool]],
-        give_up: Callable[[Unread], None],
-    ) -> None:
-        """
-        Read them now.
-
-        Args:
-            walk: walks through one and everything in it; returns whether the next may follow.
-            give_up: called with those that are given up.
-        """
-        self.is_reading = True
-        for each in self._unread:
-            self._keeps(each)
-        try:
-            while True:
-                again = self._later.next(at_end=True)
-                for _, lost in self._later.take_lost():
-                    give_up(lost)
-                if again is not None:
-                    self._path = again[0]
-                    if not await walk(again[1]):
-                        return
-                    self._later.ended(again[0])
-                elif self._later.tries.waiting:
-                    await self._woken.wait()
-                else:
-                    return
-        finally:
-            self._later.close()
-
-    def _keeps(self, one: Unread) -> bool:
-        # When its reading began is not known: other objects may have come through since.
-        return self._later.keeps(one.met.path, one, one.met.error, -math.inf)
-
-
 # Fetching a whole tree: directories and files as one pipeline.
 #
 # The walk reads directories in advance, and files are fetched as they are met. Small files, up to a segment,
@@ -483,8 +385,8 @@ class DirectoryRetries:
 # of the hashes.
 #
 # **Failures** are reported with their paths, and the rest continues. A failure due to unreachable servers is
-# retried (``RetryPolicy``). Directories get their modes and times when all their content has ended; links are
-# created just before that, when no more files are written there.
+# retried (``RetryPolicy``), that of a directory at the end. Directories get their modes and times when all
+# their content has ended; links are created just before that, when no more files are written there.
 
 FILE_BYTES = 32 << 10
 """The least that a file counts, for the objects of its download. So at most 512 are fetched at a time."""
@@ -557,25 +459,14 @@ class TreeGet:
         options: TreeGetOptions | None = None,
         reports: TreeGetReports | None = None,
     ) -> None:
-        options, reports = options or TreeGetOptions(), reports or TreeGetReports()
+        self._options = options = options or TreeGetOptions()
+        self._reports = reports = reports or TreeGetReports()
         self._grid = grid
         self._workers = workers
         self._cap = cap
         self._directory = directory
-        self._metadata_json = options.metadata_json
-        self._force = options.force
-        self._paranoid = options.paranoid
-        self._progress = reports.progress
-        self._problem = reports.problem
-        self._done = reports.done
         self._limits = options.limits
-        self._into = options.into
-        self._modes = options.modes
         self._umask = current_umask()
-        self._wants = options.wants
-        self._not_kept = reports.not_kept
-        self._extended = options.extended
-        self._not_restored = reports.not_restored
         self._linked: LinkedFiles[WantedFile] = LinkedFiles()
         self._paths = 0
         self._small = Budget(self._limits.in_flight_bytes)
@@ -588,7 +479,11 @@ class TreeGet:
         self._later: RetryQueue[TreePath, tuple[WantedFile, Exception]] = RetryQueue(
             grid.clock, lambda: self._woken.fire(None), waiting
         )
-        self._unread = DirectoryRetries(grid.clock, self._woken, waiting)
+        self._unread: list[Unread] = []
+        self._read_later: RetryQueue[TreePath, Unread] = RetryQueue(
+            grid.clock, lambda: self._woken.fire(None), waiting
+        )
+        self._read_again: TreePath | None = None  # the path of the directory; None before the end
         self._bug: BaseException | None = None
         self._stack: list[IncomingDirectory] = []
         self._folds = False
@@ -606,14 +501,14 @@ class TreeGet:
             PipegridError: the root cannot be read.
         """
         try:
-            if self._extended is not None:
-                await self._workers.run(self._extended.resolve)
+            if self._options.extended is not None:
+                await self._workers.run(self._options.extended.resolve)
             with self._grid.reading_a_tree():
-                await self._walk(self._cap, self._metadata_json, ())
+                await self._walk(self._cap, self._options.metadata_json, ())
                 self._leave_down_to(0)
                 await self._catch_up(at_end=True)
                 if self._bug is None:
-                    await self._unread.read(self._walk_again, self._stays_unread)
+                    await self._read_unread()
             if self._bug is not None:
                 raise self._bug
         except BaseException:
@@ -634,8 +529,8 @@ class TreeGet:
                     met = met._replace(path=(*base, *met.path))
                 self._leave_down_to(len(met.path))
                 await self._meet(met)
-                if base and isinstance(met, Found):
-                    self.result.second_tries += self._unread.is_read(met.path)
+                if met.path == self._read_again and isinstance(met, Found):
+                    self.result.second_tries += self._read_later.succeeded(met.path)
                 await self._catch_up()
                 if self._bug is not None:
                     break
@@ -656,25 +551,49 @@ class TreeGet:
             else:
                 return
 
-    async def _walk_again(self, one: Unread) -> bool:
-        """Walk through a directory that could not be read before; returns False after an unexpected error."""
-        self._stack = [one.parent]
-        assert one.met.cap is not None
-        await self._walk(one.met.cap, one.met.metadata_json, one.met.path)
-        self._leave_down_to(0)
-        await self._catch_up(at_end=True)
-        return self._bug is None
+    async def _read_unread(self) -> None:
+        """Read the directories that could not be read because servers were unreachable."""
+        for each in self._unread:
+            self._keeps_unread(each)
+        try:
+            while True:
+                again = self._read_later.next(at_end=True)
+                for _, lost in self._read_later.take_lost():
+                    self._fail(lost.met.path, lost.met.error)
+                    self._ended_in(lost.parent)
+                if again is not None:
+                    self._read_again, one = again
+                    self._stack = [one.parent]
+                    assert one.met.cap is not None
+                    await self._walk(one.met.cap, one.met.metadata_json, one.met.path)
+                    self._leave_down_to(0)
+                    await self._catch_up(at_end=True)
+                    if self._bug is not None:
+                        return
+                    self._read_later.ended(one.met.path)
+                elif self._read_later.tries.waiting:
+                    await self._woken.wait()
+                else:
+                    return
+        finally:
+            self._read_later.close()
 
     def _could_not_read(self, one: Unread) -> None:
         """A directory could not be read; keep it for a retry."""
-        if self._unread.keeps(one):
+        if self._read_again is not None:
+            keeps = one.met.path == self._read_again and self._keeps_unread(one)
+        else:
+            keeps = wants_servers(one.met.error) and len(self._unread) < MOST
+            if keeps:
+                self._unread.append(one)
+        if keeps:
             one.parent.unfinished += 1
         else:
             self._fail(one.met.path, one.met.error)
 
-    def _stays_unread(self, one: Unread) -> None:
-        self._fail(one.met.path, one.met.error)
-        self._ended_in(one.parent)
+    def _keeps_unread(self, one: Unread) -> bool:
+        # When its reading began is not known: other objects may have come through since.
+        return self._read_later.keeps(one.met.path, one, one.met.error, -math.inf)
 
     async def _stop(self) -> None:
         running = list(self._running)
@@ -693,27 +612,22 @@ class TreeGet:
             )
             raise naming(SinkError(text), "give max_paths")
         parent = self._stack[-1] if self._stack else None
-        if parent is not None and parent.path is not None and not self._is_wanted(met):
+        if parent is not None and (parent.home is None or not self._is_wanted(met)):
             if isinstance(met, Found) and met.kind == "directory":
                 self._enter(None, parent, met, RestoredMetadata(), None)
             return
         if isinstance(met, Unreadable):
             if parent is None:
                 raise met.error
-            if parent.path is not None:
-                self._could_not_read(Unread(met, parent))
+            self._could_not_read(Unread(met, parent))
             return
         if parent is None and met.kind != "directory":
             text = "this is the cap of a file, and this fetches directories; fetch it with Grid.get"
             raise naming(CapError(text), "fetch it with Grid.get")
-        if parent is not None and parent.path is None:
-            if met.kind == "directory":
-                self._enter(None, parent, met, RestoredMetadata(), None)
-            return
         kept = restored(
             met.metadata,
-            self._modes,
-            self._extended,
+            self._options.modes,
+            self._options.extended,
             is_file=met.kind != "directory",
             umask=self._umask,
         )
@@ -739,24 +653,27 @@ class TreeGet:
 
     def _is_wanted(self, met: Found | Unreadable) -> bool:
         is_directory = isinstance(met, Unreadable) or met.kind == "directory"
-        return self._wants is None or self._wants(met.path, is_directory)
+        return self._options.wants is None or self._options.wants(met.path, is_directory)
 
     def _place(self, met: Found, parent: IncomingDirectory, kept: RestoredMetadata) -> str:
         name = local_name(met.path[-1], kept.name)
         parent.taken.take(name)
-        assert parent.path is not None
-        return os.path.join(parent.path, name)
+        return os.path.join(parent.there.path, name)
 
     def _make(
         self, path: str, parent: IncomingDirectory | None, met: Found, kept: RestoredMetadata
     ) -> None:
         existed = parent is None and os.path.isdir(path)
         if parent is None:
-            home, mode_before = local_files.begin_tree(path, self._into, kept, self._force)
+            home, mode_before = local_files.begin_tree(
+                path, self._options.into, kept, self._options.force
+            )
             self._folds = local_files.folds_names(home)
         else:
             parent.claim(path)  # a file of this name may be replaced
-            home, mode_before = local_files.make_directory(parent.there, path, kept, self._force)
+            home, mode_before = local_files.make_directory(
+                parent.there, path, kept, self._options.force
+            )
             parent.claim(path)
         self.result.directories += 1
         self._enter(home, parent, met, kept, mode_before)
@@ -773,14 +690,11 @@ class TreeGet:
         if parent is not None:
             parent.unfinished += 1
         taken = NameCollisions(self._folds)
-        path = None if home is None else home.path
-        self._stack.append(
-            IncomingDirectory(path, home, parent, met.path, kept, taken, mode_before)
-        )
+        self._stack.append(IncomingDirectory(home, parent, met.path, kept, taken, mode_before))
 
     def _leave_down_to(self, depth: int) -> None:
         """The walk has left all directories with longer paths than this."""
-        while self._stack and self._stack[-1].depth >= depth:
+        while self._stack and len(self._stack[-1].names) >= depth:
             self._ended_in(self._stack.pop())
 
     def _ended_in(self, local: IncomingDirectory | None) -> None:
@@ -789,7 +703,7 @@ class TreeGet:
             local.unfinished -= 1
             if local.unfinished:
                 return
-            if local.path is not None:
+            if local.home is not None:
                 for path, place, kept in local.links:
                     self._make_link(local, path, place, kept)
                 with suppress(PipegridError):  # it was removed, which was reported for its content
@@ -804,7 +718,7 @@ class TreeGet:
     ) -> None:
         try:
             local.claim(place)
-            not_kept = local_files.make_link(local.there, place, kept, self._force)
+            not_kept = local_files.make_link(local.there, place, kept, self._options.force)
         except PipegridError as error:
             self._fail(path, error)
         else:
@@ -833,11 +747,11 @@ class TreeGet:
         if standing != "missing":
             parent.claim(path)
         if standing == "other" and not (
-            self._force and local_files.may_be_replaced(parent.there, path)
+            self._options.force and local_files.may_be_replaced(parent.there, path)
         ):
             raise local_files.in_the_way(path)
         file = WantedFile(met.path, cap, size, parent, path, standing, kept)
-        if standing == "same" and not self._paranoid:
+        if standing == "same" and not self._options.paranoid:
             not_kept = local_files.restore_mode_and_time(parent.there, path, kept)
             self._is_linked(file)
             self._note(met.path, not_kept, kept)
@@ -924,21 +838,22 @@ class TreeGet:
 
     def _fetched(self, file: WantedFile, began_s: float, outcome: Failure | None) -> None:
         """A file has ended; a cancellation or an unexpected error ends the whole run."""
-        error = None if outcome is None else outcome.value
-        if isinstance(error, OSError):
-            error = failed("write", file.place, error)
-        if error is not None and not isinstance(error, PipegridError):
-            raise error
-        if error is not None:
-            try:
-                file.parent.claim(file.place)
-            except PipegridError as other:  # this is the reason to report
-                error = other
-        again = error is not None and not self._unread.is_reading
-        if error is None:
+        if outcome is None:
             self._first_ended(file, True)
             self._ended_in(file.parent)
-        elif not again or not self._later.keeps(file.path, (file, error), error, began_s):
+            return
+        error = outcome.value
+        assert error is not None
+        if isinstance(error, OSError):
+            error = failed("write", file.place, error)
+        if not isinstance(error, PipegridError):
+            raise error
+        try:
+            file.parent.claim(file.place)
+        except PipegridError as other:  # this is the reason to report
+            error = other
+        is_last_try = self._read_again is not None
+        if is_last_try or not self._later.keeps(file.path, (file, error), error, began_s):
             self._give_up(file, error)
 
     def _give_up(self, file: WantedFile, error: Exception) -> None:
@@ -948,14 +863,10 @@ class TreeGet:
         self._ended_in(file.parent)
 
     def _counting(self) -> Progress | None:
-        if self._progress is None:
+        report = self._reports.progress
+        if report is None:
             return None
-        report = self._progress
-
-        def progress(done: int, total: int) -> None:
-            report(self._here_bytes + done, self._known_bytes)
-
-        return progress
+        return lambda done, total: report(self._here_bytes + done, self._known_bytes)
 
     # Reports.
 
@@ -966,24 +877,24 @@ class TreeGet:
             self.result.files += 1
         self.result.size += size
         self._here_bytes += size
-        if self._progress is not None:
-            self._progress(self._here_bytes, max(self._known_bytes, self._here_bytes))
+        if self._reports.progress is not None:
+            self._reports.progress(self._here_bytes, max(self._known_bytes, self._here_bytes))
         self._report_done(path, how, size)
 
     def _report_done(self, path: TreePath, how: str, size: int) -> None:
-        if self._done is not None:
-            self._done(path, how, size)
+        if self._reports.done is not None:
+            self._reports.done(path, how, size)
 
     def _note(self, path: TreePath, not_kept: str, kept: RestoredMetadata) -> None:
         """Something exists now, but perhaps without its mode, time or extended metadata."""
         for kind, why in () if kept.extended is None else kept.extended.lost.items():
             self.result.not_restored.add(printable("/".join(path)) or ".", kind, why)
-            if self._not_restored is not None:
-                self._not_restored(path, kind, why)
+            if self._reports.not_restored is not None:
+                self._reports.not_restored(path, kind, why)
         if not_kept:
             self.result.not_kept += 1
-            if self._not_kept is not None:
-                self._not_kept(path, not_kept)
+            if self._reports.not_kept is not None:
+                self._reports.not_kept(path, not_kept)
 
     def _fail(self, path: TreePath, error: Exception) -> None:
         if self._bug is None and local_files.stops_all(error):
@@ -994,8 +905,8 @@ class TreeGet:
             self._bug.__cause__ = error
             return
         self.result.failed += 1
-        if self._problem is not None:
-            self._problem(path, error)
+        if self._reports.problem is not None:
+            self._reports.problem(path, error)
 
 
 def _is_part(met: Found, kept: RestoredMetadata) -> bool:

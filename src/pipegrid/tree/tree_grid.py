@@ -6,7 +6,7 @@ imported when first used.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
@@ -18,7 +18,6 @@ from pipegrid.grid.file_grid import Grid as FileGrid
 from pipegrid.grid.file_grid import started
 
 if TYPE_CHECKING:
-    from pipegrid.reactor.workers import CpuWorkers
     from pipegrid.transfer.settings import UpkeepSettings
     from pipegrid.transfer.upkeep import UpkeepOutcome
     from pipegrid.tree.directory import Directory
@@ -43,15 +42,9 @@ if TYPE_CHECKING:
 class Trees:
     """Operations on directories; ``Grid.tree`` returns this."""
 
-    def __init__(
-        self,
-        grid: Grid,
-        workers: CpuWorkers,
-        start: Callable[[Coroutine[Any, Any, Any]], Deferred[Any]],
-    ) -> None:
+    def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._start = start
-        self._workers = workers
+        self._start = grid._start
 
     @started
     async def resolve(self, path: str, limits: ListingLimits | None = None) -> PathEnd:
@@ -176,7 +169,7 @@ class Trees:
         options = TreeGetOptions(*given)
         _check_get(reports, options)
         target = (as_cap(cap), os.fspath(directory))
-        return await TreeGet(self._grid, self._workers, *target, options, reports).run()
+        return await TreeGet(self._grid, self._grid.workers, *target, options, reports).run()
 
     def _get_bounds(self, limits: GetTreeLimits | None, max_paths: int | None) -> GetTreeLimits:
 
@@ -289,7 +282,7 @@ class Grid(FileGrid):
     @property
     def tree(self) -> Trees:
         """Operations on whole directories: walk, list, fetch, store."""
-        return Trees(self, self._workers, self._start)
+        return Trees(self)
 
     def directory(self, cap: str | Cap) -> Directory:
         """

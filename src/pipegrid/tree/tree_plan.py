@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from pipegrid.core.caps import Cap, ChkCap, LitCap
@@ -49,6 +50,18 @@ class TreeNode:
         self.parent = parent
         self.name = name
         self.held = (0, 0, 0, 0)
+
+    def upwards(self) -> Iterator[TreeNode]:
+        """Yield it, and all directories above it."""
+        at: TreeNode | None = self
+        while at is not None:
+            yield at
+            at = at.parent
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it, or a directory above it, has failed."""
+        return any(isinstance(each, DirectoryNode) and each.failed for each in self.upwards())
 
 
 class DirectoryNode(TreeNode):
@@ -222,15 +235,6 @@ class TreePlan:
             if not directory.failed:
                 return directory, _children(directory)
         return None
-
-    def is_lost(self, place: TreeNode) -> bool:
-        """Whether something, or a directory above it, has failed."""
-        at: TreeNode | None = place
-        while at is not None:
-            if isinstance(at, DirectoryNode) and at.failed:
-                return True
-            at = at.parent
-        return False
 
     def again(self, directory: DirectoryNode) -> list[PackedChild]:
         """

@@ -17,6 +17,7 @@ from pipegrid.core.packed_directory import PackedChild, directory_cap, pack_immu
 from pipegrid.core.text import printable
 from pipegrid.errors import GridError, PipegridError, SourceError
 from pipegrid.grid.file_grid import Grid
+from pipegrid.reactor.deferreds import Waiters
 from pipegrid.transfer.put.put_many import MAX_BYTES
 from pipegrid.tree import local_walk
 from pipegrid.tree.extended_metadata import HARD_LINK, LEFT_OUT, OwnerNames
@@ -27,9 +28,9 @@ from pipegrid.tree.local_walk import (
     DirectoryEnded,
     EntryWalk,
     FileMet,
-    LeftOut,
     LocalWalk,
     Skipped,
+    Thing,
     WalkOptions,
     own_directories,
 )
@@ -41,7 +42,7 @@ from pipegrid.tree.upload_store import (
     GridFiles,
     KnownObject,
     KnownObjects,
-    StoresFiles,
+    TreeStore,
     unreadable_root,
 )
 
@@ -113,12 +114,8 @@ class TreeTally:
     def grown(self, place: TreeNode, more: int) -> None:
         """A file is this many bytes longer than its file system reported."""
         amounts = (0, 0, 0, more)
-        self._count(amounts, 1)
         _hold(place, amounts, 1)
-        at = place
-        while at.parent is not None and (not isinstance(at, DirectoryNode) or at.left):
-            at = at.parent
-            _hold(at, amounts, 1)
+        self._count_above(place, amounts, 1)
 
     def left(self, directory: DirectoryNode) -> None:
         """Everything in a directory was met; call this before the plan's method."""
@@ -129,17 +126,15 @@ class TreeTally:
         """
         Stop counting it, unless a directory above it is lost already; call this before the plan's method.
         """
-        amounts = place.held
-        above = place.parent
-        while above is not None:
-            if above.failed:
-                return
-            above = above.parent
-        self._count(amounts, -1)
-        at = place
+        if place.parent is None or not place.parent.is_lost:
+            self._count_above(place, place.held, -1)
+
+    def _count_above(self, at: TreeNode, amounts: SubtreeCounts, sign: int) -> None:
+        """Count them in total, and in all directories above that count this node already."""
+        self._count(amounts, sign)
         while at.parent is not None and (not isinstance(at, DirectoryNode) or at.left):
             at = at.parent
-            _hold(at, amounts, -1)
+            _hold(at, amounts, sign)
 
     def _count(self, amounts: SubtreeCounts, sign: int) -> None:
         files, directories, links, size = amounts
@@ -229,37 +224,26 @@ class FileProgress:
 
 def path_of(directory: DirectoryNode) -> str:
     """Return the path of a directory from the root; empty for the root."""
-    names = []
-    at: TreeNode | None = directory
-    while at is not None and at.parent is not None:
-        names.append(at.name)
-        at = at.parent
+    *names, _root = (each.name for each in directory.upwards())
     return "/".join(reversed(names))
 
 
 # One file or directory of a tree that is being stored, with counts, reports and limits.
 
 
-class FailedObject:
+class FailedObject(NamedTuple):
     """
     An object that could not be stored.
 
     Attributes:
         path: from the root.
         error: of its last attempt.
-        met: of a file or link; a file's content is read again.
-        size: of that, in bytes.
+        met: of a file or link, without its content, which is read again.
     """
 
-    def __init__(self, path: str, error: PipegridError, met: FileMet | None = None) -> None:
-        self.path = path
-        self.error = error
-        self.met = met
-        self.size = 0
-        if met is not None:
-            self.size = met.found.st_size if met.link is None else len(met.link)
-        if met is not None and met.link is None:
-            self.met = met._replace(content=None)
+    path: str
+    error: PipegridError
+    met: FileMet | None = None
 
 
 def reopened(walk: EntryWalk, path: str, why: str) -> io.FileIO:
@@ -277,68 +261,6 @@ def reopened(walk: EntryWalk, path: str, why: str) -> io.FileIO:
     except OSError as error:
         reason = "it vanished" if error.errno == 2 else f"it cannot be read: {error.strerror}"
         raise SourceError(f"{reason}, {why}") from error
-
-
-class TreeSending:
-    """
-    Stores and checks the objects of one tree.
-
-    Args:
-        in_flight: receives the number of bytes left of large files.
-        wake: called when more may begin, or a cap has become known.
-    """
-
-    def __init__(
-        self,
-        store: StoresFiles,
-        memory: KnownObjects,
-        counts: TreeCounts,
-        reports: TreeReports,
-        in_flight: UploadQueue[TreeNode],
-        wake: Callable[[], None],
-    ) -> None:
-        self._store = store
-        self._memory = memory
-        self._counts = counts
-        self._reports = reports
-        self._in_flight = in_flight
-        self._wake = wake
-
-    async def put(
-        self, place: TreeNode, source: Content, size: int, cap_known: Callable[[ChkCap], None]
-    ) -> ChkCap | LitCap:
-        """Store something, and count it; returns its cap, and raises what ``StoresFiles.put`` does."""
-        sending = FileProgress(self._reports, self._counts, size)
-
-        def progress(done: int, total: int) -> None:
-            sending.is_at(done, total)
-            if self._in_flight.weigh(place, size * (total - done) // max(1, total)):
-                self._wake()
-
-        def known(cap: ChkCap) -> None:
-            self._memory.sending(cap)
-            cap_known(cap)
-            self._wake()
-
-        report = progress if size > MAX_BYTES // 8 else None
-        try:
-            cap, was_there = await self._store.put(source, size, known, report)
-        finally:
-            sending.end()
-        self._counts.sent_bytes += 0 if isinstance(cap, LitCap) else size
-        self._counts.already_stored += was_there
-        return cap
-
-    async def is_whole(self, known: KnownObject) -> bool:
-        """Check something on the grid; if it is not healthy, storing it again repairs it."""
-        try:
-            health = await self._store.check(known.cap)
-        except PipegridError:
-            return False
-        if health.whole and health.leased:
-            self._memory.checked(known.cap)
-        self._counts.unleased += health.whole and not health.leased
-        return health.whole
 
 
 # The upload of a local directory as one pipeline.
@@ -379,14 +301,13 @@ class TreeUpload:
         self,
         grid: Grid,
         walk: EntryWalk,
-        store: StoresFiles,
+        store: TreeStore,
         root: str,
         reports: TreeReports | None = None,
         memory: KnownObjects | None = None,
     ) -> None:
-        clock = grid.clock
         self._workers = grid.workers
-        self._clock = clock
+        self._clock = clock = grid.clock
         self._walk = walk
         self._store = store
         self._root = root
@@ -402,16 +323,13 @@ class TreeUpload:
         self._in_flight: UploadQueue[TreeNode] = UploadQueue(
             self._ended, grid.limits, clock.seconds, lambda: store.small_file_capacity, store.expect
         )
-        self._sending = TreeSending(
-            store, self._memory, self.counts, self._reports, self._in_flight, self._wake
-        )
         self._later: RetryQueue[TreeNode, FailedObject] = RetryQueue(
             clock, self._wake, self._reports.waiting
         )
         self._owners = OwnerNames()
         self._stored = self._failures = 0
         self._error: BaseException | None = None
-        self._waiter: Deferred[None] | None = None
+        self._woken: Waiters[None] = Waiters()
 
     async def run(self) -> TreeResult:
         """
@@ -427,8 +345,7 @@ class TreeUpload:
                 if self._error is not None:
                     raise self._error
                 if not self._go_on():
-                    self._waiter = Deferred()
-                    await self._waiter
+                    await self._woken.wait()
             if self._error is not None:
                 raise self._error
         except BaseException:
@@ -487,20 +404,22 @@ class TreeUpload:
         if again is None:
             return bool(lost)
         place, kept = again
-        if self._plan.is_lost(place):
+        if place.is_lost:
             self._later.ended(place)
             return True
         if isinstance(place, DirectoryNode):
             size, work = place.bytes, self._store_directory(place, self._plan.again(place))
         else:
-            assert kept.met is not None
-            size, work = kept.size, self._store_once_more(place, kept.met)
+            met = kept.met
+            assert met is not None
+            size = met.found.st_size if met.link is None else len(met.link)
+            work = self._store_once_more(place, met)
         self._in_flight.begin(size, work, place, at_once=True)
         return True
 
     # From the walk.
 
-    def _take(self, batch: Sequence[Any]) -> None:
+    def _take(self, batch: Sequence[Thing]) -> None:
         self._batch = None
         self._walked = not batch
         self.counts.excluded = self._walk.excluded
@@ -520,7 +439,6 @@ class TreeUpload:
                 elif isinstance(thing, Skipped):
                     self._skip(thing)
                 else:
-                    assert isinstance(thing, LeftOut)
                     self._leave_out(thing.path, thing.why)
             self._reports.progress(self.counts)  # unchanged files cause no other report
         except Exception as error:  # it is reported only here
@@ -541,7 +459,7 @@ class TreeUpload:
             self._root_metadata = entry_metadata(thing.found, extended=thing.extended)
             directory = self._plan.enter(None, "", {})
         else:
-            entry = self._entry(thing.parent, thing)
+            entry = self._entry(thing)
             if entry is None:
                 return
             directory = self._plan.enter(*entry)
@@ -549,10 +467,10 @@ class TreeUpload:
         self._tally.met(directory, directories=1)
 
     def _entry(
-        self, number: int, thing: FileMet | DirectoryBegun
+        self, thing: FileMet | DirectoryBegun
     ) -> tuple[DirectoryNode, str, dict[str, Any]] | None:
         """Return the place of an entry in the tree, with name and metadata; None: it is left out."""
-        parent = self._directories.get(number)
+        parent = self._directories.get(thing.parent)
         if parent is None:
             return None  # its directory was left out, and reported
         if not self._plan.has_space(parent):
@@ -578,7 +496,7 @@ class TreeUpload:
             self._reports.not_stored(thing.path or ".", "extended attribute", why)
 
     def _meet(self, met: FileMet) -> None:
-        entry = self._entry(met.parent, met)
+        entry = self._entry(met)
         if entry is None:
             if isinstance(met.content, io.FileIO):
                 met.content.close()
@@ -612,11 +530,11 @@ class TreeUpload:
     async def _store_file(self, place: TreeNode, met: FileMet, source: Content, size: int) -> None:
         began_s = self._clock.seconds()
         try:
-            cap = await self._sending.put(place, source, size, partial(self._plan.known, place))
+            cap = await self._put(place, source, size, partial(self._plan.known, place))
             if isinstance(source, io.FileIO) and not met.is_same(os.fstat(source.fileno())):
                 raise SourceError(local_walk.CHANGED)
         except PipegridError as error:
-            self._failed(place, FailedObject(met.path, error, met), began_s)
+            self._failed(place, FailedObject(met.path, error, met._replace(content=None)), began_s)
             return
         finally:
             if isinstance(source, io.FileIO):
@@ -638,7 +556,7 @@ class TreeUpload:
 
     async def _check_file(self, place: TreeNode, met: FileMet, known: KnownObject) -> None:
         self.counts.checked += 1
-        if await self._sending.is_whole(known):
+        if await self._is_whole(known):
             self.counts.unchanged_bytes += met.found.st_size
             self._came_through(place, stored=False)
             self._plan.stored(place, known.cap)
@@ -679,14 +597,14 @@ class TreeUpload:
             if known is not None:
                 self._plan.bytes_known(directory, known.cap)
                 self.counts.checked += known.due
-                if not known.due or await self._sending.is_whole(known):
+                if not known.due or await self._is_whole(known):
                     if known.due:  # otherwise no server was asked
                         self._came_through(directory, stored=False)
                     self._later.ended(directory)
                     self._plan.stored(directory, directory_cap(known.cap))
                     return
             tell = partial(self._plan.bytes_known, directory)
-            cap = await self._sending.put(directory, packed, len(packed), tell)
+            cap = await self._put(directory, packed, len(packed), tell)
         except PipegridError as error:
             self._failed(directory, FailedObject(path, error), began_s)
             return
@@ -695,6 +613,42 @@ class TreeUpload:
         self._memory.directory_stored(packed, cap)
         self._came_through(directory)
         self._plan.stored(directory, directory_cap(cap))
+
+    async def _put(
+        self, place: TreeNode, source: Content, size: int, cap_known: Callable[[ChkCap], None]
+    ) -> ChkCap | LitCap:
+        """Store something, and count it; returns its cap, and raises what ``GridFiles.put`` does."""
+        sending = FileProgress(self._reports, self.counts, size)
+
+        def progress(done: int, total: int) -> None:
+            sending.is_at(done, total)
+            if self._in_flight.weigh(place, size * (total - done) // max(1, total)):
+                self._wake()
+
+        def known(cap: ChkCap) -> None:
+            self._memory.sending(cap)
+            cap_known(cap)
+            self._wake()
+
+        report = progress if size > MAX_BYTES // 8 else None
+        try:
+            cap, was_there = await self._store.put(source, size, known, report)
+        finally:
+            sending.end()
+        self.counts.sent_bytes += 0 if isinstance(cap, LitCap) else size
+        self.counts.already_stored += was_there
+        return cap
+
+    async def _is_whole(self, known: KnownObject) -> bool:
+        """Check something on the grid; if it is not healthy, storing it again repairs it."""
+        try:
+            health = await self._store.check(known.cap)
+        except PipegridError:
+            return False
+        if health.whole and health.leased:
+            self._memory.checked(known.cap)
+        self.counts.unleased += health.whole and not health.leased
+        return health.whole
 
     def _came_through(self, place: TreeNode, stored: bool = True) -> None:
         """Servers have accepted something or, if not ``stored``, had it already."""
@@ -745,9 +699,7 @@ class TreeUpload:
         self._wake()
 
     def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None:
-            waiter.callback(None)
+        self._woken.fire(None)
 
 
 # Construction of the upload of a directory.

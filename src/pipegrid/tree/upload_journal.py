@@ -127,9 +127,6 @@ class UploadJournal(KnownObjects):
         if self._database is not None:  # not many, and large: they are not held in memory
             self._database.directory_stored(packed, cap)
 
-    def checked(self, cap: ChkCap | LitCap) -> None:
-        """The object of this cap was found to be healthy: its record stays true."""
-
     def forget(self) -> None:
         """The put has succeeded: remove the journal."""
         self._off = True

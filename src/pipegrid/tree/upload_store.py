@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.python.failure import Failure
@@ -41,36 +41,6 @@ class Health(NamedTuple):
 
     whole: bool
     leased: bool = True
-
-
-class StoresFiles(Protocol):
-    """Stores the files of a tree, or only counts them."""
-
-    @property
-    def small_file_capacity(self) -> SmallFileCapacity:
-        """How many small files may be stored at once."""
-
-    def expect(self, objects: int) -> None:
-        """This many small objects are about to be stored."""
-
-    def put(
-        self,
-        source: Content,
-        size: int,
-        cap_known: Callable[[ChkCap], None] | None,
-        progress: Progress | None,
-    ) -> Deferred[tuple[ImmutableFileCap, bool]]:
-        """
-        Store one file; see ``Grid.put``. ``source`` is None where nothing is read.
-
-        Fires with its cap, and whether servers had all its shares already.
-        """
-
-    def check(self, cap: ImmutableFileCap) -> Deferred[Health]:
-        """Renew the leases of a file; fires with its health."""
-
-    def close(self) -> Deferred[Any]:
-        """Cancel all checks; fires when they have ended."""
 
 
 class GridFiles:
@@ -108,6 +78,11 @@ class GridFiles:
         cap_known: Callable[[ChkCap], None] | None,
         progress: Progress | None,
     ) -> Deferred[tuple[ImmutableFileCap, bool]]:
+        """
+        Store one file; see ``Grid.put``. ``source`` is None where nothing is read.
+
+        Fires with its cap, and whether servers had all its shares already.
+        """
         assert source is not None
         running = self._grid.put(source, cap_known=cap_known, progress=progress, **self._options)
         return running.addCallback(
@@ -115,7 +90,10 @@ class GridFiles:
         )
 
     def check(self, cap: ImmutableFileCap) -> Deferred[Health]:
-        """Count the shares of a file, and renew their leases, in one batch with other checks."""
+        """
+        Count the shares of a file, and renew their leases, in one batch with other checks; fires with its
+        health.
+        """
         checked: Deferred[Any] = Deferred()
         if self._upkeep is not None:
             self._begin(self._upkeep, cap, checked)
@@ -132,6 +110,7 @@ class GridFiles:
         return checked.addCallback(self._judge)
 
     def close(self) -> Deferred[Any]:
+        """Cancel all checks; fires when they have ended."""
         if self._upkeep is not None:
             return self._upkeep.close()
         if self._opening is not None:
@@ -203,13 +182,9 @@ class DryRunStore:
         """Do nothing, as nothing is sent."""
 
     def put(
-        self,
-        source: Content,
-        size: int,
-        cap_known: Callable[[ChkCap], None] | None,
-        progress: Progress | None,
+        self, source: Content, size: int, *_: object
     ) -> Deferred[tuple[ImmutableFileCap, bool]]:
-        """Count the file, and invent a cap of the right length."""
+        """Count the file, and invent a cap of the right length; nothing is called."""
         if is_literal_size(size):
             return succeed((LitCap(b"?" * size), False))
         self.objects += 1
@@ -226,6 +201,9 @@ class DryRunStore:
     def close(self) -> Deferred[Any]:
         """Do nothing; fires at once, as no check is running."""
         return succeed(None)
+
+
+TreeStore = GridFiles | DryRunStore
 
 
 def unreadable_root(root: object, error: OSError) -> SourceError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+from itertools import count
 from typing import Any, NamedTuple
 
 import attrs
@@ -162,16 +163,13 @@ def _expected_bytes(cap: DirectoryCap) -> int:
     return _UNREAD_BYTES
 
 
-class _Step:
+class _Step(NamedTuple):
     """
     A directory above another one. It holds no listing, so that memory is freed without the garbage collector.
     """
 
-    __slots__ = ("before", "identity")
-
-    def __init__(self, identity: bytes | None, before: _Step | None) -> None:
-        self.identity = identity
-        self.before = before
+    identity: bytes | None
+    before: _Step | None
 
 
 @attrs.define(eq=False, repr=False)
@@ -196,12 +194,11 @@ class ReadAheadDirectory:
     way: _Step | None
     depth: int
     key: bytes
-    expected_bytes: int
+    identity: bytes | None
     state: str = "unread"
     listing: Listing | None = None
     error: Exception | None = None
     ahead: bool = False
-    identity: bytes | None = None
     position: int = 0
     next_ahead: int = 0
     children: dict[int, ReadAheadDirectory] = attrs.Factory(dict)
@@ -212,7 +209,7 @@ class ReadAheadDirectory:
         """The memory that it takes, or is expected to take."""
         if self.listing is not None:
             return self.listing.memory_bytes
-        return 0 if self.state == "failed" else self.expected_bytes
+        return 0 if self.state == "failed" else _expected_bytes(self.cap)
 
     @property
     def is_in_itself(self) -> bool:
@@ -256,7 +253,7 @@ class WalkOrder:
         self._stack: list[ReadAheadDirectory] = []
         self._path: list[str] = []
         self._cursors: list[tuple[bytes, int, ReadAheadDirectory]] = []
-        self._tie = 0
+        self._ties = count()
         self._seen: set[bytes | None] = set()
         self._shut: set[bytes | None] = set()
         self._reading_ids: set[bytes | None] = set()
@@ -266,7 +263,7 @@ class WalkOrder:
         self._met = 0
         root = self._entered(cap)
         if root is not None:
-            self._head = self._directory(root, None, 0, b"")
+            self._head = ReadAheadDirectory(root, None, 0, b"", identity_of(root))
 
     @property
     def done(self) -> bool:
@@ -298,7 +295,7 @@ class WalkOrder:
             index = parent.next_ahead
             parent.next_ahead += 1
             directory = self._child(parent, index, cap)
-            heapq.heapreplace(self._cursors, (directory.key, self._ticket(), parent))
+            heapq.heapreplace(self._cursors, (directory.key, next(self._ties), parent))
             known = self._is_over(directory) or directory.identity in self._reading_ids
             if directory.is_in_itself if self._all_paths else known:
                 continue
@@ -339,7 +336,7 @@ class WalkOrder:
         if isinstance(outcome, Listing):
             directory.state, directory.listing = "ready", outcome
             if directory.depth < self.limits.depth and outcome.entries:
-                heapq.heappush(self._cursors, (directory.key, self._ticket(), directory))
+                heapq.heappush(self._cursors, (directory.key, next(self._ties), directory))
         else:
             directory.state, directory.error = "failed", outcome
         if directory.ahead:
@@ -363,18 +360,8 @@ class WalkOrder:
         self, parent: ReadAheadDirectory, index: int, cap: DirectoryCap
     ) -> ReadAheadDirectory:
         way = _Step(parent.identity, parent.way)
-        return self._directory(cap, way, parent.depth + 1, parent.key + index.to_bytes(4, "big"))
-
-    def _directory(
-        self, cap: DirectoryCap, way: _Step | None, depth: int, key: bytes
-    ) -> ReadAheadDirectory:
-        return ReadAheadDirectory(
-            cap, way, depth, key, _expected_bytes(cap), identity=identity_of(cap)
-        )
-
-    def _ticket(self) -> int:
-        self._tie += 1
-        return self._tie
+        key = parent.key + index.to_bytes(4, "big")
+        return ReadAheadDirectory(cap, way, parent.depth + 1, key, identity_of(cap))
 
     # Meeting.
 
@@ -416,15 +403,12 @@ class WalkOrder:
         return None
 
     def _meet_root(self) -> Met | None:
-        met: Met | None
+        met: Met | None = Found((), self._root, kind_of(self._root), self._metadata_json)
         if self._head is not None:
             met = self._enter(self._head, None)
-            if met is None:
-                return None
-        else:
-            met = Found((), self._root, kind_of(self._root), self._metadata_json)
-        self._began = True
-        self._met = 1
+        if met is not None:
+            self._began = True
+            self._met = 1
         return met
 
     def _enter(self, child: ReadAheadDirectory, entry: Entry | None) -> Met | None:
@@ -440,10 +424,9 @@ class WalkOrder:
             return Found(path, cap, kind_of(child.cap), metadata_json, True, best=best)
         error = child.error or self._obstacle(child)
         if error is None:
-            if child.state != "ready":
+            if child.listing is None:
                 self._head = child
                 return None
-            assert child.listing is not None
             if self._open_bytes + child.memory_bytes > self.limits.open_bytes:
                 error = DirectoryError(
                     "this directory and those above it have more entries than fit in memory; it "
@@ -458,7 +441,10 @@ class WalkOrder:
             return Unreadable(path, cap, error, metadata_json, best)
         self._note(child.identity)
         self._shut.discard(child.identity)
-        self._move_to_open(child)
+        if child.ahead:
+            self._ahead_bytes -= child.memory_bytes
+            child.ahead = False
+        self._open_bytes += child.memory_bytes
         self._stack.append(child)
         if entry is not None:
             self._path.append(entry.name)
@@ -476,18 +462,10 @@ class WalkOrder:
 
     def _note(self, identity: bytes | None) -> bool:
         """Return whether an object was met before, and record it."""
-        if identity is None:
-            return False
-        if identity in self._seen:
-            return True
+        if identity is None or identity in self._seen:
+            return identity is not None
         self._seen.add(identity)
         return False
-
-    def _move_to_open(self, directory: ReadAheadDirectory) -> None:
-        if directory.ahead:
-            self._ahead_bytes -= directory.memory_bytes
-            directory.ahead = False
-        self._open_bytes += directory.memory_bytes
 
     def _leave(self, top: ReadAheadDirectory) -> None:
         self._stack.pop()
@@ -510,8 +488,7 @@ class WalkOrder:
     def _forget(self, directory: ReadAheadDirectory) -> None:
         directory.dropped = True
         directory.children.clear()
-        if directory.identity is not None:
-            self._reading_ids.discard(directory.identity)
+        self._reading_ids.discard(directory.identity)
 
     def _give_up(self) -> Met:
         self._over = True

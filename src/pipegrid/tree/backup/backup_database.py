@@ -55,18 +55,6 @@ class Signature(NamedTuple):
     inode: int
 
 
-class FileRecord(NamedTuple):
-    """
-    A file when it was stored.
-
-    Attributes:
-        read_ns: when it was read, in nanoseconds since 1970.
-    """
-
-    signature: Signature
-    read_ns: int
-
-
 def signature_of(found: os.stat_result) -> Signature:
     """Return the numbers of a file that are compared."""
     return Signature(
@@ -84,13 +72,18 @@ def _kept(number: int) -> int:
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def is_unchanged(recorded: FileRecord, found: os.stat_result) -> bool:
-    """Return whether a file certainly has the content that was stored."""
-    signature = recorded.signature
+def is_unchanged(signature: Signature, read_ns: int, found: os.stat_result) -> bool:
+    """
+    Return whether a file certainly has the content that was stored.
+
+    Args:
+        signature: of the file when it was stored.
+        read_ns: when it was read, in nanoseconds since 1970.
+    """
     changed_ns = signature.ctime_ns
-    if signature.mtime_ns <= recorded.read_ns + RACY_NS:
+    if signature.mtime_ns <= read_ns + RACY_NS:
         changed_ns = max(changed_ns, signature.mtime_ns)
-    return recorded.read_ns - changed_ns > RACY_NS and signature_of(found) == signature
+    return read_ns - changed_ns > RACY_NS and signature_of(found) == signature
 
 
 def is_due(cap: str, checked_s: float, now_s: float) -> bool:
@@ -223,7 +216,7 @@ class BackupDatabase(KnownObjects):
             "LEFT JOIN objects ON objects.cap = files.cap WHERE path = ? AND context = ?",
             (self._key(path), self._context),
         )
-        if row is None or not is_unchanged(FileRecord(Signature(*row[:4]), row[4]), found):
+        if row is None or not is_unchanged(Signature(*row[:4]), row[4], found):
             return None
         return self._known(row[5], row[6], row[7])
 
@@ -243,18 +236,14 @@ class BackupDatabase(KnownObjects):
     def file_stored(self, met: FileMet, cap: ChkCap | LitCap) -> None:
         """A file was read, and is stored."""
         signature = signature_of(met.found)
-        text = str(cap)
         self._write(
             "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 self._key(met.path),
-                signature.size,
-                signature.mtime_ns,
-                signature.ctime_ns,
-                signature.inode,
+                *signature,
                 met.began_ns,
                 self._context,
-                text,
+                str(cap),
                 _extended_text(met.extended),
             ),
         )
@@ -388,11 +377,8 @@ class BackupDatabase(KnownObjects):
         try:
             with self._busy:
                 row: tuple[Any, ...] | None = self._connection.execute(statement, values).fetchone()
-        except sqlite3.OperationalError as error:
-            self._stop_writing(error)
-            return None
-        except sqlite3.DatabaseError:
-            self._broken = True  # files that are not recorded are read and stored again
+        except sqlite3.DatabaseError as error:
+            self._note_failure(error)
             return None
         return row
 
@@ -404,11 +390,8 @@ class BackupDatabase(KnownObjects):
                 if not self._connection.in_transaction:
                     self._connection.execute("BEGIN")
                 self._connection.execute(statement, values)
-        except sqlite3.OperationalError as error:  # the disk is full: the database itself is good
-            self._stop_writing(error)
-            return
-        except sqlite3.DatabaseError:
-            self._broken = True
+        except sqlite3.DatabaseError as error:
+            self._note_failure(error)
             return
         self._rows += 1
         now_s = self._now()
@@ -423,13 +406,13 @@ class BackupDatabase(KnownObjects):
             with self._busy:
                 if self._connection.in_transaction:
                     self._connection.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            self._stop_writing(error)
-        except sqlite3.DatabaseError:
-            self._broken = True
+        except sqlite3.DatabaseError as error:
+            self._note_failure(error)
 
-    def _stop_writing(self, error: Exception) -> None:
-        if not self._read_only:
+    def _note_failure(self, error: sqlite3.DatabaseError) -> None:
+        if not isinstance(error, sqlite3.OperationalError):
+            self._broken = True  # files that are not recorded are read and stored again
+        elif not self._read_only:  # the disk is full: the database itself is good
             self._read_only = True
             self._say(
                 f"cannot use {self._path} ({error}); what is stored now will be read again next time"

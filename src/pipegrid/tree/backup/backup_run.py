@@ -6,12 +6,14 @@ import os
 import time
 import unicodedata
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from contextlib import closing, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred, DeferredList
 
-from pipegrid.core.caps import DirectoryCap, MutableCap
+from pipegrid.core.caps import DirectoryCap, writes
 from pipegrid.core.text import composed, counted, printable
 from pipegrid.errors import NotEnoughSharesError, PipegridError, RollbackError, UsageError
 from pipegrid.grid.file_grid import Grid
@@ -41,7 +43,7 @@ from pipegrid.tree.file_metadata import KEY
 from pipegrid.tree.file_selection import TreeSelection
 from pipegrid.tree.local_walk import WalkOptions, own_directories
 from pipegrid.tree.tree_upload import TreeCounts, TreeReports, TreeResult, TreeUpload
-from pipegrid.tree.upload_store import DryRunStore, GridFiles, StoresFiles
+from pipegrid.tree.upload_store import DryRunStore, GridFiles, TreeStore
 
 if TYPE_CHECKING:
     from pipegrid.tree.backup.backup_stream import BackupStream
@@ -71,81 +73,27 @@ class ListedRun(NamedTuple):
     is_nowhere: bool = False
 
 
-class RunLister:
-    """
-    Lists runs of one client.
-
-    Args:
-        say: called with sentences for the user.
-    """
-
-    def __init__(
-        self, place: BackupPlace, catalogues: GridCatalogues, say: Callable[[str], None]
-    ) -> None:
-        self._place = place
-        self._catalogues = catalogues
-        self._say = say
-
-    async def list(
-        self, noted: CatalogueState, archives: Archives | None, run: BackupRun, retention: Retention
-    ) -> ListedRun:
-        """List a run that is stored; ``noted`` is the remembered catalogue without it."""
-        others = [each for each in noted.unlisted if entry_name(each) != entry_name(run)]
-        noted = noted._replace(unlisted=(*others, run))
-        self._place.note(noted)
-
-        async def trying(work: Coroutine[Any, Any, T]) -> T | PipegridError:
-            try:
-                return await work
-            except PipegridError as error:
-                return error
-
-        note = self._place.candidates.note_forgotten
-        change = CatalogueChange(noted.unlisted, retention, forgetting=note)
-        forgotten: tuple[BackupRun, ...] = ()
-        if noted.content is not None:
-            assert noted.cap is not None
-            forgotten = tuple(change.apply(runs_of(noted.cap, noted.content))[1])
-        steps: list[Deferred[Any]] = [Deferred.fromCoroutine(trying(self._change(noted, change)))]
-        if archives is not None:
-            keeping = archives.keep(run, forgotten)
-            steps.append(Deferred.fromCoroutine(trying(keeping)))
-        outcomes = await gather(steps)
-        problems = tuple(each for each in outcomes if isinstance(each, PipegridError))
-        changed = outcomes[0]
-        if not isinstance(changed, ChangedCatalogue):
-            nowhere = isinstance(changed, NotEnoughSharesError) and not changed.found
-            return ListedRun(run, (), problems, nowhere)
-        self._place.note(CatalogueState(noted.cap, changed.content, (), changed.version))
-        return ListedRun(changed.run or run, changed.forgotten, problems)
-
-    async def _change(self, noted: CatalogueState, change: CatalogueChange) -> ChangedCatalogue:
-        assert noted.cap is not None
-        try:
-            return await self._catalogues.change(noted.cap, change, noted.content)
-        except RollbackError as error:
-            if noted.content is None or noted.version < error.seen:
-                raise  # the version seen last may come from another machine, and may reappear
-            self._say(
-                "servers show an older list of backups than this client has seen, so it is written again "
-                "from what this client remembers"
-            )
-            return await self._catalogues.rewrite(noted.cap, change, noted.content)
-
-
 # Storing a directory with the records of earlier runs, or finding out what a run would store.
 
 
-class SelectsFiles(Protocol):
-    """Selects what is stored of a directory."""
+class BackupOptions(NamedTuple):
+    """
+    What is stored, and which older runs are kept.
 
-    @property
-    def selection(self) -> Callable[[str], TreeSelection]:
-        """Makes a selection for one walk through a directory."""
+    Attributes:
+        selection: makes a new one for each run of a directory, since a selection records what it has met.
+        archives: the cap of a mutable directory, and names below it, which need not exist
+            yet: where the run is kept as Tahoe-LAFS's ``backup`` does, in addition to the catalogue.
+        name_was_chosen: the user chose the name, so runs of another directory or machine may have it.
+        tags: of the run, by which ``Retention.tags`` may keep it.
+    """
 
-    @property
-    def one_file_system(self) -> bool:
-        """Leave out what is mounted."""
+    selection: Callable[[str], TreeSelection] = lambda directory: TreeSelection()
+    one_file_system: bool = False
+    retention: Retention = Retention()
+    archives: tuple[str, tuple[str, ...]] | None = None
+    name_was_chosen: bool = True
+    tags: tuple[str, ...] = ()
 
 
 class RunUpload:
@@ -173,8 +121,8 @@ class RunUpload:
         *,
         say: Callable[[str], None],
         now: Callable[[], float],
-        reports: TreeReports | None = None,
-        read_only: bool = False,
+        reports: TreeReports | None,
+        read_only: bool,
     ) -> None:
         params = grid.config.params
         numbers = (params.required_shares, params.total_shares, params.max_segment_bytes)
@@ -182,7 +130,7 @@ class RunUpload:
         self._grid = grid
         self._place = place
         self._now = now
-        self._reports = reports
+        self._reports = reports or TreeReports()
         self._say = say
         self._read_only = read_only
         self.database = BackupDatabase(
@@ -195,7 +143,7 @@ class RunUpload:
             sent=None if read_only else SentObjects(place.candidates.objects_path),
         )
 
-    async def store(self, files: SelectsFiles, store: StoresFiles) -> TreeResult:
+    async def store(self, options: BackupOptions, store: TreeStore) -> TreeResult:
         """
         Store what is not recorded as stored.
 
@@ -204,24 +152,24 @@ class RunUpload:
             GridError: the store accepts nothing.
         """
         if not isinstance(self.source, BackupDirectories):
-            reports = self._reports or TreeReports()
-            return await self.source.store(self._grid, reports, self._now, self.database)
+            return await self.source.store(self._grid, self._reports, self._now, self.database)
         local = self._grid.config.local
         own = [*self._place.own, *([] if local is None else [local.directory])]
         links = HardLinks()
         walk = self.source.walk(
-            files.selection,
+            options.selection,
             self.database.file,
             links.identifier,
             WalkOptions(
-                files.one_file_system,
+                options.one_file_system,
                 own_directories(*own),
                 read=not self._read_only,
                 now_ns=lambda: int(self._now() * 1e9),
             ),
         )
-        title = self.source.title
-        upload = TreeUpload(self._grid, walk, store, title, self._reports, self.database)
+        upload = TreeUpload(
+            self._grid, walk, store, self.source.title, self._reports, self.database
+        )
         result = await upload.run()
         return result if self._read_only else await self._with_owners(result, links)
 
@@ -311,21 +259,15 @@ def check_owner(runs: Iterable[BackupRun], name: str, root: str, machine: Machin
     theirs = [run for run in same if run.machine.id not in ("", machine.id)]
     if theirs and not any(run.machine.id for run in ours):
         newest = max(theirs, key=lambda run: run.time)
-        where = (
-            f"{newest.machine.name!r}, another machine"
-            if newest.machine.name
-            else "another machine"
-        )
-        raise _taken(name, f"{newest.directory or 'a directory'} on {where}", root)
+        named = f"{newest.machine.name!r}, " if newest.machine.name else ""
+        raise _taken(name, f"{newest.directory or 'a directory'} on {named}another machine", root)
     noted = [run for run in ours if run.directory]
     other = max(noted, key=lambda run: run.time).directory if noted else root
     if other == printable(root) or not still_exists(other):  # it was moved, perhaps to here
         return
-    try:
+    with suppress(OSError, ValueError):  # several directories, or not a path at all
         if os.path.samefile(other, root):
             return
-    except (OSError, ValueError):  # several directories, or not a path at all
-        pass
     raise _taken(name, other, root)
 
 
@@ -346,26 +288,6 @@ def _taken(name: str, by: str, root: str) -> UsageError:
 
 
 U = TypeVar("U")
-
-
-class BackupOptions(NamedTuple):
-    """
-    What is stored, and which older runs are kept.
-
-    Attributes:
-        selection: makes a new one for each run of a directory, since a selection records what it has met.
-        archives: the cap of a mutable directory, and names below it, which need not exist
-            yet: where the run is kept as Tahoe-LAFS's ``backup`` does, in addition to the catalogue.
-        name_was_chosen: the user chose the name, so runs of another directory or machine may have it.
-        tags: of the run, by which ``Retention.tags`` may keep it.
-    """
-
-    selection: Callable[[str], TreeSelection] = lambda directory: TreeSelection()
-    one_file_system: bool = False
-    retention: Retention = Retention()
-    archives: tuple[str, tuple[str, ...]] | None = None
-    name_was_chosen: bool = True
-    tags: tuple[str, ...] = ()
 
 
 class BackupResult(NamedTuple):
@@ -427,13 +349,12 @@ class Backups:
         machine: Machine | None = None,
     ) -> None:
         self._grid = grid
-        self._say = say
         self._now = now
         self._machine = machine
         self.place = BackupPlace(grid.config)
         self.catalogues = GridCatalogues(grid, now)
+        self._storing = partial(RunUpload, grid, self.place, say=say, now=now)
         self.say = say
-        self._lister = RunLister(self.place, self.catalogues, say)
 
     async def run(
         self,
@@ -458,30 +379,24 @@ class Backups:
         check_tags(options.tags)
         source = _as_source(source)
         began_s = self._grid.clock.seconds()
-        self.place.lock()
-        try:
-            noted = self.place.noted(self._say)
+        with self.place.locked():
+            noted = self.place.noted(self.say)
             machine = self._machine or self.place.machine()
             name = await self._checked_name(name, noted, source.root, machine, options)
-            storing = self._storing(source, reports)
-            try:
+            storing = self._storing(source, reports=reports, read_only=False)
+            with closing(storing.database):
                 noted, counts, listed = await self._store(noted, name, machine, storing, options)
                 storing.database.finish()
                 # Of an object that was left out, or changed between two tries, some shares may be stored.
                 if not (listed.problems or counts.left_out or counts.second_tries):
                     storing.database.succeeded()
-            finally:
-                storing.database.close()
-        finally:
-            self.place.unlock()
         assert noted.cap is not None
-        elapsed_s = self._grid.clock.seconds() - began_s
         return BackupResult(
             listed.run,
             noted.cap.readonly(),
             counts,
             listed.forgotten,
-            elapsed_s,
+            self._grid.clock.seconds() - began_s,
             listed.problems,
         )
 
@@ -517,8 +432,8 @@ class Backups:
         for warn in (warning_of_later_runs, warning_of_no_files):
             warning = warn(run, noted.runs)
             if warning:
-                self._say(warning)
-        listed = await self._lister.list(noted, archives, run, options.retention)
+                self.say(warning)
+        listed = await self._list(noted, archives, run, options.retention)
         if listed.is_nowhere and believed and isinstance(storing.source, BackupDirectories):
             run, result = await self._store_again(noted, listed.run, storing, options)
             listed = listed._replace(run=run)
@@ -526,6 +441,51 @@ class Backups:
             _, *others = listed.problems
             listed = listed._replace(problems=(self._without_list(), *others))
         return noted, result.counts, listed
+
+    async def _list(
+        self, noted: CatalogueState, archives: Archives | None, run: BackupRun, retention: Retention
+    ) -> ListedRun:
+        """List a run that is stored; ``noted`` is the remembered catalogue without it."""
+        others = [each for each in noted.unlisted if entry_name(each) != entry_name(run)]
+        noted = noted._replace(unlisted=(*others, run))
+        self.place.note(noted)
+
+        async def trying(work: Coroutine[Any, Any, T]) -> T | PipegridError:
+            try:
+                return await work
+            except PipegridError as error:
+                return error
+
+        note = self.place.candidates.note_forgotten
+        change = CatalogueChange(noted.unlisted, retention, forgetting=note)
+        forgotten: tuple[BackupRun, ...] = ()
+        if noted.content is not None:
+            assert noted.cap is not None
+            forgotten = change.done(runs_of(noted.cap, noted.content)).forgotten
+        steps: list[Coroutine[Any, Any, Any]] = [self._change(noted, change)]
+        if archives is not None:
+            steps.append(archives.keep(run, forgotten))
+        outcomes = await gather([Deferred.fromCoroutine(trying(step)) for step in steps])
+        problems = tuple(each for each in outcomes if isinstance(each, PipegridError))
+        changed = outcomes[0]
+        if not isinstance(changed, ChangedCatalogue):
+            nowhere = isinstance(changed, NotEnoughSharesError) and not changed.found
+            return ListedRun(run, (), problems, nowhere)
+        self.place.note(CatalogueState(noted.cap, changed.content, (), changed.version))
+        return ListedRun(changed.run or run, changed.forgotten, problems)
+
+    async def _change(self, noted: CatalogueState, change: CatalogueChange) -> ChangedCatalogue:
+        assert noted.cap is not None
+        try:
+            return await self.catalogues.change(noted.cap, change, noted.content)
+        except RollbackError as error:
+            if noted.content is None or noted.version < error.seen:
+                raise  # the version seen last may come from another machine, and may reappear
+            self.say(
+                "servers show an older list of backups than this client has seen, so it is written again "
+                "from what this client remembers"
+            )
+            return await self.catalogues.rewrite(noted.cap, change, noted.content)
 
     async def _store_again(
         self, noted: CatalogueState, run: BackupRun, storing: RunUpload, options: BackupOptions
@@ -535,7 +495,7 @@ class Backups:
 
         It may be another grid, by mistake; so no new list is created.
         """
-        self._say(
+        self.say(
             "no server has the list of backups, perhaps because this is another grid than before: "
             "everything is checked, and stored again if it is missing"
         )
@@ -561,17 +521,16 @@ class Backups:
     ) -> tuple[CatalogueState, Archives | None]:
         """Return a catalogue that can be changed, and the archives under the alias, if one is given."""
         archives = None
+        making: list[Deferred[Any]] = [Deferred.fromCoroutine(self._catalogue(noted))]
         if options.archives is not None:
             archives = Archives(self._grid, *options.archives, now=self._now)
-        making: list[Deferred[Any]] = [Deferred.fromCoroutine(self._catalogue(noted))]
-        if archives is not None:
             making.append(Deferred.fromCoroutine(archives.prepare()))
         prepared, *_ = await gather(making)
         return prepared, archives
 
     async def _catalogue(self, noted: CatalogueState) -> CatalogueState:
         """Return the remembered catalogue, which can be changed; it is created if there is none."""
-        if noted.cap is not None and is_writable(noted.cap):
+        if noted.cap is not None and writes(noted.cap):
             return noted
         runs = noted.runs
         if noted.cap is not None and noted.content is None:
@@ -612,21 +571,16 @@ class Backups:
             raise UsageError(
                 "what a stream would send is known only when it was read; leave out --dry-run"
             )
-        self.place.lock()
-        try:
+        params = self._grid.config.params
+        store = DryRunStore(params)
+        with self.place.locked():
             if name is not None:
-                noted = self.place.noted(self._say)
+                noted = self.place.noted(self.say)
                 machine = self._machine or self.place.machine(keep=False)
                 await self._checked_name(name, noted, chosen.root, machine, options)
-            storing = self._storing(chosen, reports, read_only=True)
-            try:
-                store = DryRunStore(self._grid.config.params)
+            storing = self._storing(chosen, reports=reports, read_only=True)
+            with closing(storing.database):
                 result = await storing.store(options, store)
-            finally:
-                storing.database.close()
-        finally:
-            self.place.unlock()
-        params = self._grid.config.params
         share_bytes = store.bytes * params.total_shares // params.required_shares
         return DryRunResult(store.objects, store.bytes, share_bytes, store.checks, result.counts)
 
@@ -637,7 +591,7 @@ class Backups:
         Raises:
             PipegridError: the list cannot be read from the grid, and is not remembered.
         """
-        noted = self.place.noted(self._say)
+        noted = self.place.noted(self.say)
         if noted.cap is None:
             return noted.runs
         try:
@@ -645,24 +599,11 @@ class Backups:
         except PipegridError as error:
             if noted.content is None:
                 raise
-            self._say(
+            self.say(
                 f"this is the list that this client saw last, since it cannot be fetched: {error}"
             )
             return noted.runs
         return noted._replace(content=content).runs
-
-    def _storing(
-        self, source: BackupSource, reports: TreeReports | None, read_only: bool = False
-    ) -> RunUpload:
-        return RunUpload(
-            self._grid,
-            self.place,
-            source,
-            say=self._say,
-            now=self._now,
-            reports=reports,
-            read_only=read_only,
-        )
 
 
 def _as_source(source: str | BackupSource) -> BackupSource:
@@ -692,8 +633,3 @@ async def _both(first: Deferred[T], second: Deferred[U]) -> tuple[T, U]:
         await DeferredList(running, consumeErrors=True)
         raise
     return one, other
-
-
-def is_writable(cap: DirectoryCap) -> bool:
-    """Return whether a cap can change a catalogue."""
-    return isinstance(cap.file, MutableCap) and cap.file.access == "write"

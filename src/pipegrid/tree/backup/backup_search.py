@@ -44,10 +44,8 @@ class SearchedNames(NamedTuple):
 
     def fits(self, mtime_ns: int | None) -> bool:
         """Return whether a time of change fits; an unknown one fits only if any does."""
-        if self.newer_ns is None and self.older_ns is None:
-            return True
         if mtime_ns is None:
-            return False
+            return self.newer_ns is None and self.older_ns is None
         return (self.newer_ns is None or mtime_ns >= self.newer_ns) and (
             self.older_ns is None or mtime_ns < self.older_ns
         )

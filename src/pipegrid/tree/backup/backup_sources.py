@@ -50,8 +50,7 @@ class BackupDirectories:
             if above is None:
                 self.walked.append(each)
             else:
-                relative = each[len(above.rstrip("/")) + 1 :]
-                self._inside.setdefault(above, []).append(relative)
+                self._inside.setdefault(above, []).append(each[len(above.rstrip("/")) + 1 :])
         self.selected = [given[0]] if len(given) == 1 else self.walked
         self.is_one = len(self.walked) == 1
         self.base = self.walked[0] if self.is_one else "/"
@@ -82,10 +81,9 @@ class BackupDirectories:
         if self.is_one:
             inside = self._inside.get(self.base, ())
             (directory,) = self.selected
-            chosen = selection(directory)
             return local_walk.LocalWalk(
                 directory,
-                selection=chosen,
+                selection=selection(directory),
                 options=options,
                 know=know,
                 link_id=link_id,

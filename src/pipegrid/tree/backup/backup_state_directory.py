@@ -9,8 +9,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +34,6 @@ from pipegrid.tree.backup.prune_records import PruneCandidates
 # a random id, kept with the state of backups.
 
 SYSTEM_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
-_OWN_NAME = "machine"
 _TAG = b"pipegrid_backup_machine_v1"
 _MAX_BYTES = 100
 _ID_BYTES = 8
@@ -62,7 +61,7 @@ def _id(directory: Path, keep: bool) -> str:
                 rb"[0-9a-f]{32}", text
             ):  # 'uninitialized' while a system boots for the first time
                 return tagged_hash(_TAG, text)[:_ID_BYTES].hex()
-    own = directory / _OWN_NAME
+    own = directory / "machine"
     with suppress(OSError):
         text = read_file(own, _MAX_BYTES).strip()
         if re.fullmatch(rb"[0-9a-f]{16}", text):
@@ -89,16 +88,13 @@ def relocated(old: Path, new: Path) -> Path:
     """
     if os.path.lexists(new) or not _is_itself(old):
         return new
-    lock = -1
-    try:
+    with suppress(OSError):  # another process uses it, or the new place is not writable
         lock = open_private(str(old / "lock"), os.O_RDWR)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_itself(old) and not os.path.lexists(new):  # no other process has moved it since
-            _move(old, new)
-    except OSError:  # another process uses it, or the new place is not writable
-        pass
-    finally:
-        if lock >= 0:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_itself(old) and not os.path.lexists(new):  # no other process has moved it since
+                _move(old, new)
+        finally:
             os.close(lock)
     return new if os.path.lexists(new) else old
 
@@ -218,11 +214,11 @@ class BackupPlace:
         self.cap_file = self.directory / "catalogue.cap"
         self.candidates = PruneCandidates(self.directory)
         self._list_file = self.directory / "catalogue.json"
-        self._lock = -1
 
-    def lock(self) -> None:
+    @contextmanager
+    def locked(self) -> Iterator[None]:
         """
-        Take the lock, so that no other backup of this client runs.
+        Hold the lock, so that no other backup of this client runs.
 
         Raises:
             UsageError: another backup holds it.
@@ -231,28 +227,14 @@ class BackupPlace:
         try:
             for each in self.own:
                 each.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = open_private(str(self.directory / "lock"), os.O_RDWR)
+            lock = open_private(str(self.directory / "lock"), os.O_RDWR)
         except OSError as error:
             raise SinkError(f"cannot write in {self.directory}: {error.strerror}") from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.unlock()
-            raise UsageError(
-                f"another backup is running with the state in {self.directory}; wait until it has ended"
-            ) from None
-        except OSError as error:  # some network file systems have no locks
-            self.unlock()
-            raise SinkError(
-                f"cannot lock {self.directory}/lock: {error.strerror}; a backup needs locks: keep the "
-                "client's directory on a disk that has them"
-            ) from error
-
-    def unlock(self) -> None:
-        """Release the lock; a second call does nothing."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+            _lock(lock, self.directory)
+            yield
+        finally:
+            os.close(lock)
 
     def machine(self, keep: bool = True) -> Machine:
         """
@@ -275,9 +257,8 @@ class BackupPlace:
         """
         said = CatalogueState()
         try:
-            said = self._read_list()
-        except FileNotFoundError:
-            pass
+            with suppress(FileNotFoundError):
+                said = self._read_list()
         except (OSError, ValueError, PipegridError):
             say(f"{self._list_file} is damaged; the list of backups is fetched from the grid")
         cap = self._read_cap()
@@ -345,6 +326,20 @@ class BackupPlace:
                 f"{self.cap_file} does not hold the cap of a catalogue; restore or remove it"
             )
         return cap
+
+
+def _lock(fd: int, directory: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(
+            f"another backup is running with the state in {directory}; wait until it has ended"
+        ) from None
+    except OSError as error:  # some network file systems have no locks
+        raise SinkError(
+            f"cannot lock {directory}/lock: {error.strerror}; a backup needs locks: keep the client's "
+            "directory on a disk that has them"
+        ) from error
 
 
 def _packed(runs: Sequence[BackupRun]) -> bytes:

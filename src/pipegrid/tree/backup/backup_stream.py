@@ -49,14 +49,10 @@ class BackupStream:
         if name in ("", ".", "..") or "/" in name or "\0" in name:
             raise UsageError(f"'{printable(name)}' is not the name of a file; give one without '/'")
         self.name = name
-        self._file: BinaryIO | None = None
-        self._command: Sequence[str] = ()
+        self._source = source
+        self.root = "standard input"
         if isinstance(source, Sequence):
-            self._command = source
             self.root = f"the output of {printable(source[0])}"
-        else:
-            self._file = source
-            self.root = "standard input"
 
     async def store(
         self, grid: Grid, reports: TreeReports, now: Callable[[], float], memory: KnownObjects
@@ -84,34 +80,35 @@ class BackupStream:
         finally:
             source.close()
         counts.sent_files = int(not isinstance(cap, LitCap))
-        found = _status_at(now(), source.size)
+        now_s = now()
         name, exact = entry_name(os.fsencode(self.name))
-        entry = PackedChild(name, cap, entry_metadata(found(stat.S_IFREG | 0o600), name=exact))
+        entry = PackedChild(
+            name, cap, entry_metadata(_status(stat.S_IFREG | 0o600, now_s), name=exact)
+        )
         packed = pack_immutable([entry])
         whole = TreeCounts(bytes=len(packed))
         root = await _put(grid, packed, whole, TreeReports(), memory)
         counts.sent_directories = int(not isinstance(root, LitCap))
         counts.sent_bytes += whole.sent_bytes
         counts.already_stored += whole.already_stored
-        metadata = entry_metadata(found(stat.S_IFDIR | 0o700))
+        metadata = entry_metadata(_status(stat.S_IFDIR | 0o700, now_s))
         return TreeResult(directory_cap(root), metadata, counts, grid.clock.seconds() - began_s)
 
     async def _read(self, grid: Grid) -> Source:
-        if self._file is not None:
-            return await open_for_put(self._file, grid.workers, grid.clock)
-        program = printable(self._command[0])
+        if not isinstance(self._source, Sequence):
+            return await open_for_put(self._source, grid.workers, grid.clock)
+        program = printable(self._source[0])
         try:
             process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+                self._source, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
             )
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise SourceError(f"cannot run {program}: {why}") from error
-        assert process.stdout is not None
+        # Its type is known to what can stop reading when the run is cancelled.
+        assert isinstance(process.stdout, io.BufferedReader)
         source: Source | None = None
         try:
-            # Its type is known to what can stop reading when the run is cancelled.
-            assert isinstance(process.stdout, io.BufferedReader)
             source = await open_for_put(process.stdout, grid.workers, grid.clock)
             status = await grid.workers.run_blocking(_wait, process)
             if status:
@@ -147,15 +144,10 @@ async def _put(
     return result.cap
 
 
-def _status_at(now_s: float, size: int) -> Callable[[int], os.stat_result]:
-    """Return a function that makes the status of a file or directory of this user, made at a time."""
+def _status(mode: int, now_s: float) -> os.stat_result:
+    """Return the status of a file or directory of this user, made at a time, as far as metadata has it."""
     times = {"st_mtime": now_s, "st_mtime_ns": int(now_s * 1e9)}
-
-    def status(mode: int) -> os.stat_result:
-        whole = (int(now_s),) * 3
-        return os.stat_result((mode, 0, 0, 1, os.getuid(), os.getgid(), size, *whole), times)
-
-    return status
+    return os.stat_result((mode, 0, 0, 1, os.getuid(), os.getgid(), 0, 0, 0, 0), times)
 
 
 def _wait(call: BlockingCall, process: subprocess.Popen[bytes]) -> int:

@@ -270,15 +270,13 @@ class Archives:
         root: str,
         names: tuple[str, ...],
         now: Callable[[], float],
-        to: Directory | None = None,
-        archives: Directory | None = None,
     ) -> None:
         self._grid = grid
         self._root = root
         self._names = names
         self._now = now
-        self._to = to
-        self._archives = archives
+        self._to: Directory | None = None
+        self._archives: Directory | None = None
 
     async def prepare(self) -> None:
         """

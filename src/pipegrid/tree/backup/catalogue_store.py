@@ -24,7 +24,7 @@ from pipegrid.tree.backup.catalogue import (
     runs_of,
     shown_time,
 )
-from pipegrid.tree.backup.retention import Retention, kept
+from pipegrid.tree.backup.retention import Retention, reasons
 from pipegrid.tree.directory import Directory, create_directory
 from pipegrid.tree.retry_queue import with_retries
 
@@ -45,20 +45,21 @@ class CatalogueChange(NamedTuple):
     forgetting: Callable[[Sequence[BackupRun]], None] = lambda _: None
     removed: frozenset[str] = frozenset()
 
-    def apply(self, listed: Sequence[BackupRun]) -> tuple[list[BackupRun], list[BackupRun]]:
-        """Return the runs that are listed then, oldest first, and those that are forgotten."""
+    def done(self, listed: Sequence[BackupRun]) -> ChangedCatalogue:
+        """Return the result of the change, still without content and version."""
         added = self.placed(listed)
         every = {entry_name(run): run for run in (*listed, *added)}
         runs = sorted(every.values(), key=lambda run: (run.time, run.name))
         last = added[-1] if added else None
-        stay = kept(
+        why = reasons(
             [run for run in runs if entry_name(run) not in self.removed],
             self.retention,
             None if last is None else last.time,
             None if last is None else last.machine,
         )
-        staying = set(map(entry_name, stay))
-        return stay, [run for run in runs if entry_name(run) not in staying]
+        stay = tuple(run for run in runs if why.get(run))
+        forgotten = tuple(run for run in runs if not why.get(run))
+        return ChangedCatalogue(b"", 0, stay, forgotten, last)
 
     def placed(self, listed: Sequence[BackupRun]) -> tuple[BackupRun, ...]:
         """Return the added runs; one whose name and second another machine's run has gets the next second."""
@@ -74,22 +75,14 @@ class CatalogueChange(NamedTuple):
             placed.append(free)
         return tuple(placed)
 
-    def done(self, listed: Sequence[BackupRun]) -> ChangedCatalogue:
-        """Return the result of the change, still without content and version."""
-        stay, forgotten = self.apply(listed)
-        placed = self.placed(listed)
-        return ChangedCatalogue(
-            b"", 0, tuple(stay), tuple(forgotten), placed[-1] if placed else None
-        )
-
     def edits(self, listed: Sequence[BackupRun]) -> list[Edit]:
         """Return the edits for a directory with these runs."""
-        stay, forgotten = self.apply(listed)
-        staying = set(map(entry_name, stay))
+        done = self.done(listed)
+        staying = set(map(entry_name, done.runs))
         there = set(map(entry_name, listed))
         added = self.placed(listed)
         edits: list[Edit] = [entry_of(run) for run in added if entry_name(run) in staying]
-        gone = [entry_name(run) for run in forgotten if entry_name(run) in there]
+        gone = [entry_name(run) for run in done.forgotten if entry_name(run) in there]
         return edits + [Unlink(name, must_exist=False) for name in gone]
 
 
@@ -187,10 +180,9 @@ class GridCatalogues:
         self, cap: DirectoryCap, change: CatalogueChange, remembered: bytes
     ) -> ChangedCatalogue:
         """Change the remembered content of a catalogue, and write it over whatever the servers have."""
-        directory = Directory(self._grid, cap, self._now)
         listed = runs_of(cap, remembered)
-        change.forgetting(change.done(listed).forgotten)
-        content = directory.applied(remembered, change.edits(listed))
-        written = await with_retries(self._grid.clock, lambda: self._grid.overwrite(cap, content))
         done = change.done(listed)
+        change.forgetting(done.forgotten)
+        content = Directory(self._grid, cap, self._now).applied(remembered, change.edits(listed))
+        written = await with_retries(self._grid.clock, lambda: self._grid.overwrite(cap, content))
         return done._replace(content=content, version=written.version.sequence_number)

@@ -7,17 +7,15 @@ from datetime import tzinfo
 
 import attrs
 
+from pipegrid.core.caps import writes
 from pipegrid.core.text import composed, printable
 from pipegrid.errors import CapError, UsageError
-from pipegrid.tree.backup.backup_run import Backups, is_writable
+from pipegrid.tree.backup.backup_run import Backups
 from pipegrid.tree.backup.backup_state_directory import CatalogueState
-from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_name, parse_time, runs_of
+from pipegrid.tree.backup.catalogue import BackupRun, Machine, entry_name, parse_time
 from pipegrid.tree.backup.catalogue_store import CatalogueChange
 from pipegrid.tree.backup.retention import Retention, reasons
 from pipegrid.tree.backup.run_paths import parse_run_path, run_within, several, whole_run
-
-NAMED = "it was named"
-NO_RULE = "no rule keeps it"
 
 
 @attrs.frozen
@@ -80,16 +78,14 @@ def judge(runs: Sequence[BackupRun], request: ForgetRequest) -> list[JudgedRun]:
             f"no run has the tag '{printable(min(unknown))}', which would keep nothing; 'pipegrid --json "
             "backups' lists tags"
         )
-    ruled = [run for run in runs if not rules.keeps_all and (not names or run.name in names)]
-    if named and not names:
-        ruled = []
+    ruled = [run for run in runs if run.name in names or not (names or named)]
     why = reasons(ruled, rules, request.now, request.machine)
     judged = []
     for run in runs:
         if entry_name(run) in named:
-            judged.append(JudgedRun(run, False, (NAMED,)))
+            judged.append(JudgedRun(run, False, ("it was named",)))
         elif run in why:
-            judged.append(JudgedRun(run, bool(why[run]), why[run] or (NO_RULE,)))
+            judged.append(JudgedRun(run, bool(why[run]), why[run] or ("no rule keeps it",)))
     return judged
 
 
@@ -141,28 +137,22 @@ async def forget(
         PipegridError: it cannot be read or changed.
     """
     place = backups.place
-    place.lock()
-    try:
+    with place.locked():
         noted = place.noted(backups.say)
         if noted.cap is None:
             raise UsageError("this client has no list of backups, so there is nothing to forget")
-        if not is_writable(noted.cap):
+        if not writes(noted.cap):
             raise CapError(
                 f"the cap in {place.cap_file} only reads the list of backups; put the one that changes it "
                 "there, from the machine that made it"
             )
         content = await backups.catalogues.load(noted.cap)
-        every = {entry_name(run): run for run in (*runs_of(noted.cap, content), *noted.unlisted)}
-        runs = sorted(every.values(), key=lambda run: (run.time, run.name))
-        judged = judge(runs, request)
+        judged = judge(noted._replace(content=content).runs, request)
         removed = frozenset(entry_name(each.run) for each in judged if not each.keeps)
-        if dry_run or not removed:
-            return judged
-        change = CatalogueChange(
-            noted.unlisted, forgetting=place.candidates.note_forgotten, removed=removed
-        )
-        changed = await backups.catalogues.change(noted.cap, change, content)
-        place.note(CatalogueState(noted.cap, changed.content, (), changed.version))
+        if removed and not dry_run:
+            change = CatalogueChange(
+                noted.unlisted, forgetting=place.candidates.note_forgotten, removed=removed
+            )
+            changed = await backups.catalogues.change(noted.cap, change, content)
+            place.note(CatalogueState(noted.cap, changed.content, (), changed.version))
         return judged
-    finally:
-        place.unlock()

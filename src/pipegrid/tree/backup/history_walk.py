@@ -83,7 +83,9 @@ async def walk_history(
     limits = limits or WalkLimits()
     cached = directories or CachedDirectories(grid, limits.reads)
     met = 0
-    pending: list[tuple[TreePath, DirectorySpans]] = [((), _joined(list(enumerate(roots))))]
+    pending: list[tuple[TreePath, DirectorySpans]] = [
+        ((), _joined((at, at + 1, cap) for at, cap in enumerate(roots)))
+    ]
     try:
         while pending:
             path, spans = pending.pop()
@@ -176,25 +178,19 @@ class DirectoryHistory:
 
 def _directories(spans: Sequence[EntrySpan]) -> DirectorySpans:
     """Return the directories among the entries of a name; neighbours that are equal become one."""
-    found: list[tuple[int, int, DirectoryCap]] = []
-    for span in spans:
-        cap = span.entry.cap
-        if not isinstance(cap, DirectoryCap) or span.entry.kind != "directory":
-            continue
-        if found and found[-1][1] == span.start and found[-1][2] == cap:
-            found[-1] = (found[-1][0], span.end, cap)
-        else:
-            found.append((span.start, span.end, cap))
-    return tuple(found)
+    return _joined(
+        (span.start, span.end, span.entry.cap)
+        for span in spans
+        if isinstance(span.entry.cap, DirectoryCap) and span.entry.kind == "directory"
+    )
 
 
-def _joined(numbered: Iterable[tuple[int, DirectoryCap]]) -> DirectorySpans:
+def _joined(spans: Iterable[tuple[int, int, DirectoryCap]]) -> DirectorySpans:
     found: list[tuple[int, int, DirectoryCap]] = []
-    for number, cap in numbered:
-        if found and found[-1][2] == cap:
-            found[-1] = (found[-1][0], number + 1, cap)
-        else:
-            found.append((number, number + 1, cap))
+    for start, end, cap in spans:
+        if found and found[-1][1:] == (start, cap):
+            start = found.pop()[0]
+        found.append((start, end, cap))
     return tuple(found)
 
 
@@ -269,19 +265,18 @@ class CachedDirectories:
             return
         self._is_beginning = True
         try:
-            self._begin_some()
+            while (
+                self._queue and len(self._running) < self._reads and self._ahead_bytes < AHEAD_BYTES
+            ):
+                cap = self._queue.popleft()
+                if cap in self._asked or cap in self._kept or cap in self._running:
+                    continue
+                assert isinstance(cap.file, ChkCap)
+                self._ahead[cap] = cap.file.size
+                self._ahead_bytes += cap.file.size
+                self._start(cap)
         finally:
             self._is_beginning = False
-
-    def _begin_some(self) -> None:
-        while self._queue and len(self._running) < self._reads and self._ahead_bytes < AHEAD_BYTES:
-            cap = self._queue.popleft()
-            if cap in self._asked or cap in self._kept or cap in self._running:
-                continue
-            assert isinstance(cap.file, ChkCap)
-            self._ahead[cap] = cap.file.size
-            self._ahead_bytes += cap.file.size
-            self._start(cap)
 
     def _start(self, cap: DirectoryCap) -> None:
         self._waiting[cap] = Waiters()

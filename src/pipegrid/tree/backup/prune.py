@@ -103,12 +103,12 @@ class Prune:
             UsageError: a backup runs, another process of this client stores files, or there is no catalogue.
             SinkError: the client's state cannot be read or written.
         """
-        self._place.lock()
-        try:
-            with closing(ObjectSets()) as sets, closing(self._database(dry_run)) as database:
-                return await self._prune(sets, database, dry_run)
-        finally:
-            self._place.unlock()
+        with (
+            self._place.locked(),
+            closing(ObjectSets()) as sets,
+            closing(self._database(dry_run)) as database,
+        ):
+            return await self._prune(sets, database, dry_run)
 
     def _database(self, read_only: bool) -> BackupDatabase:
         return BackupDatabase(
@@ -132,35 +132,27 @@ class Prune:
         self._mark_tahoe_backups(sets)
         candidates = self._place.candidates
         sets.add_noted(candidates.indexes())
-        sets.add_stored(_sized(database))
+        sets.add_stored((cap.storage_index, share_bytes_of(cap)) for _, cap in _caps(database))
         is_complete = await reach.collect(candidates.forgotten())
         without = tuple(releaser.without)
         if dry_run or not releaser.is_possible:
-            found = PruneResult(*sets.totals(), without=without, is_complete=is_complete)
-            return _with_kept(found, sets)
+            return _found(sets, without, is_complete)
         lock = self._grid.storing_lock
         await lock.exclude()
         try:
             await self._look_again(reach, sets, {*runs, *kept})
-            objects, share_bytes = sets.totals()
+            found = _found(sets, without, is_complete)
             candidates.set_indexes(sets.still_noted())
             if is_complete:
                 candidates.set_forgotten(())
-            database.forget(_unreached(database, sets))
+            database.forget(
+                text for text, cap in _caps(database) if sets.is_unreached(cap.storage_index)
+            )
             released, problems = await self._release(releaser, sets)
         finally:
             lock.release()
         undone = sets.totals()[0]
-        found = PruneResult(
-            objects,
-            share_bytes,
-            released,
-            undone,
-            without,
-            is_complete=is_complete,
-            problems=tuple(problems),
-        )
-        return _with_kept(found, sets)
+        return attrs.evolve(found, released=released, undone=undone, problems=tuple(problems))
 
     def _run_roots(self) -> list[Root]:
         """Return what the catalogue lists, and what it will list."""
@@ -215,9 +207,12 @@ class Prune:
         return done, list(problems.values())
 
 
-def _with_kept(result: PruneResult, sets: ObjectSets) -> PruneResult:
+def _found(sets: ObjectSets, without: tuple[str, ...], is_complete: bool) -> PruneResult:
+    """Return the result of a prune that has released nothing yet."""
     kept, kept_bytes = sets.kept_totals()
-    return attrs.evolve(result, kept=kept, kept_bytes=kept_bytes)
+    return PruneResult(
+        *sets.totals(), without=without, kept=kept, kept_bytes=kept_bytes, is_complete=is_complete
+    )
 
 
 def _caps(database: BackupDatabase) -> Iterator[tuple[str, ChkCap]]:
@@ -230,15 +225,3 @@ def _caps(database: BackupDatabase) -> Iterator[tuple[str, ChkCap]]:
         file = cap.file if isinstance(cap, DirectoryCap) else cap
         if isinstance(file, ChkCap):
             yield text, file
-
-
-def _sized(database: BackupDatabase) -> Iterator[tuple[bytes, int]]:
-    for _, cap in _caps(database):
-        yield cap.storage_index, share_bytes_of(cap)
-
-
-def _unreached(database: BackupDatabase, sets: ObjectSets) -> Iterator[str]:
-    """Yield the caps of the database that will be released."""
-    for text, cap in _caps(database):
-        if sets.is_unreached(cap.storage_index):
-            yield text

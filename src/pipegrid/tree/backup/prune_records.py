@@ -30,7 +30,6 @@ MAX_OBJECTS_BYTES = INDEX_BYTES << 24
 """Further objects are not noted; it takes years of runs that leave something out, and no prune."""
 
 MAX_FORGOTTEN_BYTES = 64 << 20
-_PIECE_BYTES = INDEX_BYTES << 16
 _MAX_CATALOGUES_BYTES = 1 << 20
 
 
@@ -134,10 +133,8 @@ class PruneCandidates:
         """
         try:
             with open(self.objects_path, "rb") as file:
-                while piece := file.read(_PIECE_BYTES):
-                    whole = len(piece) - len(piece) % INDEX_BYTES
-                    for at in range(0, whole, INDEX_BYTES):
-                        yield piece[at : at + INDEX_BYTES]
+                while len(index := file.read(INDEX_BYTES)) == INDEX_BYTES:
+                    yield index
         except FileNotFoundError:
             return
         except OSError as error:

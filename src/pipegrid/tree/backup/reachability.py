@@ -172,18 +172,18 @@ class ObjectSets:
 
     def totals(self) -> tuple[int, int]:
         """Return how many candidates nothing reaches, and the bytes of their shares as far as known."""
-        count, size = self._base.execute(
-            "SELECT count(*), coalesce(sum(share_bytes), 0) FROM candidates WHERE storage_index NOT IN "
-            "(SELECT storage_index FROM reached)"
-        ).fetchone()
-        return count, size
+        return self._sums("NOT IN (SELECT storage_index FROM reached)")
 
     def kept_totals(self) -> tuple[int, int]:
         """Return how many candidates only something else than runs reaches, and the bytes of their shares."""
+        return self._sums(
+            f"IN (SELECT storage_index FROM reached WHERE purpose != {Purpose.RUN:d})"
+        )
+
+    def _sums(self, where: str) -> tuple[int, int]:
         count, size = self._base.execute(
-            "SELECT count(*), coalesce(sum(share_bytes), 0) FROM candidates WHERE storage_index IN "
-            "(SELECT storage_index FROM reached WHERE purpose != ?)",
-            (Purpose.RUN,),
+            "SELECT count(*), coalesce(sum(share_bytes), 0) FROM candidates "
+            f"WHERE storage_index {where}"
         ).fetchone()
         return count, size
 
@@ -235,7 +235,6 @@ class Reachability:
     def __init__(self, grid: Grid, sets: ObjectSets) -> None:
         self._grid = grid
         self._sets = sets
-        self._limits = ListingLimits()
         self._all_read = True
 
     async def mark(self, roots: Iterable[Root], purpose: Purpose) -> None:
@@ -291,11 +290,10 @@ class Reachability:
 
     async def _read_forgotten(self, cap: DirectoryCap, root: str) -> Listing:
         try:
-            return await read_listing(self._grid, cap, self._limits)
-        except (NotEnoughSharesError, CorruptionError, DirectoryError, CapError):
-            return Listing((), 0)
-        except PipegridError:
-            self._all_read = False
+            return await read_listing(self._grid, cap)
+        except PipegridError as error:
+            lost = (NotEnoughSharesError, CorruptionError, DirectoryError, CapError)
+            self._all_read = self._all_read and isinstance(error, lost)
             return Listing((), 0)
 
     def _meet_entries(self, listing: Listing, purpose: Purpose, root: str) -> None:
@@ -344,7 +342,7 @@ class Reachability:
         try:
             if isinstance(cap.file, MutableCap):
                 return await self._read_newest(cap, root)
-            return await read_listing(self._grid, cap, self._limits)
+            return await read_listing(self._grid, cap)
         except CannotReach:
             raise
         except PipegridError as error:
@@ -355,9 +353,8 @@ class Reachability:
         newest = await self._newest(cap, root)
         seen: list[Version] = []
         sink = BytesIO()
-        await self._grid.get(
-            cap.file, sink, length=self._limits.directory_bytes + 1, seen=seen.append
-        )
+        length = ListingLimits().directory_bytes + 1
+        await self._grid.get(cap.file, sink, length=length, seen=seen.append)
         read = max(seen, key=_place)
         if _place(seen[-1]) != _place(read) or _place(read) < _place(newest):
             raise self._unreadable(root, "it changes, or servers show an older version of it")
@@ -379,7 +376,7 @@ class Reachability:
 
     def _unpacked(self, cap: DirectoryCap, data: bytes, root: str) -> Listing:
         try:
-            return unpack(cap, data, self._limits)
+            return unpack(cap, data)
         except DirectoryError as error:
             if root == FORGOTTEN:
                 return Listing((), 0)

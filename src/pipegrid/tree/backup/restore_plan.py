@@ -13,6 +13,7 @@ import stat
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pipegrid.core.caps import Cap, immutable_size
@@ -41,7 +42,6 @@ exists and is not replaced.
 InodeIdentity = tuple[int, int]
 MountIdentity = tuple[int, str]
 
-_MOUNTED = "another file system is mounted in it"
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -250,7 +250,7 @@ async def plan_restore(
     return planner.plan
 
 
-class _Level:
+class _Level(NamedTuple):
     """
     A directory of the run that the walk is in.
 
@@ -261,23 +261,12 @@ class _Level:
         blocked: something else is there, and is not replaced.
     """
 
-    __slots__ = ("blocked", "local", "loses", "mount", "path", "verdict")
-
-    def __init__(
-        self,
-        path: TreePath,
-        verdict: RestoreVerdict,
-        local: DirectoryFd | None,
-        mount: MountIdentity,
-        loses: bool,
-        blocked: bool = False,
-    ) -> None:
-        self.path = path
-        self.verdict = verdict
-        self.local = local
-        self.mount = mount
-        self.loses = loses
-        self.blocked = blocked
+    path: TreePath
+    verdict: RestoreVerdict
+    local: DirectoryFd | None
+    mount: MountIdentity
+    loses: bool
+    blocked: bool = False
 
 
 class _Planner:
@@ -315,8 +304,7 @@ class _Planner:
             blocked = self._note_step(met, kept, parent, place) == "blocked"
         if not is_directory:
             return
-        level = self._entered(met.path, verdict, place, parent)
-        level.blocked = blocked
+        level = self._entered(met.path, verdict, place, parent)._replace(blocked=blocked)
         self.stack.append(level)
         if level.loses and level.local is not None and met.listing is not None:
             self._find_extras(level, _local_names(met.listing.entries))
@@ -397,7 +385,7 @@ class _Planner:
             try:
                 with home.entered() as inside, os.scandir(inside) as found:
                     there = sorted(found, key=lambda entry: entry.name)
-                    extras = [each for each in there if not self._is_known(home, each, names)]
+                    extras = [each for each in there if not _is_known(home, each, names)]
                     below = [
                         self._add_extra(home, path, each, is_within, level.mount) for each in extras
                     ]
@@ -452,19 +440,17 @@ class _Planner:
         self.plan.extras.append(ExtraEntry(home, entry.name, identity, is_directory, count))
         return None
 
-    def _is_known(self, home: DirectoryFd, entry: os.DirEntry[str], names: dict[str, str]) -> bool:
-        return entry.name in names or self._is_same(home, entry, names)
 
-    def _is_same(self, home: DirectoryFd, entry: os.DirEntry[str], names: dict[str, str]) -> bool:
-        """Return whether a file system that folds names shows an entry of the run under another name."""
-        folded = names.get(_folded(entry.name))
-        if folded is None:
-            return False
-        with suppress(OSError):
-            return os.path.samestat(
-                os.lstat(os.path.join(home.path, folded)), entry.stat(follow_symlinks=False)
-            )
-        return False
+def _is_known(home: DirectoryFd, entry: os.DirEntry[str], names: dict[str, str]) -> bool:
+    """Return whether the run has an entry, perhaps under another name if the file system folds names."""
+    if entry.name in names:
+        return True
+    folded = names.get(_folded(entry.name))
+    with suppress(OSError):
+        return folded is not None and os.path.samestat(
+            os.lstat(os.path.join(home.path, folded)), entry.stat(follow_symlinks=False)
+        )
+    return False
 
 
 def _local_names(entries: Iterable[Entry]) -> dict[str, str]:
@@ -554,7 +540,7 @@ def _inspected(
                         "it holds a directory that is in use by this client or shell, or your home",
                     )
                 if _mount_of(fd, status) != mount:
-                    return 0, _MOUNTED
+                    return 0, "another file system is mounted in it"
                 with os.scandir(fd) as found:
                     for entry in found:
                         is_directory = entry.is_dir(follow_symlinks=False)
@@ -602,10 +588,8 @@ def remove_extra(extra: ExtraEntry, protected: frozenset[InodeIdentity]) -> None
                 return
             is_directory = stat.S_ISDIR(status.st_mode)
             mount = _mount_of(inside, os.fstat(inside))
-            if ((status.st_dev, status.st_ino), is_directory) != (
-                extra.identity,
-                extra.is_directory,
-            ):
+            identity = (status.st_dev, status.st_ino)
+            if (identity, is_directory) != (extra.identity, extra.is_directory):
                 raise SinkError("something else has this name now, so it stays")
             if is_directory:
                 _remove_tree(inside, extra.name, mount, protected)
@@ -661,14 +645,7 @@ def _identity(path: str) -> InodeIdentity:
     return status.st_dev, status.st_ino
 
 
-def _above(path: str) -> set[InodeIdentity]:
+def _above(path: str) -> frozenset[InodeIdentity]:
     """Return a directory and all those above it."""
-    found: set[InodeIdentity] = set()
-    real = os.path.realpath(path)
-    while True:
-        with suppress(OSError):
-            found.add(_identity(real))
-        above = os.path.dirname(real)
-        if above == real:
-            return found
-        real = above
+    real = Path(os.path.realpath(path))
+    return own_directories(real, *real.parents)

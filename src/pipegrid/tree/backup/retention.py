@@ -102,19 +102,6 @@ _PERIODS: dict[str, tuple[str, _Period]] = {
 }
 
 
-def kept(
-    runs: Sequence[BackupRun],
-    rules: Retention,
-    now: str | None = None,
-    machine: Machine | None = None,
-) -> list[BackupRun]:
-    """Return the runs that a rule keeps, in the given order; arguments as of ``reasons``."""
-    if rules.keeps_all:
-        return list(runs)
-    why = reasons(runs, rules, now, machine)
-    return [run for run in runs if why[run]]
-
-
 def reasons(
     runs: Sequence[BackupRun],
     rules: Retention,
@@ -172,8 +159,7 @@ def _judge(
         # The first of several, which is the newest.
         best = min(with_files, key=lambda run: run.left_out)
         keep([best], "least is left out")
-    tagged = [run for run in newest_first if rules.tags.intersection(run.tags)]
-    for run in tagged:
+    for run in newest_first:
         for tag in sorted(rules.tags.intersection(run.tags)):
             keep([run], f"tag {tag!r}")
     for counted in (newest_first, with_files):

@@ -7,15 +7,16 @@ is the newest up to then. An alias that is called like the text before the first
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta, tzinfo
 from pathlib import Path
 from typing import NamedTuple
 
 from pipegrid.core import clamped_dates
-from pipegrid.core.text import CAP_STARTS, as_pasted, composed, printable
+from pipegrid.core.text import CAP_STARTS, as_pasted, composed, counted, printable
 from pipegrid.errors import UsageError
 from pipegrid.grid.file_grid import Grid
 from pipegrid.reactor.deferreds import Waiters
@@ -70,7 +71,7 @@ class ChosenRun(NamedTuple):
         """A sentence about the runs that were left out; "" if there are none."""
         if not self.later:
             return ""
-        runs = "1 run" if self.later == 1 else f"{self.later} runs"
+        runs = counted(self.later, "run")
         return (
             f"{runs} of {self.run.name!r} with a time in the future not considered: some clock is or was "
             "wrong; to use such a run, give its time, which 'pipegrid backups' prints"
@@ -103,17 +104,13 @@ def parse_run_path(text: str, aliases: Mapping[str, str]) -> RunPath | None:
     alias, colon, _ = text.partition(":")
     if colon and as_written(alias, aliases) is not None:
         return None
-    head = text.partition("/")[0]
-    at = head.find("@", 1)
-    while at > 0:
-        end = time_at(text, at + 1)
-        if end > at + 1 and text[end : end + 1] == ":":
+    for at, end in _times_in(text):
+        if text[end : end + 1] == ":":
             return RunPath(composed(text[:at]), text[at + 1 : end], names_of(text[end + 1 :]))
-        if end > at + 1 and text[end : end + 1] in ("", "/"):
+        if text[end : end + 1] in ("", "/"):
             raise UsageError(
                 f"a colon follows the time of a run: '{printable(text[:end])}:{printable(text[end + 1 :])}'"
             )
-        at = head.find("@", at + 1)
     if colon and "@" in alias[1:] and "/" not in alias:
         written = printable(alias.rpartition("@")[2][:40])
         raise UsageError(
@@ -124,25 +121,22 @@ def parse_run_path(text: str, aliases: Mapping[str, str]) -> RunPath | None:
 
 def names_start(text: str) -> int:
     """Return where the names begin in text that has the form of a path into a run; 0: it has not."""
-    head = text.partition("/")[0]
-    at = head.find("@", 1)
-    while at > 0:
-        end = time_at(text, at + 1)
-        if end > at + 1 and text[end : end + 1] == ":":
-            return end + 1
-        at = head.find("@", at + 1)
-    return 0
+    return next((end + 1 for _, end in _times_in(text) if text[end : end + 1] == ":"), 0)
 
 
 def whole_run(text: str) -> str:
     """Return ``NAME@TIME`` with its colon, for where only a run can be meant; any other text as it is."""
     bare = as_pasted(text)
-    at = bare.find("@", 1)
-    while at > 0 and "/" not in bare and ":" not in bare[:at]:
-        if at + 1 < len(bare) == time_at(bare, at + 1):
-            return f"{bare}:"
-        at = bare.find("@", at + 1)
-    return text
+    is_run = any(end == len(bare) and ":" not in bare[:at] for at, end in _times_in(bare))
+    return f"{bare}:" if is_run else text
+
+
+def _times_in(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where each ``@`` in the first name of a path is that a time follows, and where that ends."""
+    for found in re.finditer("@", text.partition("/")[0]):
+        end = time_at(text, found.end())
+        if found.start() and end > found.end():
+            yield found.start(), end
 
 
 def run_path_here(text: str, directory: Path) -> RunPath | None:
@@ -181,10 +175,8 @@ def choose_run(
     name = same[0].name
     if at is None or is_latest(at):
         limit = clamped_dates.utc(now) + timedelta(seconds=AHEAD_S)
-        fitting = [run for run in same if run.at <= limit]
-        if fitting:
-            return ChosenRun(_newest(fitting), len(same) - len(fitting))
-        return ChosenRun(_newest(same))
+        fitting = [run for run in same if run.at <= limit] or same
+        return ChosenRun(_newest(fitting), len(same) - len(fitting))
     last = parse_span(at, now, zone).last
     fitting = [run for run in same if run.at <= last]
     if not fitting:
@@ -231,12 +223,11 @@ def runs_called(runs: Sequence[BackupRun], name: str | None) -> list[BackupRun]:
         UsageError: there is none of that name, or there are several and no name.
     """
     names = sorted({run.name for run in runs})
-    name = None if name is None else composed(name)
     if not names:
         raise UsageError("the catalogue lists no backup; 'pipegrid backup' makes one")
     if name is None and len(names) > 1:
         raise UsageError(f"there are backups of {several(names)}; choose one with --as")
-    name = names[0] if name is None else name
+    name = names[0] if name is None else composed(name)
     if name not in names:
         raise UsageError(
             f"there is no backup called '{printable(name)}'; the catalogue has: {several(names)}"
@@ -252,8 +243,7 @@ def several(names: Collection[str]) -> str:
 
 
 def _listed(runs: Sequence[BackupRun], zone: tzinfo | None) -> str:
-    ordered = sorted(runs, key=lambda run: run.at)
-    return several([run_time_text(run.at, zone) for run in ordered])
+    return several([run_time_text(at, zone) for at in sorted(run.at for run in runs)])
 
 
 def _newest(runs: Sequence[BackupRun]) -> BackupRun:

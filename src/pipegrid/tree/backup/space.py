@@ -60,22 +60,16 @@ async def occupied_space(
         roots = [graph.node(run.cap) for run in runs]
         others = [graph.node(root.cap) for root in kept]
         await graph.read_all()
-        names: dict[str, list[int]] = {}
-        for run, root in zip(runs, roots, strict=True):
-            names.setdefault(run.name, []).append(root)
         labels = [*(f"{run.name} {run.time}" for run in runs), *(root.name for root in kept)]
         unreadable = [
             label
             for label, root in zip(labels, [*roots, *others], strict=True)
             if graph.failed and graph.reaches_failed(root)
         ]
-        by_name: dict[str, list[int]] = {}
-        for each, root in zip(kept, others, strict=True):
-            by_name.setdefault(each.name, []).append(root)
         return OccupiedSpace(
-            {name: graph.total(some) for name, some in names.items()},
+            graph.totals([run.name for run in runs], roots),
             tuple(graph.unique(roots)),
-            {name: graph.total(some) for name, some in by_name.items()},
+            graph.totals([root.name for root in kept], others),
             tuple(unreadable),
         )
 
@@ -157,12 +151,16 @@ class _Graph:
         )
         return [sums.get(run, 0) for run in range(len(roots))]
 
-    def total(self, roots: Iterable[int]) -> int:
-        """Return how many bytes some roots reach together."""
-        found: int = self._base.execute(
-            f"{_below(roots)} SELECT coalesce(sum(bytes), 0) FROM objects JOIN below USING (number)"
-        ).fetchone()[0]
-        return found
+    def totals(self, names: Sequence[str], roots: Sequence[int]) -> dict[str, int]:
+        """Return how many bytes the roots of each name reach together."""
+        named: dict[str, list[int]] = {}
+        for name, root in zip(names, roots, strict=True):
+            named.setdefault(name, []).append(root)
+        total = "SELECT coalesce(sum(bytes), 0) FROM objects JOIN below USING (number)"
+        return {
+            name: self._base.execute(f"{_below(some)} {total}").fetchone()[0]
+            for name, some in named.items()
+        }
 
     def reaches_failed(self, root: int) -> bool:
         """Return whether something below a root could not be read."""

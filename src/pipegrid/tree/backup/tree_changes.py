@@ -42,7 +42,7 @@ class TreeChange:
 @attrs.define
 class TreeChangeCounts:
     """
-    ChangeKind much differs.
+    How much differs.
 
     Attributes:
         added, removed, changed, metadata: paths; ``changed`` in content or type.
