@@ -186,16 +186,16 @@ class Update:
         geometry = version.geometry
         sections = new_sections(geometry, len(key.public_der), len(key.encrypted))
         header = Header(version, sections).pack()
-        by_id = {peer.identity.server_id: peer for peer in self._slot.peers}
+        held = known.holders(self._slot.peers)
+        if len(held) < len(known.copies):
+            return {}  # a copy that is not written would keep the old version
         copies: dict[int, Copy] = {}
         self._spare = []
-        for server, numbers in known.copies.items():
-            if server not in by_id:
-                return {}  # a copy that is not written would keep the old version
+        for peer, numbers in held.items():
             for number in numbers:
                 share = MutableShare(number)
                 share.put(0, header)
-                copy = Copy(by_id[server], number, header, share, version)
+                copy = Copy(peer, number, header, share, version)
                 if copies.setdefault(number, copy) is not copy:
                     self._spare.append(copy)
         return copies if len(copies) == version.total_shares else {}

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import attrs
 
 from pipegrid.core.caps import MutableCap
-from pipegrid.core.encoder import ShareWrite
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.mutable.encoder import EncodedVersion
 from pipegrid.core.mutable.versions import Version
@@ -75,7 +74,7 @@ class PublishOutcome:
     def __init__(
         self,
     ) -> None:
-        self.placed: dict[int, list[Peer]] = {}
+        self.placed: dict[int, set[Peer]] = {}
         self.refused: list[Peer] = []
         self.unclear: list[Peer] = []
         self.surprises: list[Peer] = []
@@ -168,12 +167,8 @@ class Publish:
         """Return whether the outcome is clear without the other responses: success, or a conflict."""
         if not self.outcome.is_clean:
             return True
-        return len(self.outcome.placed) >= self._enough() and self._is_happy()
-
-    def _is_happy(self) -> bool:
-        placed = {number: set(peers) for number, peers in self.outcome.placed.items()}
-        wanted = quorum(self._slot, self._encoded.version.total_shares)
-        return servers_of_happiness(placed) >= wanted
+        placed, wanted = self.outcome.placed, quorum(self._slot, self._encoded.version.total_shares)
+        return len(placed) >= self._enough() and servers_of_happiness(placed) >= wanted
 
     def _enough(self) -> int:
         """
@@ -195,7 +190,7 @@ class Publish:
         batch: dict[int, bytes | None] = {}
         size = 0
         for number, head in shares.items():
-            length = sum(write.length for write in self._writes(number))
+            length = sum(write.length for write in self._encoded.writes[number])
             if batch and size + length > MAX_MESSAGE_BYTES:
                 self._send(peer, batch)
                 batch, size = {}, 0
@@ -203,9 +198,6 @@ class Publish:
             size += length
         if batch:
             self._send(peer, batch)
-
-    def _writes(self, number: int) -> tuple[ShareWrite, ...]:
-        return self._encoded.writes[number]
 
     def _send(self, peer: Peer, shares: Mapping[int, bytes | None]) -> None:
         self._requests.start(self._write(peer, dict(shares)), peer)
@@ -231,7 +223,7 @@ class Publish:
                 self.outcome.unclear.append(peer)
             return
         for number in shares:
-            self.outcome.placed.setdefault(number, []).append(peer)
+            self.outcome.placed.setdefault(number, set()).add(peer)
         if self._is_surprised(peer, shares, seen):
             self.outcome.surprises.append(peer)
 
@@ -253,7 +245,7 @@ class Publish:
     def _change(self, number: int, head: bytes | None) -> ShareChange:
         test = (0, 1, b"") if head is None else (0, max(HEAD_BYTES, len(head)), head)
         writes: list[tuple[int, Buffer]] = []
-        for write in self._writes(number):
+        for write in self._encoded.writes[number]:
             pieces = write.pieces
             if len(pieces) > JOINED_PIECES:
                 pieces = (b"".join(pieces),)
@@ -315,21 +307,19 @@ def write_result(
         for number, peers in sorted(outcome.placed.items())
     }
     reasons = {peer.name: str(error) for peer, error in outcome.failed.items()}
-    homes = {number: set(peers) for number, peers in outcome.placed.items()}
     takers = [peer for peer in slot.peers if peer.takes_uploads]
     able = [peer for peer in takers if peer not in outcome.failed]
     n = version.total_shares
-    reached = servers_of_happiness(homes)
+    reached = servers_of_happiness(outcome.placed)
     if slot.shortfall is not None:
         slot.shortfall.note(reached, min(n, len(takers)), reasons)
-    possible = possible_happiness(homes, able, n)
     return WriteResult(
         version,
         placed,
         attempts,
         reasons,
         happiness=reached,
-        possible_happiness=possible,
+        possible_happiness=possible_happiness(outcome.placed, able, n),
         placed_ids={n: server_ids(peers) for n, peers in sorted(outcome.placed.items())},
     )
 
@@ -361,7 +351,7 @@ def check_quorum(slot: Slot, found: ServerMap, version: Version) -> None:
 
 def is_happy(slot: Slot, version: Version, outcome: PublishOutcome) -> bool:
     """Return whether enough servers accepted shares, and enough shares were accepted."""
-    reached = servers_of_happiness({number: set(peers) for number, peers in outcome.placed.items()})
+    reached = servers_of_happiness(outcome.placed)
     wanted = quorum(slot, version.total_shares)
     return reached >= wanted and len(outcome.placed) >= version.required_shares
 
@@ -370,8 +360,7 @@ def check_happy(slot: Slot, version: Version, outcome: PublishOutcome) -> None:
     """Raise UnhappyError if too few servers accepted shares, or too few shares were accepted."""
     if not is_happy(slot, version, outcome):
         wanted = quorum(slot, version.total_shares)
-        placed = {number: set(peers) for number, peers in outcome.placed.items()}
-        reached = servers_of_happiness(placed)
+        reached = servers_of_happiness(outcome.placed)
         few = counted(reached, "server")
         failed = {**slot.wrong_enabler, **outcome.failed}
         for peer in slot.peers:
