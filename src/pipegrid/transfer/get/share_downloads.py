@@ -71,7 +71,7 @@ class ShareDownload:
         state: ``open``, then ``missing`` (the server has no such share), ``failed`` (the server cannot be
             used) or ``closed``.
         received_bytes: bytes of the share received so far.
-        period_bytes: bytes of the share received since ``start_period``.
+        period_bytes: bytes of the share received since the last check for servers that lag.
         error: why the share is missing or has failed.
         bug: an exception that is no server error; the download raises it again.
         watch: makes what reports the arrivals of the next request; None: they are not reported, and cost
@@ -115,9 +115,6 @@ class ShareDownload:
         """Whether all outstanding bytes are paused, because the decoder holds enough of this share."""
         held_back = sum(stream.paused for stream in self._streams)
         return held_back > 0 and held_back == len(self._calls)
-
-    def start_period(self) -> None:
-        self.period_bytes = 0
 
     def ask(self, spans: list[Span]) -> None:
         """Request these spans from the server, all at the same time."""
@@ -369,7 +366,7 @@ class ShareReaders:
                 self._guessed.add(number)
 
     def _question(self, peer: Peer) -> None:
-        self._search.asked(peer)
+        self._search.batches.asked(peer)
         question = peer.server.list_shares(self._storage_index)
         self._questions[question] = peer
         question.addBoth(self._question_answered, question, peer, self._clock.seconds())
@@ -435,7 +432,8 @@ class ShareReaders:
         for reader in list(self.open.values()):
             if reader.state == "open":
                 continue
-            self._policy.left(self._clock.seconds())
+            # the share that replaces it gets the full time limit
+            self._policy.timeouts.something_came(self._clock.seconds())
             if reader.bug is not None:
                 reader.bug.raiseException()
             if reader.state == "missing":
@@ -506,11 +504,11 @@ class ShareReaders:
             if found is None and self._lacking and self._give_up_impaired():
                 continue
             if found is None:
-                for peer in self._search.ask_next():
+                for peer in self._search.batches.next():
                     self._question(peer)
                 break
             self._add(*found)
-        if self._search.exhausted and self._lacking:
+        if self._search.batches.exhausted and self._lacking:
             self._last_resort()
 
     def _give_up_impaired(self) -> bool:
