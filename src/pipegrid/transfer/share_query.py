@@ -12,7 +12,6 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.layout import MAX_OFFSET
-from pipegrid.core.placement import servers_of_happiness
 from pipegrid.core.ueb import CapCheck
 from pipegrid.errors import ServerError, ServerTimeout, ServerUnreachable
 from pipegrid.transfer.check import FoundShares, judge, ueb_in, ueb_place
@@ -130,13 +129,9 @@ class ShareQuery:
 
     def _is_known(self) -> bool:
         """Return whether no further server must be asked which shares it has."""
-        return self._batches.exhausted or (not self._renewing and self._is_whole())
-
-    def _is_whole(self) -> bool:
-        wanted = self.cap.total_shares
-        if len(self.found.answered) < wanted or len(self.found.holders) < wanted:
-            return False
-        return servers_of_happiness(self.found.sharemap()) == wanted
+        if self._batches.exhausted:
+            return True
+        return not self._renewing and self.found.is_whole(self.cap.total_shares)
 
     def _next_samples(self) -> list[tuple[Peer, tuple[Sample, ...]]]:
         """Return queries for the UEB of copies that were found, if the expected shares proved nothing."""
@@ -146,15 +141,11 @@ class ShareQuery:
         self.sampling_copies = True
         self._open.clear()
         asked: list[tuple[Peer, tuple[Sample, ...]]] = []
-        for number, peers in sorted(self.found.holders.items()):
-            for peer in peers:
-                if (
-                    len(asked) < SAMPLES
-                    and peer not in self._open
-                    and (number, peer) not in self._sampled
-                ):
-                    self._open[peer] = self._sample(number, peer)
-                    asked.append((peer, self._open[peer]))
+        for number, peer in self.found.copies():
+            is_new = peer not in self._open and (number, peer) not in self._sampled
+            if len(asked) < SAMPLES and is_new:
+                self._open[peer] = self._sample(number, peer)
+                asked.append((peer, self._open[peer]))
         self.needs_a_closer_look = not asked
         return asked
 
@@ -271,7 +262,7 @@ class SurveyBatcher:
         self._silence_s = silence_s
         self._broken = broken
         self._waiting: deque[tuple[Question, OnResponse]] = deque()
-        self._sent: dict[Deferred[None], int] = {}
+        self._sent: set[Deferred[None]] = set()
         self._unanswered = 0
         self._has_answered = False
         self._last_activity = clock.seconds()
@@ -306,8 +297,11 @@ class SurveyBatcher:
 
     def _turn_is_over(self) -> None:
         self._turn = None
-        if self._resting is not None and self._clock.seconds() < self._rests_until:
-            self._fail_waiting(self._resting)
+        error = self._resting
+        if error is not None and self._clock.seconds() < self._rests_until:
+            waiting, self._waiting = self._waiting, deque()
+            for _, call in waiting:
+                call(error)
             return
         self._send()
 
@@ -333,7 +327,7 @@ class SurveyBatcher:
                 self._answered(call, answer)
 
         def ended(result: Failure | None) -> None:
-            del self._sent[sent]
+            self._sent.remove(sent)
             error: ServerError | None = None
             if isinstance(result, Failure):
                 if result.check(CancelledError):
@@ -348,9 +342,10 @@ class SurveyBatcher:
             self._continue()
 
         sent = surveys.survey(self._peer.server, [question for question, _ in batch], answered)
-        self._sent[sent] = len(batch)
+        self._sent.add(sent)
         sent.addBoth(ended)
-        self._watch()
+        if self._timer is None or not self._timer.active():
+            self._timer = self._clock.callLater(self._silence_s, self._look)
 
     def _answered(self, call: OnResponse, answer: Surveyed | ServerError) -> None:
         self._unanswered -= 1
@@ -375,15 +370,6 @@ class SurveyBatcher:
         self._resting = error
         self._rests_until = self._clock.seconds() + REST_S
         self._has_answered = False
-
-    def _fail_waiting(self, error: ServerError) -> None:
-        waiting, self._waiting = self._waiting, deque()
-        for _, call in waiting:
-            call(error)
-
-    def _watch(self) -> None:
-        if self._timer is None or not self._timer.active():
-            self._timer = self._clock.callLater(self._silence_s, self._look)
 
     def _look(self) -> None:
         if not self._unanswered:
