@@ -28,7 +28,7 @@ from pipegrid.errors import (
     naming,
 )
 from pipegrid.transfer.get.sink import open_sink
-from pipegrid.transfer.put.source import Source, SourceLike, open_source
+from pipegrid.transfer.put.source import Source, SourceLike, open_source, read_fully
 from pipegrid.transfer.results import Progress
 
 # What is in a file that should contain a share: the share number, and where its share data begins.
@@ -68,7 +68,7 @@ class ShareFile:
         Raises:
             OSError: the file cannot be read there.
         """
-        return _read(self.fd, self.begin + offset, length)
+        return read_fully(self.fd, self.begin + offset, length)
 
     def close(self) -> None:
         """Close ``fd``; call this once, since the number may refer to another file afterwards."""
@@ -102,7 +102,7 @@ def _identify(fd: int, begin: int, cap: ChkCap, path: str) -> int | None:
     file.
     """
     try:
-        found = layout.parse_header(_read(fd, begin, layout.MAX_HEADER_BYTES))
+        found = layout.parse_header(read_fully(fd, begin, layout.MAX_HEADER_BYTES))
     except ValueError:
         return None
     record = _read_ueb(fd, begin, found)
@@ -123,10 +123,10 @@ def _read_ueb(fd: int, begin: int, found: layout.ShareLayout) -> bytes | None:
     at = begin + found.uri_extension
     if at + ueb.MAX_UEB_BYTES >= 1 << 63:
         return None
-    length = int.from_bytes(_read(fd, at, found.ueb_length_bytes), "big")
+    length = int.from_bytes(read_fully(fd, at, found.ueb_length_bytes), "big")
     if not 0 < length <= ueb.MAX_UEB_BYTES:
         return None
-    return _read(fd, at + found.ueb_length_bytes, length)
+    return read_fully(fd, at + found.ueb_length_bytes, length)
 
 
 def _candidates(
@@ -141,12 +141,12 @@ def _candidates(
     length = found.uri_extension - found.share_hashes
     if length > layout.CHAIN_ENTRY_BYTES * hash_tree.chain_entries(256):
         return
-    chain = _read(fd, begin + found.share_hashes, length)
+    chain = read_fully(fd, begin + found.share_hashes, length)
     nodes = {
         int.from_bytes(chain[at : at + 2], "big"): chain[at + 2 : at + layout.CHAIN_ENTRY_BYTES]
         for at in range(0, len(chain), layout.CHAIN_ENTRY_BYTES)
     }
-    own = _read(fd, begin + found.block_hashes, HASH_BYTES)
+    own = read_fully(fd, begin + found.block_hashes, HASH_BYTES)
     for number in range(total_shares):
         leaf = hash_tree.leaf_node(total_shares, number)
         if nodes.get(leaf) == own and _leads_to(nodes, leaf, root):
@@ -169,16 +169,6 @@ def _number_in_name(path: str) -> int | None:
     return int(name) if _FILE_NAME.fullmatch(name) else None
 
 
-def _read(fd: int, offset: int, length: int) -> bytes:
-    data = os.pread(fd, length, offset)
-    while 0 < len(data) < length:
-        more = os.pread(fd, length - len(data), offset + len(data))
-        if not more:
-            break
-        data += more
-    return data
-
-
 # Which of many files may be shares of one file, decided by their paths before any is opened.
 #
 # A storage server keeps the shares of a file in a directory named after the storage index, so the
@@ -191,7 +181,6 @@ MAX_ENTRIES = 1_000_000
 
 _INDEX = re.compile(r"[a-z2-7]{26}")
 _PREFIX = re.compile(r"[a-z2-7]{2}")
-_NUMBER = re.compile(r"[0-9]{1,3}")
 
 
 @attrs.define
@@ -252,7 +241,7 @@ class ShareFinder:
                 yield from (
                     os.path.join(directory, name)
                     for name in sorted(names)
-                    if _NUMBER.fullmatch(name)
+                    if _FILE_NAME.fullmatch(name)
                 )
             deep = directory.count(os.sep) - top.rstrip(os.sep).count(os.sep) >= MAX_DEPTH
             below[:] = [] if deep else sorted(name for name in below if _may_lead(name, index))
