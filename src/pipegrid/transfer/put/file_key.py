@@ -68,7 +68,7 @@ _SLICE_BYTES = 8 << 20
 _READ_BYTES = 1 << 18  # stays in a core's cache between reading and hashing
 
 
-class KeyedFile:
+class KeyedFile(NamedTuple):
     """
     A file that is put, with its key.
 
@@ -81,23 +81,15 @@ class KeyedFile:
         shares: the file's shares.
     """
 
-    __slots__ = ("geometry", "happy", "key", "secret", "shares", "source")
+    source: Source
+    geometry: Geometry
+    happy: int
+    secret: bytes | None
+    key: bytes
+    shares: ShareSet
 
-    def __init__(
-        self,
-        source: Source,
-        geometry: Geometry,
-        happy: int,
-        secret: bytes | None,
-        key: bytes,
-        shares: ShareSet,
-    ) -> None:
-        self.source = source
-        self.geometry = geometry
-        self.happy = happy
-        self.secret = secret
-        self.key = key
-        self.shares = shares
+    def __repr__(self) -> str:
+        return f"<KeyedFile {self.name!r}>"
 
     @property
     def name(self) -> str:
