@@ -436,8 +436,7 @@ class BaseSearch:
         found = ServerMap(self.book)
         for peer, seen in outcome.seen.items():
             found.heard(peer, seen, REFUSAL_BYTES)
-        for peer, error in outcome.failed.items():
-            found.failed_to_respond(peer, error)
+        found.failed.update(outcome.failed)
         wanted = quorum(self._slot, self._usual[1])
         if not is_settled(found, wanted, self._known.newest):
             return None

@@ -35,7 +35,6 @@ from pipegrid.transfer.mutable.publish import (
     ExpectedHeads,
     Publish,
     WriteResult,
-    check_happy,
     write_result,
 )
 from pipegrid.transfer.mutable.servermap import Copy, ServerMap, ServermapUpdate
@@ -302,5 +301,4 @@ class Update:
             self._known.contended_s = self._slot.clock.seconds()
             return None
         remember(self._files, self._slot, encoded, None, outcome, heads)
-        check_happy(self._slot, encoded.version, outcome)
         return write_result(self._slot, encoded.version, outcome, len(self.tried))

@@ -28,7 +28,6 @@ from pipegrid.transfer.mutable.publish import (
     Publish,
     PublishOutcome,
     WriteResult,
-    check_happy,
     write_result,
 )
 from pipegrid.transfer.mutable.servermap import place
@@ -194,7 +193,8 @@ class Modification:
                 return self._unchanged(base)
             outcome, encoded = await self._publish(base, content)
             if outcome.is_clean:
-                return self._done(encoded, content, outcome, base)
+                remember(self._files, self._slot, encoded, content, outcome, base.heads)
+                return write_result(self._slot, encoded.version, outcome, self.attempts)
             self._search.contrary.refused(outcome, base.version)
             self._search.last_seen.written(
                 outcome, encoded.version, base.version, self._search.begun
@@ -299,14 +299,6 @@ class Modification:
         )
         publication.outcome.failed.update(left_out)
         return await publication.run(leader(self._slot, self._known, places)), encoded
-
-    def _done(
-        self, encoded: EncodedVersion, content: bytes, outcome: PublishOutcome, base: Base
-    ) -> WriteResult:
-        version = encoded.version
-        remember(self._files, self._slot, encoded, content, outcome, base.heads)
-        check_happy(self._slot, version, outcome)
-        return write_result(self._slot, version, outcome, self.attempts)
 
     # Conflicts with other writers.
 

@@ -44,7 +44,6 @@ from pipegrid.transfer.mutable.publish import (
     CreateResult,
     Publish,
     WriteResult,
-    check_happy,
     write_result,
 )
 from pipegrid.transfer.mutable.retrieve import Retrieve
@@ -278,7 +277,6 @@ class MutableFiles:
             raise UncoordinatedWriteError(
                 "a mutable file with this private key exists already; give another key"
             )
-        check_happy(slot, encoded.version, outcome)
         self.known.of(cap.storage_index).signing_key = key
         remember(self.known, slot, encoded, content, outcome, {})
         return CreateResult(cap, write_result(slot, encoded.version, outcome, 1))
@@ -504,13 +502,15 @@ class MutableFiles:
         async def write(slot: Slot) -> RepairResult:
             before = await self._checked(slot, cap, verify=True)
             if before.healthy:
-                return RepairResult(cap, before, before, {}, [], [], self._since(began_s))
+                elapsed_s = self._clock.seconds() - began_s
+                return RepairResult(cap, before, before, {}, [], [], elapsed_s)
             if before.recoverable and not force:
                 mutable_check.check_repairable(before, self.known.of(slot.storage_index))
             slot.shortfall = None  # the result contains more detail
             how = ModifyOptions(always=True)
             written = await self._modification(slot, lambda old: old, how).run()
-            return mutable_check.repaired(cap, before, written, self._since(began_s))
+            elapsed_s = self._clock.seconds() - began_s
+            return mutable_check.repaired(cap, before, written, elapsed_s)
 
         return await self._in_turn(cap, write)
 
@@ -530,9 +530,6 @@ class MutableFiles:
             result.unreachable,
             result.lease_problems,
         )
-
-    def _since(self, began_s: float) -> float:
-        return self._clock.seconds() - began_s
 
 
 def _end_of_range(version: Version, start: int, length: int | None) -> int:

@@ -167,17 +167,12 @@ class Publish:
         """Return whether the outcome is clear without the other responses: success, or a conflict."""
         if not self.outcome.is_clean:
             return True
-        placed, wanted = self.outcome.placed, quorum(self._slot, self._encoded.version.total_shares)
-        return len(placed) >= self._enough() and servers_of_happiness(placed) >= wanted
-
-    def _enough(self) -> int:
-        """
-        Return how many shares must be written before stragglers are given up. Then too few are left for
-        another version.
-        """
-        version = self._encoded.version
-        wanted = max(version.required_shares, version.total_shares - version.required_shares + 1)
-        return min(wanted, len(self._encoded.writes))
+        placed, version = self.outcome.placed, self._encoded.version
+        # So many shares that too few are left for another version.
+        enough = max(version.required_shares, version.total_shares - version.required_shares + 1)
+        if len(placed) < min(enough, len(self._encoded.writes)):
+            return False
+        return servers_of_happiness(placed) >= quorum(self._slot, version.total_shares)
 
     def _give_up_stragglers(self) -> None:
         for peer in self._requests.running.values():
@@ -349,30 +344,24 @@ def check_quorum(slot: Slot, found: ServerMap, version: Version) -> None:
         )
 
 
-def is_happy(slot: Slot, version: Version, outcome: PublishOutcome) -> bool:
-    """Return whether enough servers accepted shares, and enough shares were accepted."""
-    reached = servers_of_happiness(outcome.placed)
-    wanted = quorum(slot, version.total_shares)
-    return reached >= wanted and len(outcome.placed) >= version.required_shares
-
-
 def check_happy(slot: Slot, version: Version, outcome: PublishOutcome) -> None:
     """Raise UnhappyError if too few servers accepted shares, or too few shares were accepted."""
-    if not is_happy(slot, version, outcome):
-        wanted = quorum(slot, version.total_shares)
-        reached = servers_of_happiness(outcome.placed)
-        few = counted(reached, "server")
-        failed = {**slot.wrong_enabler, **outcome.failed}
-        for peer in slot.peers:
-            if (reason := peer.no_uploads()) is not None:
-                failed.setdefault(peer, ServerRefused(reason))
-        raise UnhappyError(
-            f"version {version.name} of this mutable file has reached only {few} of happiness, "
-            f"and {wanted} are wanted{_because(failed)}; {_advice(failed)}",
-            reached,
-            wanted,
-            sum(is_absence(error) for error in failed.values()),
-        )
+    reached = servers_of_happiness(outcome.placed)
+    wanted = quorum(slot, version.total_shares)
+    if reached >= wanted and len(outcome.placed) >= version.required_shares:
+        return
+    few = counted(reached, "server")
+    failed = {**slot.wrong_enabler, **outcome.failed}
+    for peer in slot.peers:
+        if (reason := peer.no_uploads()) is not None:
+            failed.setdefault(peer, ServerRefused(reason))
+    raise UnhappyError(
+        f"version {version.name} of this mutable file has reached only {few} of happiness, "
+        f"and {wanted} are wanted{_because(failed)}; {_advice(failed)}",
+        reached,
+        wanted,
+        sum(is_absence(error) for error in failed.values()),
+    )
 
 
 def _advice(failed: Mapping[Peer, ServerError]) -> str:

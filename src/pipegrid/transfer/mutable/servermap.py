@@ -84,10 +84,6 @@ class ServerMap:
             number: self._copy(peer, number, data, length) for number, data in sorted(found.items())
         }
 
-    def failed_to_respond(self, peer: Peer, error: ServerError) -> None:
-        """Record that a server has not responded."""
-        self.failed[peer] = error
-
     def _copy(self, peer: Peer, number: int, data: bytes, length: int) -> Copy:
         head = bytes(data[:HEAD_BYTES])
         share = MutableShare(number)
@@ -382,7 +378,7 @@ class ServermapUpdate:
         try:
             data = await self._slot.look(peer, self._read_bytes, self._expected(peer))
         except ServerError as error:
-            self.found.failed_to_respond(peer, error)
+            self.found.failed[peer] = error
         else:
             self.found.heard(peer, data, self._read_bytes)
             if self._opens_key and self.found.book.signing_key is None:

@@ -27,9 +27,9 @@ from pipegrid.core.mutable.versions import (
 )
 from pipegrid.disk.atomic_write import replace_file
 from pipegrid.disk.safe_open import is_file, read_file
-from pipegrid.errors import CorruptionError
+from pipegrid.errors import CorruptionError, UnhappyError
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.mutable.publish import PublishOutcome, is_happy
+from pipegrid.transfer.mutable.publish import PublishOutcome, check_happy
 from pipegrid.transfer.mutable.servermap import HEAD_BYTES, Hints, ServerMap
 from pipegrid.transfer.mutable.slot_client import Slot
 from pipegrid.transfer.peers import Peer, server_ids
@@ -417,12 +417,19 @@ def remember(
     outcome: PublishOutcome,
     heads: Mapping[Peer, Mapping[int, bytes]],
 ) -> None:
-    """Cache a version that was written; if it reached too few servers, forget the version."""
+    """
+    Cache a version that was written; if it reached too few servers, forget the version.
+
+    Raises:
+        UnhappyError: it reached too few.
+    """
     known = files.of(slot.storage_index)
     version = encoded.version
-    if not is_happy(slot, version, outcome):
+    try:
+        check_happy(slot, version, outcome)
+    except UnhappyError:
         known.forget_version()
-        return
+        raise
     known.stored(version)
     stale = any(
         head[:HEAD_BYTES] != version.signed_prefix[:HEAD_BYTES]
