@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import BinaryIO
 
@@ -113,7 +113,8 @@ def _identify(fd: int, begin: int, cap: ChkCap, path: str) -> int | None:
     except ValueError:  # the uploader made an invalid UEB
         return None
     numbers = list(_candidates(fd, begin, found, cap.total_shares, root))
-    named = _number_in_name(path)
+    name = os.path.basename(path)
+    named = int(name) if _FILE_NAME.fullmatch(name) else None
     if named is not None and (named in numbers or (not numbers and named < cap.total_shares)):
         return named
     return numbers[0] if numbers else None
@@ -162,11 +163,6 @@ def _leads_to(nodes: dict[int, bytes], leaf: int, root: bytes) -> bool:
         pair = (value, sibling) if number & 1 else (sibling, value)
         number, value = (number - 1) // 2, hashes.MERKLE_NODE.hash_pair(*pair)
     return value == root
-
-
-def _number_in_name(path: str) -> int | None:
-    name = os.path.basename(path)
-    return int(name) if _FILE_NAME.fullmatch(name) else None
 
 
 # Which of many files may be shares of one file, decided by their paths before any is opened.
@@ -277,7 +273,7 @@ class ShareDirectory:
 
     def __enter__(self) -> ShareDirectory:
         with ExitStack() as undo:
-            undo.callback(self._leave)
+            undo.push(self)
             try:
                 os.makedirs(self._directory, exist_ok=True)
                 self._refuse_others()
@@ -289,7 +285,8 @@ class ShareDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._leave()
+        for part in self._parts:
+            part.leave()
 
     def _refuse_others(self) -> None:
         if self._force:
@@ -328,10 +325,6 @@ class ShareDirectory:
 
     def _unwritable(self, error: OSError) -> SinkError:
         return SinkError(f"cannot write shares to {self._directory}: {error.strerror}")
-
-    def _leave(self) -> None:
-        for part in self._parts:
-            part.leave()
 
 
 # Encoding a file into n share files without a grid, and restoring it from any k.
@@ -412,14 +405,12 @@ def _encode(
     with ShareDirectory(directory, geometry.total_shares, force) as shares:
         key = os.urandom(KEY_BYTES)
         if convergence is not None:
-            key = _key(convergence, geometry, _pieces(source))
+            hasher = _key_hasher(convergence, geometry)
+            for offset in range(0, source.size, _READ_BYTES):
+                hasher.update(source.read_at(offset, min(_READ_BYTES, source.size - offset)))
+            key = hasher.digest()[:KEY_BYTES]
         encoder = Encoder(geometry, key)
-        again = hashes.convergent_key_hasher(
-            convergence or b"",
-            geometry.required_shares,
-            geometry.total_shares,
-            geometry.segment_bytes,
-        )
+        again = _key_hasher(convergence or b"", geometry)
         for index in range(geometry.num_segments):
             start = index * geometry.segment_bytes
             plaintext = source.read_at(start, geometry.segment_length(index))
@@ -442,18 +433,10 @@ def _encode(
     return EncodeResult(encoder.cap, geometry.size, encoder.share_bytes, paths)
 
 
-def _key(convergence: bytes, geometry: Geometry, pieces: Iterable[Buffer]) -> bytes:
-    hasher = hashes.convergent_key_hasher(
+def _key_hasher(convergence: bytes, geometry: Geometry) -> hashes.TaggedHasher:
+    return hashes.convergent_key_hasher(
         convergence, geometry.required_shares, geometry.total_shares, geometry.segment_bytes
     )
-    for piece in pieces:
-        hasher.update(piece)
-    return hasher.digest()[:KEY_BYTES]
-
-
-def _pieces(source: Source) -> Iterator[Buffer]:
-    for offset in range(0, source.size, _READ_BYTES):
-        yield source.read_at(offset, min(_READ_BYTES, source.size - offset))
 
 
 @attrs.frozen

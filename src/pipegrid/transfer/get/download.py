@@ -200,7 +200,6 @@ class Download:
     def _await_job(self, running: Deferred[SegmentResult] | Deferred[Rechecked]) -> None:
         done = running.addCallback(self._results.append)
         self._jobs.add(done)
-        done.addErrback(self._note_bug)
         done.addBoth(self._job_done, done)
 
     def _end_race(self, job: SegmentJob) -> None:
@@ -210,11 +209,9 @@ class Download:
             if reader.share_number not in numbers:
                 self._readers.close(reader)
 
-    def _note_bug(self, failure: Failure) -> None:
-        if not failure.check(CancelledError):
-            self._bug = failure
-
-    def _job_done(self, _result: None, done: Deferred[None]) -> None:
+    def _job_done(self, result: Failure | None, done: Deferred[None]) -> None:
+        if isinstance(result, Failure) and not result.check(CancelledError):
+            self._bug = result
         self._jobs.discard(done)
         self._changed.fire()
 
