@@ -115,7 +115,9 @@ class ShareQuery:
         asked: list[tuple[Peer, tuple[Sample, ...]]] = []
         if self.sampling_copies:
             return asked
-        if self._is_known():
+        # whether no further server must be asked which shares it has
+        is_known = self._batches.exhausted
+        if is_known or (not self._renewing and self.found.is_whole(self.cap.total_shares)):
             return self._next_samples()
         for peer in self._batches.next():
             samples: tuple[Sample, ...] = ()
@@ -126,12 +128,6 @@ class ShareQuery:
             self._open[peer] = samples
             asked.append((peer, samples))
         return asked
-
-    def _is_known(self) -> bool:
-        """Return whether no further server must be asked which shares it has."""
-        if self._batches.exhausted:
-            return True
-        return not self._renewing and self.found.is_whole(self.cap.total_shares)
 
     def _next_samples(self) -> list[tuple[Peer, tuple[Sample, ...]]]:
         """Return queries for the UEB of copies that were found, if the expected shares proved nothing."""
@@ -163,7 +159,10 @@ class ShareQuery:
         if samples is None:
             return  # it is no longer waited for
         for data in answer.samples:
-            self._look_at(peer, ueb_in(data, self._place.length_bytes))
+            packed = ueb_in(data, self._place.length_bytes)
+            if packed and not self.packed_ueb:
+                self._fit.record(peer, packed)
+                self.packed_ueb = packed if self._fit.fits else b""
         if not self.sampling_copies:
             numbers = [number for number in answer.numbers if number < self.cap.total_shares]
             self._batches.ended(peer, without_effect=not numbers)
@@ -181,11 +180,6 @@ class ShareQuery:
         self._batches.ended(peer)
         self.found.unreachable.append(peer.name)
         self.found.reasons.setdefault(peer.name, str(error))
-
-    def _look_at(self, peer: Peer, packed: bytes) -> None:
-        if packed and not self.packed_ueb:
-            self._fit.record(peer, packed)
-            self.packed_ueb = packed if self._fit.fits else b""
 
     def _note(self, peer: Peer, answer: Surveyed, numbers: list[int]) -> None:
         self.found.answered.append(peer)

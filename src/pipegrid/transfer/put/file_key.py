@@ -17,10 +17,10 @@ from pipegrid.core.encoding_parameters import Geometry
 from pipegrid.core.hashes import KEY_BYTES, FileSecrets, TaggedHasher, convergent_key_hasher
 from pipegrid.disk.safe_open import is_file, names_file, open_locked
 from pipegrid.errors import SourceError
-from pipegrid.transfer.peers import Peer, TransferContext, upload_secrets
+from pipegrid.transfer.peers import Peer, TransferContext
 from pipegrid.transfer.put.source import Source
 from pipegrid.transfer.results import Progress
-from pipegrid.wire.storage_messages import UploadSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets, UploadSecrets
 
 # What is the same for all shares of one file.
 
@@ -41,7 +41,8 @@ class ShareSet(NamedTuple):
 
     def secrets_for(self, peer: Peer) -> UploadSecrets:
         """Return the secrets of this file on this server."""
-        return upload_secrets(self.secrets, peer.identity)
+        derived = self.secrets.for_server(peer.identity.lease_seed)
+        return UploadSecrets(LeaseSecrets(derived.renew, derived.cancel), derived.upload)
 
 
 class ShareTarget(NamedTuple):

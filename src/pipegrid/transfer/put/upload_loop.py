@@ -303,7 +303,7 @@ class Upload:
                 self._release_all()
                 raise
         self._release_all()
-        self._where.finish()
+        self._where.progress.finish()
         self._asking.ended(self._where.found)
         return self._result()
 
@@ -404,7 +404,7 @@ class Upload:
                 break
             if self._held:
                 wait_s = min(wait_s, self._asking.left_s(now))
-            self._uneventful = 0 if self._where.is_followed else self._until_decision() - 1
+            self._uneventful = 0 if self._where.progress.is_wanted else self._until_decision() - 1
             await self._changed.wait(max(TICK_S, wait_s))
             self._uneventful = 0
         if not self._plan.is_enough:
