@@ -239,16 +239,14 @@ class VerifierFeed(StreamConsumer):
             self._running = execute(self._feed_chunks, chunks)
         else:
             self._running = self._workers.run(self._feed_chunks, chunks)
-        self._running.addErrback(self._note_bug).addCallback(self._fed)
-
-    def _note_bug(self, failure: Failure) -> None:
-        self._bug = failure
+        self._running.addBoth(self._fed)
 
     def _feed_chunks(self, chunks: list[bytes]) -> None:
         for chunk in chunks:
             self._verifier.feed(chunk)
 
-    def _fed(self, _result: None) -> None:
+    def _fed(self, result: Failure | None) -> None:
+        self._bug = result or self._bug
         self._running = None
         if self._given_up:
             return

@@ -154,7 +154,6 @@ class Repair:
         self._progress = progress
         self._started = clock.seconds()
         self._storage_index = self._cap.storage_index
-        self._file_secrets = means.secrets.for_file(self._storage_index)
         # A repair expects missing shares, so all servers are asked in one batch: a further batch would be
         # the longest wait.
         self._check = Check(
@@ -226,7 +225,8 @@ class Repair:
             check_segment_bytes(segment_bytes, self._cap.size, self._settings.max_segment_bytes)
         self._advise()
         share_bytes = Reencoder(self._cap, found.packed_ueb).share_bytes
-        self._shares = ShareSet(self._storage_index, share_bytes, self._file_secrets)
+        secrets = self._means.secrets.for_file(self._storage_index)
+        self._shares = ShareSet(self._storage_index, share_bytes, secrets)
         self._allocations = Allocations(self._shares, self._changed.fire)
         self._wanted_bytes = len(self._plan.assignments()) * share_bytes
         progress = self._progress if self._wanted_bytes else None

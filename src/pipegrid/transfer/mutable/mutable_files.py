@@ -217,8 +217,6 @@ class MutableFiles:
         self.keys = SigningKeys(means.workers)
         self.known = known
         self._means = means
-        self._clock = means.clock
-        self._workers = means.workers
         self._usual = usual
         self._settings = settings
         self._random = random or Random().random
@@ -254,7 +252,7 @@ class MutableFiles:
         if private_key is None:
             key = await self.keys.take()
         else:
-            key = await self._workers.run(keys.import_signing_key, private_key)
+            key = await self._means.workers.run(keys.import_signing_key, private_key)
         if callable(content):
             content = content(key.writekey)
         if len(content) > self._settings.max_content_bytes:
@@ -267,7 +265,7 @@ class MutableFiles:
         cap = key.cap(format)
         slot = self.slot(cap)
         salts = [os.urandom(SALT_BYTES) for _ in range(geometry.num_salts)]
-        encoded = await self._workers.run_if_large(
+        encoded = await self._means.workers.run_if_large(
             6 * len(content), encode, content, geometry, FIRST_SEQUENCE_NUMBER, key, salts
         )
         places = place(n, {}, slot.peers, set())
@@ -497,19 +495,19 @@ class MutableFiles:
                 "to repair a mutable file is to write it: use its write cap, or ask for it"
             )
 
-        began_s = self._clock.seconds()
+        began_s = self._means.clock.seconds()
 
         async def write(slot: Slot) -> RepairResult:
             before = await self._checked(slot, cap, verify=True)
             if before.healthy:
-                elapsed_s = self._clock.seconds() - began_s
+                elapsed_s = self._means.clock.seconds() - began_s
                 return RepairResult(cap, before, before, {}, [], [], elapsed_s)
             if before.recoverable and not force:
                 mutable_check.check_repairable(before, self.known.of(slot.storage_index))
             slot.shortfall = None  # the result contains more detail
             how = ModifyOptions(always=True)
             written = await self._modification(slot, lambda old: old, how).run()
-            elapsed_s = self._clock.seconds() - began_s
+            elapsed_s = self._means.clock.seconds() - began_s
             return mutable_check.repaired(cap, before, written, elapsed_s)
 
         return await self._in_turn(cap, write)

@@ -69,8 +69,7 @@ class EncodeAhead:
     def close(self) -> None:
         """Drop everything; running jobs end by themselves, and their results are ignored."""
         self._turns.close()
-        jobs = list(self._coded)
-        self._coded.clear()
+        jobs, self._coded = self._coded, deque()
         for job in jobs:
             job.addErrback(lambda _failure: None)
             job.cancel()
