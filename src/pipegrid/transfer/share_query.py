@@ -55,7 +55,6 @@ class ShareQuery:
 
     __slots__ = (
         "_batches",
-        "_everyone",
         "_fit",
         "_given",
         "_leases",

@@ -376,12 +376,11 @@ class Upkeep:
         if isinstance(cap, MutableCap):
             held_bytes = HELD_BYTES if self._todo.verifies(cap) or self._todo.repair else 0
             self._start(one, self._keep_mutable(cap, damaged), held_bytes)
-            return
-        if self._todo.verifies(cap):
+        elif self._todo.verifies(cap):
             self._look_at(one, cap)
-            return
-        one.inquiry = ShareQuery(cap, self._keeper.means.peers, self._todo.renew)
-        self._go_on(one)
+        else:
+            one.inquiry = ShareQuery(cap, self._keeper.means.peers, self._todo.renew)
+            self._go_on(one)
 
     async def finished(self) -> None:
         """
@@ -615,16 +614,17 @@ class UpkeepSummary:
         self.objects += 1
         if isinstance(outcome, Failure):
             self.failed += 1
-        elif isinstance(outcome, RepairResult):
+            return
+        found = outcome.after if isinstance(outcome, RepairResult) else outcome
+        self.unreachable.update(found.unreachable)
+        self.literal += not found.total_shares
+        self.wanted_shares += found.total_shares
+        if isinstance(outcome, RepairResult):
             self._note_repair(outcome)
+        elif isinstance(outcome, CheckResult):
+            self._note_check(outcome)
         else:
-            self.unreachable.update(outcome.unreachable)
-            self.literal += not outcome.total_shares
-            self.wanted_shares += outcome.total_shares
-            if isinstance(outcome, CheckResult):
-                self._note_check(outcome)
-            else:
-                self._note_renewal(outcome)
+            self._note_renewal(outcome)
 
     def _note_check(self, outcome: CheckResult) -> None:
         self.good_shares += len(outcome.good_shares)
@@ -652,9 +652,6 @@ class UpkeepSummary:
             self.healthy += 1
 
     def _note_repair(self, outcome: RepairResult) -> None:
-        self.unreachable.update(outcome.after.unreachable)
-        self.literal += not outcome.after.total_shares
-        self.wanted_shares += outcome.after.total_shares
         self.good_shares += len(outcome.after.good_shares)
         self.shares_made += len(outcome.uploaded)
         if not outcome.whole:
@@ -716,11 +713,11 @@ async def maintain(
                 continue
             key = cap if isinstance(cap, LitCap) else cap.verifier()
             if key in numbers:
-                numbers[key].append((number, cap))
-                first = numbers[key][0][0]
+                first, _ = numbers[key][0]
                 if first in outcomes:
-                    numbers[key] = [numbers[key][0]]
                     note(number, _of(outcomes[first], cap))
+                else:
+                    numbers[key].append((number, cap))
                 continue
             numbers[key] = [(number, cap)]
             await upkeep.wait_for_space()

@@ -318,8 +318,6 @@ class BaseSearch:
             base = self._base_in_memory(found, choice)
             if base is not None:
                 return base
-            if not unfinished:
-                raise nothing_to_change(found, self._usual[0])
         if unfinished:
             newest = unfinished[0]
             self._looks[newest] = self._looks.get(newest, 0) + 1

@@ -187,17 +187,14 @@ class Publish:
         for number, head in shares.items():
             length = sum(write.length for write in self._encoded.writes[number])
             if batch and size + length > MAX_MESSAGE_BYTES:
-                self._send(peer, batch)
+                self._requests.start(self._write(peer, batch), peer)
                 batch, size = {}, 0
             batch[number] = head
             size += length
         if batch:
-            self._send(peer, batch)
+            self._requests.start(self._write(peer, batch), peer)
 
-    def _send(self, peer: Peer, shares: Mapping[int, bytes | None]) -> None:
-        self._requests.start(self._write(peer, dict(shares)), peer)
-
-    async def _write(self, peer: Peer, shares: dict[int, bytes | None]) -> None:
+    async def _write(self, peer: Peer, shares: Mapping[int, bytes | None]) -> None:
         changes = {number: self._change(number, head) for number, head in shares.items()}
         try:
             result = await self._slot.change(peer, changes, self._read_bytes)
@@ -262,7 +259,7 @@ class Publish:
             )
             if peer is not None:
                 self._places.setdefault(peer, {})[number] = None
-                self._send(peer, {number: None})
+                self._requests.start(self._write(peer, {number: None}), peer)
 
 
 # The result of writing a mutable file.

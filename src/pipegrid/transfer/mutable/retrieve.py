@@ -165,8 +165,7 @@ class Retrieve:
             asked = self._asked[number]
             wanted = Spans()
             for gap in self._reader.missing(number, first, end):
-                for a, b in asked.gaps(*gap):
-                    wanted.add(a, b)
+                wanted.update(asked.gaps(*gap))
             share = copy.share
             assert share is not None
             for a, b in wanted.merged(NEAR_BYTES):
