@@ -467,8 +467,7 @@ class AutoWindow:
         in a queue: on a link that has become slower, even half of the former window is a queue.
         """
         rtt_s = now - token.time
-        known = self._path_bytes() + token.size
-        longer = rtt_s * self.rate > 1.25 * known
+        longer = rtt_s * self.rate > 1.25 * (self._path_bytes() + token.size)
         if longer and rtt_s < 0.8 * self._probe_rtt_s:
             # With less in flight the round trip may be shorter still; when it is not any more, it is the
             # path's own.

@@ -429,8 +429,7 @@ def _encode(
         encoder.finish(frozenset())
         for number in range(geometry.total_shares):
             shares.write(encoder.trailer(number))
-        paths = shares.publish()
-    return EncodeResult(encoder.cap, geometry.size, encoder.share_bytes, paths)
+        return EncodeResult(encoder.cap, geometry.size, encoder.share_bytes, shares.publish())
 
 
 def _key_hasher(convergence: bytes, geometry: Geometry) -> hashes.TaggedHasher:

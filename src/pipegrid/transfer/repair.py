@@ -292,8 +292,7 @@ class Repair:
             lease = self._shares.secrets_for(peer).lease
             watch = CallTimeout(self._clock, self._settings.silence_s)
             try:
-                call = peer.server.add_lease(self._storage_index, lease)
-                await watch.answer(call, peer)
+                await watch.answer(peer.server.add_lease(self._storage_index, lease), peer)
             except ServerError as error:
                 self._uploads.reasons.setdefault(peer.name, str(error))
             else:

@@ -154,8 +154,7 @@ class ShareQuery:
 
     def answered(self, peer: Peer, answer: Surveyed) -> None:
         """Process a server's response; ignored if it is no longer waited for."""
-        samples = self._open.pop(peer, None)
-        if samples is None:
+        if self._open.pop(peer, None) is None:
             return  # it is no longer waited for
         for data in answer.samples:
             packed = ueb_in(data, self._place.length_bytes)

@@ -194,8 +194,7 @@ class CallTimeout:
 
     def _look(self, call: Deferred[Any], peer: Peer) -> None:
         sign_s = last_activity_s(self._last_activity, peer.last_activity, self._silence_s)
-        end_s = sign_s + self._silence_s + self._more_s()
-        left_s = end_s - self._clock.seconds()
+        left_s = sign_s + self._silence_s + self._more_s() - self._clock.seconds()
         if left_s > 0 and (self._worth is None or self._worth.is_fast_enough()):
             self._timer = self._clock.callLater(left_s, self._look, call, peer)
         else:

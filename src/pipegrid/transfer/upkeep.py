@@ -341,8 +341,7 @@ class Upkeep:
         Raises:
             BaseException: any exception of ``on_outcome``.
         """
-        jobs = self._bounds.jobs
-        while len(self._objects) >= jobs or self._open_questions >= OPEN_QUESTIONS:
+        while len(self._objects) >= self._bounds.jobs or self._open_questions >= OPEN_QUESTIONS:
             await self._changed.wait()
             self._left_in_turn = BEGUN_PER_TURN
             self._raise_bug()
@@ -536,8 +535,7 @@ class Upkeep:
         return result
 
     def _repairing(self, cap: ChkCap | ChkVerifierCap) -> Repair:
-        capacity = self._keeper.capacity
-        return Repair(self._keeper.means, cap, self._settings, capacity=capacity)
+        return Repair(self._keeper.means, cap, self._settings, capacity=self._keeper.capacity)
 
     async def _keep_mutable(self, cap: MutableCap, damaged: bool) -> UpkeepOutcome:
         todo, keeper = self._todo, self._keeper.mutables()

@@ -435,8 +435,7 @@ class BaseSearch:
         for peer, seen in outcome.seen.items():
             found.heard(peer, seen, REFUSAL_BYTES)
         found.failed.update(outcome.failed)
-        wanted = quorum(self._slot, self._usual[1])
-        if not is_settled(found, wanted, self._known.newest):
+        if not is_settled(found, quorum(self._slot, self._usual[1]), self._known.newest):
             return None
         if not is_whole(found, len(self._slot.peers)):
             return None  # servers that were not written may have copies, too

@@ -182,8 +182,7 @@ class Update:
             return {}
         if version.sequence_number < known.sequence_number:
             return {}
-        geometry = version.geometry
-        sections = new_sections(geometry, len(key.public_der), len(key.encrypted))
+        sections = new_sections(version.geometry, len(key.public_der), len(key.encrypted))
         header = Header(version, sections).pack()
         held = known.holders(self._slot.peers)
         if len(held) < len(known.copies):
@@ -236,8 +235,7 @@ class Update:
 
     async def _read(self, update: RangeUpdate, copies: dict[int, Copy]) -> bool:
         """Read the bytes that the update needs; return False if some cannot be read."""
-        k = update.version.required_shares
-        with_blocks = set(sorted(copies)[:k])
+        with_blocks = set(sorted(copies)[: update.version.required_shares])
         while not update.is_ready:
             wanted = [
                 (copies[number], span)

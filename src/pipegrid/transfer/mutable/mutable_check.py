@@ -331,8 +331,7 @@ class MutableCheck:
 
 def _remarks(choice: Choice) -> list[str]:
     """Return remarks on versions other than the best, which the counts of shares do not express."""
-    best = choice.best
-    if best is None or len(choice.shares) == 1:
+    if choice.best is None or len(choice.shares) == 1:
         return []
     if choice.newer_unrecoverable:
         return [_NEWER]

@@ -217,8 +217,7 @@ class VersionCache:
         if self._directory is None:
             return
         with suppress(OSError):
-            stored = self._load(storage_index)
-            if stored.newest > known.newest:
+            if self._load(storage_index).newest > known.newest:
                 return
             path = self._path(storage_index)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

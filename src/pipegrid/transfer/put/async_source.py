@@ -138,8 +138,7 @@ class _Arrived:
 async def _produced(producer: IBodyProducer, clock: IReactorTime) -> AsyncIterator[bytes]:
     arrived = _Arrived(clock)
     arrived.pause, arrived.resume = producer.pauseProducing, producer.resumeProducing
-    running = producer.startProducing(arrived)
-    running.addCallbacks(lambda _: arrived.end(True), arrived.end)
+    producer.startProducing(arrived).addCallbacks(lambda _: arrived.end(True), arrived.end)
     try:
         async for piece in arrived.all():
             yield piece

@@ -181,8 +181,8 @@ class Segments:
         """
         for index in range(self._file.geometry.num_segments):
             await wait_for_space()
-            coded = await self._line.take()
-            _send(self._encoder.add(coded), index, self._uploads.open)
+            writes = self._encoder.add(await self._line.take())
+            _send(writes, index, self._uploads.open)
             self.gone_by = index + 1
 
     async def send_trailers(self) -> None:

@@ -177,8 +177,7 @@ class SmallFileUpload:
         silent_s = min(signs, default=started) + silence_s
         if self._happy_since is None:
             return silent_s
-        grace_s = settings.grace(self._happy_since - started)
-        return min(silent_s, self._happy_since + grace_s)
+        return min(silent_s, self._happy_since + settings.grace(self._happy_since - started))
 
     def overdue(self) -> None:
         """End this upload because it takes too long; an ``Upload`` then decides what to wait for."""
