@@ -242,6 +242,6 @@ class UploadPlan(Generic[T]):
         """
         spare: list[int] = []
         for number in sorted(self.underway):
-            if number in self.stored and self.hoped_happiness([*spare, number]) >= self.happy:
+            if number in self.stored and self.hoped_happiness({*spare, number}) >= self.happy:
                 spare.append(number)
         return spare
