@@ -242,7 +242,7 @@ class TrafficTests(SynchronousTestCase):
         def fail(*_: object) -> None:
             raise AssertionError("a transfer without a listener reported its traffic")
 
-        self.patch(share_downloads, "Arrivals", fail)
+        self.patch(share_downloads, "report_arrivals", fail)
         self.patch(share_downloads, "_WatchedConsumer", fail)
         for size in (SMALL, LARGE):
             cap = self.world.run(self.grid.put(content(size))).cap

@@ -289,7 +289,7 @@ class TeethTests(SynchronousTestCase):
         """A client that takes a server's "no such upload" for success."""
 
         def resolve_doubt(way: ShareUpload) -> None:
-            if way.state == "uncertain" and not way._pending._calls:
+            if way.state == "uncertain" and not way._pending:
                 way.close(ShareState.STORED)
 
         self.patch(ShareUpload, "resolve_uncertain", resolve_doubt)

@@ -80,7 +80,7 @@ class JoinedFailureTests(SynchronousTestCase):
     def test_unhappy(self) -> None:
         """What servers have is told; what only another change had made is not."""
         clock = HeapClock()
-        made: Any = lambda cap, edit, **_: _Unhappy(edit)  # noqa: E731
+        made: Any = lambda cap, edit, how: _Unhappy(edit)  # noqa: E731
         joined: Any = WriteQueues(clock, made)
         waiting = [joined.join(_Cap(), edit, None, None) for edit in (remove, add, add, remove)]
         clock.advance(0)
@@ -91,7 +91,7 @@ class JoinedFailureTests(SynchronousTestCase):
     def again(self, edits: list[Any], second: bytes, refused: bool = False) -> list[Any]:
         """Return what becomes of edits that are applied again."""
         clock = HeapClock()
-        made: Any = lambda cap, edit, **_: _Again(edit, second, refused)  # noqa: E731
+        made: Any = lambda cap, edit, how: _Again(edit, second, refused)  # noqa: E731
         joined: Any = WriteQueues(clock, made)
         waiting = [joined.join(_Cap(), edit, None, None) for edit in edits]
         clock.advance(0)
@@ -148,7 +148,7 @@ class JoinedEndTests(SynchronousTestCase):
         """What is under way ends, what waits behind it is not begun, and everybody is told, once."""
         clock = HeapClock()
         self.patch(_Endless, "begun", 0)
-        made: Any = lambda cap, edit, **_: _Endless()  # noqa: E731
+        made: Any = lambda cap, edit, how: _Endless()  # noqa: E731
         joined: Any = WriteQueues(clock, made)
         first = joined.join(_Cap(), add, None, None)
         clock.advance(0)

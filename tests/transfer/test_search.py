@@ -83,32 +83,31 @@ class SearchTests(SynchronousTestCase):
         asked: list[int] = []
         unanswered: list[int] = []
         answers = 0
-        while not search.exhausted:
-            for server in search.ask_next():
-                search.asked(server)
+        while not search.batches.exhausted:
+            for server in search.batches.next():
+                search.batches.asked(server)
                 asked.append(server)
                 unanswered.append(server)
-            self.assertEqual(search.ask_next() if len(asked) < 1000 else [], [])
-            self.assertTrue(search.waiting)
+            self.assertEqual(search.batches.next() if len(asked) < 1000 else [], [])
+            self.assertFalse(search.batches.exhausted)
             self.assertLessEqual(len(unanswered), FIRST_QUESTIONS + 3 * answers)
             self.assertLessEqual(len(unanswered), MAX_QUESTIONS)
             search.answered(unanswered.pop(0), [])
             answers += 1
         self.assertEqual(asked, list(range(1000)))
-        self.assertFalse(search.waiting)
 
     def test_what_was_asked_is_not_asked_again(self) -> None:
         """Also if it was asked out of order, or has failed."""
         search = ShareSearch("ABCD")
-        search.asked("C")
+        search.batches.asked("C")
         search.failed("C")
-        self.assertEqual(search.ask_next(), ["A", "B", "D"])
+        self.assertEqual(search.batches.next(), ["A", "B", "D"])
 
     def test_holders(self) -> None:
         """Those who have it, in the order of their answers, without the useless ones."""
         search = ShareSearch("ABCD")
         for server in "BDCA":
-            search.asked(server)
+            search.batches.asked(server)
             search.answered(server, [3, 1])
         search.answered("B", [3])
         self.assertEqual(search.holders(3), ["B", "D", "C", "A"])
@@ -122,7 +121,7 @@ class SearchTests(SynchronousTestCase):
     def test_a_share_without_usable_holders_is_not_available(self) -> None:
         """Whoever had it is gone."""
         search = ShareSearch("AB")
-        search.asked("A")
+        search.batches.asked("A")
         search.answered("A", [0])
         search.exclude(0, "A")
         self.assertEqual(search.available(), {})
@@ -132,7 +131,7 @@ class SearchTests(SynchronousTestCase):
         """Low numbers first, on servers that do nothing else if there are such."""
         search = ShareSearch("ABC")
         for server, numbers in (("A", [0, 1]), ("B", [1, 2]), ("C", [2])):
-            search.asked(server)
+            search.batches.asked(server)
             search.answered(server, numbers)
         self.assertEqual(search.best((), ()), (0, "A"))
         self.assertEqual(search.best({0}, {"A"}), (1, "B"))
@@ -143,5 +142,5 @@ class SearchTests(SynchronousTestCase):
     def test_an_empty_ring(self) -> None:
         """There is nobody to ask."""
         search: ShareSearch[str] = ShareSearch([])
-        self.assertTrue(search.exhausted)
-        self.assertEqual(search.ask_next(), [])
+        self.assertTrue(search.batches.exhausted)
+        self.assertEqual(search.batches.next(), [])

@@ -111,10 +111,10 @@ class TacticsTests(SynchronousTestCase):
         """For the sooner of both clocks; our own fault does not count."""
         tactics = self.make(1000)
         self.assertEqual(tactics.wait_s(START_S), 1.0)
-        tactics.reader_paused(START_S + 30)
+        tactics.timeouts.reader_paused(START_S + 30)
         self.assertEqual(tactics.wait_s(START_S + 30), 1.0)
-        self.assertFalse(tactics.is_silence_over(START_S + 89.9))
-        self.assertTrue(tactics.is_silence_over(START_S + 90))
+        self.assertFalse(tactics.timeouts.is_silence_over(START_S + 89.9))
+        self.assertTrue(tactics.timeouts.is_silence_over(START_S + 90))
 
     def test_something_came(self) -> None:
         """Whatever comes begins the silence anew, and teaches how fast the line is."""
@@ -123,10 +123,10 @@ class TacticsTests(SynchronousTestCase):
         tactics.seen(START_S + 10, 1000)
         tactics.seen(START_S + 11, 1000 + 2 * SEGMENT)
         self.assertEqual(earlier.line.bytes_per_s, 2 * SEGMENT)
-        self.assertFalse(tactics.is_silence_over(START_S + 70.9))
+        self.assertFalse(tactics.timeouts.is_silence_over(START_S + 70.9))
         tactics.answered(START_S + 70, 0.25)
         self.assertEqual(earlier.line.rtt_s, 0.25)
-        self.assertFalse(tactics.is_silence_over(START_S + 129))
+        self.assertFalse(tactics.timeouts.is_silence_over(START_S + 129))
 
     def test_lists(self) -> None:
         """One of many does without while guesses come true; one that does not brings them back."""

@@ -26,7 +26,7 @@ class WorthTests(SynchronousTestCase):
 
     def test_next_to_nothing(self) -> None:
         """It has as long as silence may last, from its first byte on, if another is twenty times as fast."""
-        fast, slow = self.streams.begin(), self.streams.begin()
+        fast, slow = SlowStreamDetector(self.streams), SlowStreamDetector(self.streams)
         self.run_for(100, {fast: 2000})
         self.assertTrue(slow.is_fast_enough(), "it may wait behind others")
         self.run_for(60, {fast: 2000, slow: 50})
@@ -39,13 +39,13 @@ class WorthTests(SynchronousTestCase):
         """What is no slower than a modem of old, or than a twentieth of the others, is waited for."""
         for others, rate in ((10**8, 1100), (800, 45)):
             self.setUp()
-            fast, slow = self.streams.begin(), self.streams.begin()
+            fast, slow = SlowStreamDetector(self.streams), SlowStreamDetector(self.streams)
             self.run_for(599, {fast: others, slow: rate})
             self.assertTrue(slow.is_fast_enough(), (others, rate))
 
     def test_a_burst_first(self) -> None:
         """One that brings much at once, and then next to nothing, is compared with itself."""
-        stream = self.streams.begin()
+        stream = SlowStreamDetector(self.streams)
         stream.came(50_000)  # 5000 bytes a second
         self.run_for(199, {stream: 1})
         self.assertTrue(stream.is_fast_enough())
@@ -56,7 +56,7 @@ class WorthTests(SynchronousTestCase):
         """It has ten times as long, and then a hundred bytes a second are enough."""
         for rate, enough in ((99, False), (101, True)):
             self.setUp()
-            stream = self.streams.begin()
+            stream = SlowStreamDetector(self.streams)
             self.run_for(600, {stream: rate})
             self.assertTrue(stream.is_fast_enough(), rate)
             self.run_for(100, {stream: rate})
@@ -64,7 +64,7 @@ class WorthTests(SynchronousTestCase):
 
     def test_held_back(self) -> None:
         """Its time stands still while we want no more."""
-        fast, slow = self.streams.begin(), self.streams.begin()
+        fast, slow = SlowStreamDetector(self.streams), SlowStreamDetector(self.streams)
         slow.came(30_000)
         self.run_for(10, {fast: 10**6})
         slow.hold()

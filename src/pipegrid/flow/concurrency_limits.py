@@ -112,13 +112,10 @@ class ConcurrencyLimit:
             self.limit = max(self._least, int(self.limit * max(0.5, 0.8 * long_s / self._usual_s)))
             self._usual_s = 0.8 * long_s
         elif in_flight >= self.limit:
-            self._grow()
-
-    def _grow(self) -> None:
-        self._earned += 1.0 if self._cut_s is None else STEP / self.limit
-        whole = int(self._earned)
-        self._earned -= whole
-        self.limit = min(self._most, self.limit + whole)
+            self._earned += 1.0 if self._cut_s is None else STEP / self.limit
+            whole = int(self._earned)
+            self._earned -= whole
+            self.limit = min(self._most, self.limit + whole)
 
 
 # Transfers borrow the memory that they will need at most before they start, so that a hundred small files

@@ -6,19 +6,17 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 from twisted.internet import defer
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.python import reflect
 from twisted.python.failure import Failure
 
 from pipegrid.argument_checks import check_has, check_whole, shown
 from pipegrid.errors import PipelineStopped, RemoteCallError, UsageError
 from pipegrid.flow.window import FixedWindow, Sent, Window, left_for_message
-
-if TYPE_CHECKING:
-    from twisted.internet.interfaces import IReactorTime
 
 P = ParamSpec("P")
 
@@ -107,9 +105,9 @@ class Pipeline:
         check_has(window, ("limit_bytes", "sent"), "a window", "a number of bytes or a window")
         if clock is not None:
             check_has(clock, ("seconds",), "a clock", "the reactor")
-        self._window: Window = window
-        if clock is None and not isinstance(self._window, FixedWindow):
+        elif not isinstance(window, FixedWindow):
             raise UsageError("a window that measures needs a clock; pass the reactor")
+        self._window: Window = window
         self._now: Callable[[], float] = (lambda: 0.0) if clock is None else clock.seconds
 
         self._calls: dict[Sent, Deferred[object] | None] = {}  # None: the call has not returned yet
@@ -163,10 +161,9 @@ class Pipeline:
         held bytes are in memory.
         """
         recommended = self._window.message_bytes
-        held_limit = self._held_limit_bytes
-        if held_limit is None:
+        if self._held_limit_bytes is None:
             return recommended
-        return min(recommended, left_for_message(held_limit, self._bytes_held))
+        return min(recommended, left_for_message(self._held_limit_bytes, self._bytes_held))
 
     @property
     def gathers(self) -> bool:

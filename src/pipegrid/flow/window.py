@@ -330,7 +330,10 @@ class AutoWindow:
         """Record a message; if it is late although the window was open, the sender is the bottleneck."""
         if self.in_flight_bytes == 0:
             self._delivered_time = self._first_sent_time = now
-            self._begin_flight()
+            # Only for an idle connection: once messages are in flight, their acknowledgements are better
+            # than a guessed rate.
+            flight_bytes = min(self._known_flight_bytes(self._light_rtt_s()), self.maximum_bytes)
+            self.limit_bytes = max(self.limit_bytes, flight_bytes)
         if self._sender_was_idle(now):
             # Samples do not count until everything that was sent too slowly has been acknowledged.
             self._app_limited_until = self._delivered_bytes + self.in_flight_bytes
@@ -378,12 +381,6 @@ class AutoWindow:
         self.in_flight_bytes -= token.size
         if self.state == "probe" and token.probe == self._probe:
             self.state = "steady"  # the next acknowledgement starts another
-
-    def _begin_flight(self) -> None:
-        # Only for an idle connection: once messages are in flight, their acknowledgements are better than a
-        # guessed rate.
-        flight_bytes = min(self._known_flight_bytes(self._light_rtt_s()), self.maximum_bytes)
-        self.limit_bytes = max(self.limit_bytes, flight_bytes)
 
     def _known_flight_bytes(self, light_rtt_s: float | None) -> int:
         """Return the best initial window if only a round trip is known; else 0."""
@@ -470,8 +467,7 @@ class AutoWindow:
         in a queue: on a link that has become slower, even half of the former window is a queue.
         """
         rtt_s = now - token.time
-        known = self._path_bytes() + token.size
-        longer = rtt_s * self.rate > 1.25 * known
+        longer = rtt_s * self.rate > 1.25 * (self._path_bytes() + token.size)
         if longer and rtt_s < 0.8 * self._probe_rtt_s:
             # With less in flight the round trip may be shorter still; when it is not any more, it is the
             # path's own.

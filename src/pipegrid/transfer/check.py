@@ -76,6 +76,16 @@ class FoundShares:
         """Return the servers with a good copy of each share, without shares of which there is none."""
         return {number: set(peers) for number, peers in self.holders.items() if peers}
 
+    def copies(self) -> list[tuple[int, Peer]]:
+        """Return the copies that are not known to be bad, by share number."""
+        return [(number, peer) for number, peers in sorted(self.holders.items()) for peer in peers]
+
+    def is_whole(self, total_shares: int) -> bool:
+        """Return whether there is a copy of each share, each on a server of its own."""
+        if min(len(self.answered), len(self.holders)) < total_shares:
+            return False
+        return servers_of_happiness(self.sharemap()) == total_shares
+
     def possible_happiness(self, total_shares: int) -> int:
         """Return the happiness that a repair can reach with the servers that responded."""
         takers = [peer for peer in self.answered if peer not in self.full and peer.takes_uploads]
@@ -229,16 +239,14 @@ class VerifierFeed(StreamConsumer):
             self._running = execute(self._feed_chunks, chunks)
         else:
             self._running = self._workers.run(self._feed_chunks, chunks)
-        self._running.addErrback(self._note_bug).addCallback(self._fed)
-
-    def _note_bug(self, failure: Failure) -> None:
-        self._bug = failure
+        self._running.addBoth(self._fed)
 
     def _feed_chunks(self, chunks: list[bytes]) -> None:
         for chunk in chunks:
             self._verifier.feed(chunk)
 
-    def _fed(self, _result: None) -> None:
+    def _fed(self, result: Failure | None) -> None:
+        self._bug = result or self._bug
         self._running = None
         if self._given_up:
             return
@@ -354,12 +362,7 @@ class Check:
             self._requests.cancel()
 
     def _is_whole(self) -> bool:
-        """Return whether there is a copy of each share, each on a server of its own."""
-        holders = {number: set(peers) for number, peers in self.found.holders.items() if peers}
-        wanted = self._cap.total_shares
-        if len(holders) < wanted or len(self.found.answered) < wanted:
-            return False
-        return servers_of_happiness(holders) == wanted
+        return self.found.is_whole(self._cap.total_shares)
 
     # Questions.
 
@@ -457,9 +460,7 @@ class Check:
         """
         while not self._fit.fits and any(self._requests.running.values()):
             await self._requests.wait()
-        copies = [
-            (number, peer) for number, peers in sorted(self.found.holders.items()) for peer in peers
-        ]
+        copies = self.found.copies()
         if not self._sampled_bytes:  # the expected servers did not have the shares
             await few_at_a_time(
                 _UEBS_AT_ONCE, [partial(self._sample, *copy) for copy in copies[:_SAMPLES]]
@@ -477,17 +478,12 @@ class Check:
 
     async def _verify_copies(self) -> None:
         """Verify the copies that were found and not verified yet."""
-        copies = [
-            (number, peer)
-            for number, peers in sorted(self.found.holders.items())
-            for peer in peers
-            if (number, peer) not in self._seen
-        ]
+        copies = [copy for copy in self.found.copies() if copy not in self._seen]
         self._seen.update(copies)
         self._report.more(len(copies))
         await few_at_a_time(
             _SMALL_SHARES_AT_ONCE if self._is_small else _SHARES_AT_ONCE,
-            [partial(self._verify_copy, number, peer) for number, peer in copies],
+            [partial(self._verify_copy, *copy) for copy in copies],
         )
 
     @property
@@ -495,37 +491,32 @@ class Check:
         return self._cap.size // self._cap.required_shares <= SMALL_SHARE_BYTES
 
     async def _verify_copy(self, number: int, peer: Peer) -> None:
+        is_good, problems = False, list[CorruptionError]()
         try:
             problems = await self._verify_share(number, peer)
+            is_good = not problems
         except NoSuchShare:
-            self.found.holders[number].remove(peer)  # it was listed by mistake, or has been removed
-        except (
-            ServerRefused
-        ) as error:  # the share exists, and the server reports that it is damaged
-            what = f"share {number} cannot be read: {error}"
-            self.found.corrupt.append(CorruptionError(what, number, None, peer.name))
-            self.found.bad.add((number, peer))
-            self.found.holders[number].remove(peer)
+            pass  # it was listed by mistake, or has been removed
+        except ServerRefused as error:  # the server reports that the share is damaged
+            problems = [CorruptionError(f"share {number} cannot be read: {error}", number)]
         except ServerError as error:
             self._note_unreachable(peer, error)
-            self.found.holders[number].remove(peer)
             self._seen.discard((number, peer))
             if peer in self.found.answered:
                 self.found.answered.remove(peer)
-        else:
-            for problem in problems:
-                problem.server = peer.name
-            self.found.corrupt.extend(problems)
-            if problems:
-                self.found.bad.add((number, peer))
-                self.found.holders[number].remove(peer)
+        for problem in problems:
+            problem.server = peer.name
+            self.found.corrupt.append(problem)
+            self.found.bad.add((number, peer))
+        if not is_good:
+            self.found.holders[number].remove(peer)
         self._verified += 1
         self._report.report(self._verified)
 
     async def _verify_share(self, number: int, peer: Peer) -> list[CorruptionError]:
         """Return what is wrong with one share."""
         verifier = ShareVerifier(self._cap, number)
-        worth = self._streams.begin()
+        worth = SlowStreamDetector(self._streams)
         watch = CallTimeout(self._clock, self._silence_s, worth=worth)
         feeder = VerifierFeed(verifier, self._workers, watch.progress, worth)
         longest = longest_share(self._cap.size, self._cap.required_shares)

@@ -153,16 +153,13 @@ def too_few_servers(file_name: str, servers: int, happy: int, uncertified: int =
         servers: number of servers that may get shares.
         uncertified: number of further servers, which may not.
     """
+    why = "are known; add servers"
     if uncertified:
-        text = (
-            f"cannot store {file_name}: its shares must be on at least {happy} servers but only {servers} "
-            f"of {servers + uncertified} have a valid certificate of a grid manager; see "
-            f"'pipegrid status', or ask for {LESS}"
-        )
-        return naming(UnhappyError(text, servers, happy), LESS)
+        all_servers = servers + uncertified
+        why = f"of {all_servers} have a valid certificate of a grid manager; see 'pipegrid status',"
     text = (
-        f"cannot store {file_name}: its shares must be on at least {happy} servers but only {servers} are "
-        f"known; add servers or ask for {LESS}"
+        f"cannot store {file_name}: its shares must be on at least {happy} servers but only {servers} "
+        f"{why} or ask for {LESS}"
     )
     return naming(UnhappyError(text, servers, happy), LESS)
 
@@ -203,15 +200,11 @@ def not_spread(file_name: str, outcome: PlacementOutcome) -> UnhappyError:
     else:
         advice = "try again when more servers work"
     if reached >= happy:
-        text = (
-            f"cannot store {file_name}: only {stored} of its shares could be stored, and it takes "
-            f"{outcome.required_shares} to get it back ({why}); {advice}"
-        )
-        return naming(UnhappyError(text, stored, outcome.required_shares, outcome.absent), *named)
-    text = (
-        f"cannot store {file_name}: its shares reached only {reached} of the {happy} servers wanted "
-        f"({why}); {advice}"
-    )
+        reached, happy = stored, outcome.required_shares
+        what = f"only {stored} of its shares could be stored, and it takes {happy} to get it back"
+    else:
+        what = f"its shares reached only {reached} of the {happy} servers wanted"
+    text = f"cannot store {file_name}: {what} ({why}); {advice}"
     return naming(UnhappyError(text, reached, happy, outcome.absent), *named)
 
 

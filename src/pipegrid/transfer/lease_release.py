@@ -84,8 +84,8 @@ class LeaseReleaser:
         Raises:
             ServerError: a server does not answer, so that the current state of the grid is unknown.
         """
-        peers = list(self._means.peers)
-        await few_at_a_time(SERVERS_AT_ONCE, [partial(self._begin_on, peer) for peer in peers])
+        steps = [partial(self._begin_on, peer) for peer in self._means.peers]
+        await few_at_a_time(SERVERS_AT_ONCE, steps)
         self.without.sort()
 
     async def _begin_on(self, peer: Peer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import BinaryIO
 
@@ -28,7 +28,7 @@ from pipegrid.errors import (
     naming,
 )
 from pipegrid.transfer.get.sink import open_sink
-from pipegrid.transfer.put.source import Source, SourceLike, open_source
+from pipegrid.transfer.put.source import Source, SourceLike, open_source, read_fully
 from pipegrid.transfer.results import Progress
 
 # What is in a file that should contain a share: the share number, and where its share data begins.
@@ -68,7 +68,7 @@ class ShareFile:
         Raises:
             OSError: the file cannot be read there.
         """
-        return _read(self.fd, self.begin + offset, length)
+        return read_fully(self.fd, self.begin + offset, length)
 
     def close(self) -> None:
         """Close ``fd``; call this once, since the number may refer to another file afterwards."""
@@ -102,7 +102,7 @@ def _identify(fd: int, begin: int, cap: ChkCap, path: str) -> int | None:
     file.
     """
     try:
-        found = layout.parse_header(_read(fd, begin, layout.MAX_HEADER_BYTES))
+        found = layout.parse_header(read_fully(fd, begin, layout.MAX_HEADER_BYTES))
     except ValueError:
         return None
     record = _read_ueb(fd, begin, found)
@@ -113,7 +113,8 @@ def _identify(fd: int, begin: int, cap: ChkCap, path: str) -> int | None:
     except ValueError:  # the uploader made an invalid UEB
         return None
     numbers = list(_candidates(fd, begin, found, cap.total_shares, root))
-    named = _number_in_name(path)
+    name = os.path.basename(path)
+    named = int(name) if _FILE_NAME.fullmatch(name) else None
     if named is not None and (named in numbers or (not numbers and named < cap.total_shares)):
         return named
     return numbers[0] if numbers else None
@@ -123,10 +124,10 @@ def _read_ueb(fd: int, begin: int, found: layout.ShareLayout) -> bytes | None:
     at = begin + found.uri_extension
     if at + ueb.MAX_UEB_BYTES >= 1 << 63:
         return None
-    length = int.from_bytes(_read(fd, at, found.ueb_length_bytes), "big")
+    length = int.from_bytes(read_fully(fd, at, found.ueb_length_bytes), "big")
     if not 0 < length <= ueb.MAX_UEB_BYTES:
         return None
-    return _read(fd, at + found.ueb_length_bytes, length)
+    return read_fully(fd, at + found.ueb_length_bytes, length)
 
 
 def _candidates(
@@ -141,12 +142,12 @@ def _candidates(
     length = found.uri_extension - found.share_hashes
     if length > layout.CHAIN_ENTRY_BYTES * hash_tree.chain_entries(256):
         return
-    chain = _read(fd, begin + found.share_hashes, length)
+    chain = read_fully(fd, begin + found.share_hashes, length)
     nodes = {
         int.from_bytes(chain[at : at + 2], "big"): chain[at + 2 : at + layout.CHAIN_ENTRY_BYTES]
         for at in range(0, len(chain), layout.CHAIN_ENTRY_BYTES)
     }
-    own = _read(fd, begin + found.block_hashes, HASH_BYTES)
+    own = read_fully(fd, begin + found.block_hashes, HASH_BYTES)
     for number in range(total_shares):
         leaf = hash_tree.leaf_node(total_shares, number)
         if nodes.get(leaf) == own and _leads_to(nodes, leaf, root):
@@ -164,21 +165,6 @@ def _leads_to(nodes: dict[int, bytes], leaf: int, root: bytes) -> bool:
     return value == root
 
 
-def _number_in_name(path: str) -> int | None:
-    name = os.path.basename(path)
-    return int(name) if _FILE_NAME.fullmatch(name) else None
-
-
-def _read(fd: int, offset: int, length: int) -> bytes:
-    data = os.pread(fd, length, offset)
-    while 0 < len(data) < length:
-        more = os.pread(fd, length - len(data), offset + len(data))
-        if not more:
-            break
-        data += more
-    return data
-
-
 # Which of many files may be shares of one file, decided by their paths before any is opened.
 #
 # A storage server keeps the shares of a file in a directory named after the storage index, so the
@@ -191,7 +177,6 @@ MAX_ENTRIES = 1_000_000
 
 _INDEX = re.compile(r"[a-z2-7]{26}")
 _PREFIX = re.compile(r"[a-z2-7]{2}")
-_NUMBER = re.compile(r"[0-9]{1,3}")
 
 
 @attrs.define
@@ -252,7 +237,7 @@ class ShareFinder:
                 yield from (
                     os.path.join(directory, name)
                     for name in sorted(names)
-                    if _NUMBER.fullmatch(name)
+                    if _FILE_NAME.fullmatch(name)
                 )
             deep = directory.count(os.sep) - top.rstrip(os.sep).count(os.sep) >= MAX_DEPTH
             below[:] = [] if deep else sorted(name for name in below if _may_lead(name, index))
@@ -288,7 +273,7 @@ class ShareDirectory:
 
     def __enter__(self) -> ShareDirectory:
         with ExitStack() as undo:
-            undo.callback(self._leave)
+            undo.push(self)
             try:
                 os.makedirs(self._directory, exist_ok=True)
                 self._refuse_others()
@@ -300,7 +285,8 @@ class ShareDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._leave()
+        for part in self._parts:
+            part.leave()
 
     def _refuse_others(self) -> None:
         if self._force:
@@ -339,10 +325,6 @@ class ShareDirectory:
 
     def _unwritable(self, error: OSError) -> SinkError:
         return SinkError(f"cannot write shares to {self._directory}: {error.strerror}")
-
-    def _leave(self) -> None:
-        for part in self._parts:
-            part.leave()
 
 
 # Encoding a file into n share files without a grid, and restoring it from any k.
@@ -423,14 +405,12 @@ def _encode(
     with ShareDirectory(directory, geometry.total_shares, force) as shares:
         key = os.urandom(KEY_BYTES)
         if convergence is not None:
-            key = _key(convergence, geometry, _pieces(source))
+            hasher = _key_hasher(convergence, geometry)
+            for offset in range(0, source.size, _READ_BYTES):
+                hasher.update(source.read_at(offset, min(_READ_BYTES, source.size - offset)))
+            key = hasher.digest()[:KEY_BYTES]
         encoder = Encoder(geometry, key)
-        again = hashes.convergent_key_hasher(
-            convergence or b"",
-            geometry.required_shares,
-            geometry.total_shares,
-            geometry.segment_bytes,
-        )
+        again = _key_hasher(convergence or b"", geometry)
         for index in range(geometry.num_segments):
             start = index * geometry.segment_bytes
             plaintext = source.read_at(start, geometry.segment_length(index))
@@ -449,22 +429,13 @@ def _encode(
         encoder.finish(frozenset())
         for number in range(geometry.total_shares):
             shares.write(encoder.trailer(number))
-        paths = shares.publish()
-    return EncodeResult(encoder.cap, geometry.size, encoder.share_bytes, paths)
+        return EncodeResult(encoder.cap, geometry.size, encoder.share_bytes, shares.publish())
 
 
-def _key(convergence: bytes, geometry: Geometry, pieces: Iterable[Buffer]) -> bytes:
-    hasher = hashes.convergent_key_hasher(
+def _key_hasher(convergence: bytes, geometry: Geometry) -> hashes.TaggedHasher:
+    return hashes.convergent_key_hasher(
         convergence, geometry.required_shares, geometry.total_shares, geometry.segment_bytes
     )
-    for piece in pieces:
-        hasher.update(piece)
-    return hasher.digest()[:KEY_BYTES]
-
-
-def _pieces(source: Source) -> Iterator[Buffer]:
-    for offset in range(0, source.size, _READ_BYTES):
-        yield source.read_at(offset, min(_READ_BYTES, source.size - offset))
 
 
 @attrs.frozen

@@ -14,7 +14,7 @@ from pipegrid.flow.pipeline import Pipeline
 from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.failure_messages import Shortfall
 from pipegrid.transport.interface import StorageServer
-from pipegrid.wire.storage_messages import LeaseSecrets, ServerIdentity, UploadSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets, ServerIdentity
 
 # Storage servers as transfers use them: each with the pipeline of writes to it; and what else transfers
 # share.
@@ -117,12 +117,6 @@ def lease_secrets(secrets: FileSecrets, server: ServerIdentity) -> LeaseSecrets:
     """Return the secrets of a file's lease on a server."""
     derived = secrets.for_server(server.lease_seed)
     return LeaseSecrets(derived.renew, derived.cancel)
-
-
-def upload_secrets(secrets: FileSecrets, server: ServerIdentity) -> UploadSecrets:
-    """Return the secrets of a file's upload to a server."""
-    derived = secrets.for_server(server.lease_seed)
-    return UploadSecrets(LeaseSecrets(derived.renew, derived.cancel), derived.upload)
 
 
 def ring(storage_index: bytes, peers: Iterable[Peer]) -> list[Peer]:

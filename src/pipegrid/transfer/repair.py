@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -102,62 +102,6 @@ class SegmentFeed(StreamConsumer):
             waiter.callback(None)
 
 
-# Shares encoded again from other shares: the ciphertext is downloaded, segment by segment, and encoded as
-# at first.
-
-
-class Recoding:
-    """Encodes the shares of one file again from its good shares."""
-
-    def __init__(
-        self, means: TransferContext, cap: ChkVerifierCap, settings: DownloadSettings
-    ) -> None:
-        self._means = means
-        self._cap = cap
-        self._settings = settings
-
-    @asynccontextmanager
-    async def ciphertext(
-        self, encoder: Reencoder, found: FoundShares
-    ) -> AsyncIterator[SegmentFeed]:
-        """Download the file's ciphertext while the context is open."""
-        feed = SegmentFeed(encoder.geometry)
-        request = DownloadRequest(self._cap, 0, self._cap.size, found.bad, found.holders)
-        download = Download(self._means, request, feed, self._settings)
-        running = Deferred.fromCoroutine(download.run()).addBoth(feed.ended)
-        try:
-            yield feed
-        finally:
-            running.cancel()
-
-    async def coded(
-        self,
-        encoder: Reencoder,
-        index: int,
-        ciphertext: list[memoryview],
-        numbers: set[int] | None = None,
-    ) -> CodedSegment:
-        """Return an encoded segment; ``numbers``: the shares whose blocks are wanted, None: all."""
-        size = 8 * encoder.geometry.segment_length(index)
-        return await self._means.workers.run_if_large(size, _code, encoder, ciphertext, numbers)
-
-    async def shares(
-        self, encoder: Reencoder, found: FoundShares
-    ) -> AsyncIterator[list[ShareWrite]]:
-        """Yield the writes for all shares, segment by segment, then the hashes after the blocks."""
-        async with self.ciphertext(encoder, found) as feed:
-            for index in range(encoder.geometry.num_segments):
-                yield encoder.add(await self.coded(encoder, index, await feed.take()))
-        yield encoder.finish()
-
-
-def _code(
-    encoder: Reencoder, ciphertext: list[memoryview], numbers: set[int] | None
-) -> CodedSegment:
-    # All hashes are needed, but only some blocks.
-    return encoder.code(encoder.encrypt(ciphertext), numbers)
-
-
 # Repairing a file: missing or damaged shares are encoded again from the others, and placed.
 #
 # First every share is verified. Then servers are found for the missing shares, before any is encoded:
@@ -203,14 +147,13 @@ class Repair:
         capacity: Capacity | None = None,
     ) -> None:
         clock = self._clock = means.clock
-        self._workers = means.workers
+        self._means = means
         self._given = cap
         self._cap = cap.verifier()
         self._settings = settings
         self._progress = progress
         self._started = clock.seconds()
         self._storage_index = self._cap.storage_index
-        self._file_secrets = means.secrets.for_file(self._storage_index)
         # A repair expects missing shares, so all servers are asked in one batch: a further batch would be
         # the longest wait.
         self._check = Check(
@@ -221,7 +164,6 @@ class Repair:
             more=MAX_QUESTIONS,
             capacity=capacity,
         )
-        self._recoding = Recoding(means, self._cap, settings)
         # The wanted happiness is the number of shares, so they are spread as widely as servers allow.
         n = self._cap.total_shares
         self._plan: UploadPlan[Peer] = UploadPlan(ring(self._storage_index, means.peers), n, n)
@@ -240,9 +182,7 @@ class Repair:
             SegmentTooLarge: the settings do not allow the file's segments.
             CapMismatch: the cap does not match the stored file.
         """
-        before = await self._check.run()
-        found = self._check.found
-        return await self._make_whole(before, found)
+        return await self._make_whole(await self._check.run())
 
     async def run_after(
         self, before: CheckResult, found: FoundShares, packed_ueb: bytes, renewed: Collection[Peer]
@@ -264,9 +204,10 @@ class Repair:
         found.packed_ueb = packed_ueb
         self._check.found = found
         self._renewed.update(renewed)
-        return await self._make_whole(before, found)
+        return await self._make_whole(before)
 
-    async def _make_whole(self, before: CheckResult, found: FoundShares) -> RepairResult:
+    async def _make_whole(self, before: CheckResult) -> RepairResult:
+        found = self._check.found
         if not before.recoverable:
             outcome = SearchOutcome(
                 len(before.good_shares),
@@ -284,7 +225,8 @@ class Repair:
             check_segment_bytes(segment_bytes, self._cap.size, self._settings.max_segment_bytes)
         self._advise()
         share_bytes = Reencoder(self._cap, found.packed_ueb).share_bytes
-        self._shares = ShareSet(self._storage_index, share_bytes, self._file_secrets)
+        secrets = self._means.secrets.for_file(self._storage_index)
+        self._shares = ShareSet(self._storage_index, share_bytes, secrets)
         self._allocations = Allocations(self._shares, self._changed.fire)
         self._wanted_bytes = len(self._plan.assignments()) * share_bytes
         progress = self._progress if self._wanted_bytes else None
@@ -350,8 +292,7 @@ class Repair:
             lease = self._shares.secrets_for(peer).lease
             watch = CallTimeout(self._clock, self._settings.silence_s)
             try:
-                call = peer.server.add_lease(self._storage_index, lease)
-                await watch.answer(call, peer)
+                await watch.answer(peer.server.add_lease(self._storage_index, lease), peer)
             except ServerError as error:
                 self._uploads.reasons.setdefault(peer.name, str(error))
             else:
@@ -369,7 +310,7 @@ class Repair:
             await self._find_space(encoder)
             if self._uploads.open:
                 await self._send_segments(encoder)
-                await self._settle()
+                await self._wait_while(lambda: bool(self._uploads.open))
                 return True
             return False
         except (CancelledError, GeneratorExit):
@@ -407,9 +348,12 @@ class Repair:
         if not self._plan.assignments():
             return False
         shares: dict[int, list[ShareWrite]] = {}
-        async for writes in self._recoding.shares(encoder, self._check.found):
-            for write in writes:
-                shares.setdefault(write.share_number, []).append(write)
+        async with self._ciphertext(encoder) as feed:
+            writes: list[ShareWrite] = []
+            for index in range(encoder.geometry.num_segments):
+                writes += encoder.add(await self._coded(encoder, index, await feed.take()))
+        for write in [*writes, *encoder.finish()]:
+            shares.setdefault(write.share_number, []).append(write)
         while True:
             self._process_events()
             for upload in self._open_missing(encoder):
@@ -426,33 +370,53 @@ class Repair:
         """
         moves = self._plan.assignments()
         for peer in dict.fromkeys(moves.values()):
-            numbers = {number for number, home in moves.items() if home is peer}
-            yield from self._open_uploads(peer, numbers)
+            numbers = sorted(number for number, home in moves.items() if home is peer)
+            secrets = self._shares.secrets_for(peer)
+            self._allocations.ask(peer, frozenset(numbers), secrets)
+            for number in numbers:
+                target = ShareTarget(peer, number, self._shares, secrets)
+                upload = ShareUpload(target, self._changed.fire, self._changed.fire, self._clock)
+                self._uploads.add(upload)
+                yield upload
 
-    def _open_uploads(self, peer: Peer, numbers: set[int]) -> list[ShareUpload]:
-        secrets = self._shares.secrets_for(peer)
-        self._allocations.ask(peer, frozenset(numbers), secrets)
-        opened = []
-        for number in sorted(numbers):
-            target = ShareTarget(peer, number, self._shares, secrets)
-            upload = ShareUpload(target, self._changed.fire, self._changed.fire, self._clock)
-            self._uploads.add(upload)
-            opened.append(upload)
-        return opened
+    @asynccontextmanager
+    async def _ciphertext(self, encoder: Reencoder) -> AsyncIterator[SegmentFeed]:
+        """Download the file's ciphertext while the context is open."""
+        feed, found = SegmentFeed(encoder.geometry), self._check.found
+        request = DownloadRequest(self._cap, 0, self._cap.size, found.bad, found.holders)
+        download = Download(self._means, request, feed, self._settings)
+        running = Deferred.fromCoroutine(download.run()).addBoth(feed.ended)
+        try:
+            yield feed
+        finally:
+            running.cancel()
+
+    async def _coded(
+        self,
+        encoder: Reencoder,
+        index: int,
+        ciphertext: list[memoryview],
+        numbers: set[int] | None = None,
+    ) -> CodedSegment:
+        """Return an encoded segment; ``numbers``: the shares whose blocks are wanted, None: all."""
+        size = 8 * encoder.geometry.segment_length(index)
+        return await self._means.workers.run_if_large(size, _code, encoder, ciphertext, numbers)
 
     async def _send_segments(self, encoder: Reencoder) -> None:
-        async with self._recoding.ciphertext(encoder, self._check.found) as feed:
+        async with self._ciphertext(encoder) as feed:
             for index in range(encoder.geometry.num_segments):
                 ciphertext = await feed.take()
-                await self._wait_for_space()
+                await self._wait_while(lambda: any(each.blocked for each in self._uploads.open))
                 if not self._uploads.open:
                     return
                 numbers = {upload.share_number for upload in self._uploads.open}
-                coded = await self._recoding.coded(encoder, index, ciphertext, numbers)
+                coded = await self._coded(encoder, index, ciphertext, numbers)
                 self._send(encoder.add(coded), encoder)
         numbers = {upload.share_number for upload in self._uploads.open}
         trees = 32 * encoder.geometry.num_segments * encoder.geometry.total_shares
-        self._send(await self._workers.run_if_large(16 * trees, encoder.finish, numbers), encoder)
+        self._send(
+            await self._means.workers.run_if_large(16 * trees, encoder.finish, numbers), encoder
+        )
         for upload in self._uploads.open:
             upload.finish()
 
@@ -465,15 +429,9 @@ class Repair:
             if write.share_number in uploads:
                 uploads[write.share_number].sender.send(write)
 
-    async def _wait_for_space(self) -> None:
+    async def _wait_while(self, condition: Callable[[], bool]) -> None:
         self._process_events()
-        while any(upload.blocked for upload in self._uploads.open):
-            await self._wait()
-            self._process_events()
-
-    async def _settle(self) -> None:
-        self._process_events()
-        while self._uploads.open:
+        while condition():
             await self._wait()
             self._process_events()
 
@@ -524,3 +482,10 @@ class Repair:
             self._plan.failed(peer)
         else:
             self._plan.refused(number, peer)
+
+
+def _code(
+    encoder: Reencoder, ciphertext: list[memoryview], numbers: set[int] | None
+) -> CodedSegment:
+    # All hashes are needed, but only some blocks.
+    return encoder.code(encoder.encrypt(ciphertext), numbers)

@@ -12,7 +12,6 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.layout import MAX_OFFSET
-from pipegrid.core.placement import servers_of_happiness
 from pipegrid.core.ueb import CapCheck
 from pipegrid.errors import ServerError, ServerTimeout, ServerUnreachable
 from pipegrid.transfer.check import FoundShares, judge, ueb_in, ueb_place
@@ -56,7 +55,6 @@ class ShareQuery:
 
     __slots__ = (
         "_batches",
-        "_everyone",
         "_fit",
         "_given",
         "_leases",
@@ -116,7 +114,9 @@ class ShareQuery:
         asked: list[tuple[Peer, tuple[Sample, ...]]] = []
         if self.sampling_copies:
             return asked
-        if self._is_known():
+        # whether no further server must be asked which shares it has
+        is_known = self._batches.exhausted
+        if is_known or (not self._renewing and self.found.is_whole(self.cap.total_shares)):
             return self._next_samples()
         for peer in self._batches.next():
             samples: tuple[Sample, ...] = ()
@@ -128,16 +128,6 @@ class ShareQuery:
             asked.append((peer, samples))
         return asked
 
-    def _is_known(self) -> bool:
-        """Return whether no further server must be asked which shares it has."""
-        return self._batches.exhausted or (not self._renewing and self._is_whole())
-
-    def _is_whole(self) -> bool:
-        wanted = self.cap.total_shares
-        if len(self.found.answered) < wanted or len(self.found.holders) < wanted:
-            return False
-        return servers_of_happiness(self.found.sharemap()) == wanted
-
     def _next_samples(self) -> list[tuple[Peer, tuple[Sample, ...]]]:
         """Return queries for the UEB of copies that were found, if the expected shares proved nothing."""
         if self._fit.fits or self._renewing or not self.found.holders:
@@ -146,15 +136,11 @@ class ShareQuery:
         self.sampling_copies = True
         self._open.clear()
         asked: list[tuple[Peer, tuple[Sample, ...]]] = []
-        for number, peers in sorted(self.found.holders.items()):
-            for peer in peers:
-                if (
-                    len(asked) < SAMPLES
-                    and peer not in self._open
-                    and (number, peer) not in self._sampled
-                ):
-                    self._open[peer] = self._sample(number, peer)
-                    asked.append((peer, self._open[peer]))
+        for number, peer in self.found.copies():
+            is_new = peer not in self._open and (number, peer) not in self._sampled
+            if len(asked) < SAMPLES and is_new:
+                self._open[peer] = self._sample(number, peer)
+                asked.append((peer, self._open[peer]))
         self.needs_a_closer_look = not asked
         return asked
 
@@ -168,11 +154,13 @@ class ShareQuery:
 
     def answered(self, peer: Peer, answer: Surveyed) -> None:
         """Process a server's response; ignored if it is no longer waited for."""
-        samples = self._open.pop(peer, None)
-        if samples is None:
+        if self._open.pop(peer, None) is None:
             return  # it is no longer waited for
         for data in answer.samples:
-            self._look_at(peer, ueb_in(data, self._place.length_bytes))
+            packed = ueb_in(data, self._place.length_bytes)
+            if packed and not self.packed_ueb:
+                self._fit.record(peer, packed)
+                self.packed_ueb = packed if self._fit.fits else b""
         if not self.sampling_copies:
             numbers = [number for number in answer.numbers if number < self.cap.total_shares]
             self._batches.ended(peer, without_effect=not numbers)
@@ -190,11 +178,6 @@ class ShareQuery:
         self._batches.ended(peer)
         self.found.unreachable.append(peer.name)
         self.found.reasons.setdefault(peer.name, str(error))
-
-    def _look_at(self, peer: Peer, packed: bytes) -> None:
-        if packed and not self.packed_ueb:
-            self._fit.record(peer, packed)
-            self.packed_ueb = packed if self._fit.fits else b""
 
     def _note(self, peer: Peer, answer: Surveyed, numbers: list[int]) -> None:
         self.found.answered.append(peer)
@@ -271,7 +254,7 @@ class SurveyBatcher:
         self._silence_s = silence_s
         self._broken = broken
         self._waiting: deque[tuple[Question, OnResponse]] = deque()
-        self._sent: dict[Deferred[None], int] = {}
+        self._sent: set[Deferred[None]] = set()
         self._unanswered = 0
         self._has_answered = False
         self._last_activity = clock.seconds()
@@ -306,8 +289,11 @@ class SurveyBatcher:
 
     def _turn_is_over(self) -> None:
         self._turn = None
-        if self._resting is not None and self._clock.seconds() < self._rests_until:
-            self._fail_waiting(self._resting)
+        error = self._resting
+        if error is not None and self._clock.seconds() < self._rests_until:
+            waiting, self._waiting = self._waiting, deque()
+            for _, call in waiting:
+                call(error)
             return
         self._send()
 
@@ -333,7 +319,7 @@ class SurveyBatcher:
                 self._answered(call, answer)
 
         def ended(result: Failure | None) -> None:
-            del self._sent[sent]
+            self._sent.remove(sent)
             error: ServerError | None = None
             if isinstance(result, Failure):
                 if result.check(CancelledError):
@@ -348,9 +334,10 @@ class SurveyBatcher:
             self._continue()
 
         sent = surveys.survey(self._peer.server, [question for question, _ in batch], answered)
-        self._sent[sent] = len(batch)
+        self._sent.add(sent)
         sent.addBoth(ended)
-        self._watch()
+        if self._timer is None or not self._timer.active():
+            self._timer = self._clock.callLater(self._silence_s, self._look)
 
     def _answered(self, call: OnResponse, answer: Surveyed | ServerError) -> None:
         self._unanswered -= 1
@@ -375,15 +362,6 @@ class SurveyBatcher:
         self._resting = error
         self._rests_until = self._clock.seconds() + REST_S
         self._has_answered = False
-
-    def _fail_waiting(self, error: ServerError) -> None:
-        waiting, self._waiting = self._waiting, deque()
-        for _, call in waiting:
-            call(error)
-
-    def _watch(self) -> None:
-        if self._timer is None or not self._timer.active():
-            self._timer = self._clock.callLater(self._silence_s, self._look)
 
     def _look(self) -> None:
         if not self._unanswered:

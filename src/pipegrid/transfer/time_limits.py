@@ -83,10 +83,6 @@ class StreamRates:
         self.silence_s = silence_s
         self.best_bytes_per_s = 0.0
 
-    def begin(self) -> SlowStreamDetector:
-        """Return the detector for another stream."""
-        return SlowStreamDetector(self)
-
 
 class SlowStreamDetector:
     """
@@ -168,8 +164,6 @@ class CallTimeout:
         self._worth = worth
         self._last_activity = clock.seconds()
         self._over = False
-        self._call: Deferred[Any] | None = None
-        self._peer: Peer | None = None
         self._timer: IDelayedCall | None = None
 
     def progress(self) -> None:
@@ -187,8 +181,7 @@ class CallTimeout:
             ServerTimeout: the server was silent for too long, or its stream too slow; the call was
                 cancelled.
         """
-        self._call, self._peer = call, peer
-        self._look_in(self._silence_s)
+        self._timer = self._clock.callLater(self._silence_s, self._look, call, peer)
         try:
             return await call
         except CancelledError:
@@ -199,19 +192,14 @@ class CallTimeout:
             if self._timer is not None and self._timer.active():
                 self._timer.cancel()
 
-    def _look_in(self, delay_s: float) -> None:
-        self._timer = self._clock.callLater(delay_s, self._look)
-
-    def _look(self) -> None:
-        assert self._peer is not None
-        sign_s = last_activity_s(self._last_activity, self._peer.last_activity, self._silence_s)
-        end_s = sign_s + self._silence_s + self._more_s()
-        left_s = end_s - self._clock.seconds()
+    def _look(self, call: Deferred[Any], peer: Peer) -> None:
+        sign_s = last_activity_s(self._last_activity, peer.last_activity, self._silence_s)
+        left_s = sign_s + self._silence_s + self._more_s() - self._clock.seconds()
         if left_s > 0 and (self._worth is None or self._worth.is_fast_enough()):
-            self._look_in(left_s)
-        elif self._call is not None:
+            self._timer = self._clock.callLater(left_s, self._look, call, peer)
+        else:
             self._over = True
-            self._call.cancel()
+            call.cancel()
 
     def _what_it_did(self) -> str:
         worth = self._worth

@@ -38,38 +38,20 @@ All servers must be asked, and each responds with a few bytes; an unanswered que
 """
 
 
-class Leased:
-    """
-    The leases added or renewed so far.
-
-    Attributes:
-        peers: servers that gave a lease.
-        numbers: maps a share number to the nicknames of the servers that gave a lease on it.
-        unreachable: nicknames of servers that did not respond.
-        reasons: why servers with shares gave no lease.
-    """
-
-    __slots__ = ("numbers", "peers", "reasons", "unreachable")
-
-    def __init__(
-        self,
-    ) -> None:
-        self.peers: list[Peer] = []
-        self.numbers: dict[int, list[str]] = {}
-        self.unreachable: list[str] = []
-        self.reasons: list[str] = []
-
-
 class Renewal:
     """
     Adds or renews the leases on one encoded file (not on a literal one).
 
     Args:
         silence_s: a server without activity for this long counts as unreachable.
+
+    Attributes:
+        renewed: nicknames of servers that gave a lease, if they were known to have shares.
+        problems: why servers with shares gave no lease.
     """
 
     def __init__(
-        self, means: TransferContext, cap: ChkCap | ChkVerifierCap, silence_s: float = 60.0
+        self, means: TransferContext, cap: ChkCap | ChkVerifierCap, silence_s: float
     ) -> None:
         self._clock = means.clock
         self._given = cap
@@ -77,7 +59,10 @@ class Renewal:
         self._storage_index = self._cap.storage_index
         self._secrets = means.secrets.for_file(self._storage_index)
         self._silence_s = silence_s
-        self.leased = Leased()
+        self._leases: dict[int, list[str]] = {}
+        self._unreachable: list[str] = []
+        self.renewed: list[str] = []
+        self.problems: list[str] = []
 
     async def everywhere(self, peers: Sequence[Peer]) -> RenewResult:
         """Renew the leases on every server that has a share."""
@@ -85,29 +70,26 @@ class Renewal:
         await few_at_a_time(
             SERVERS_AT_ONCE, [partial(self._find_and_renew, one) for one in in_order]
         )
-        leased = self.leased
         return RenewResult(
             cap=self._given,
-            leases={number: sorted(leased.numbers[number]) for number in sorted(leased.numbers)},
+            leases={number: sorted(self._leases[number]) for number in sorted(self._leases)},
             required_shares=self._cap.required_shares,
             total_shares=self._cap.total_shares,
-            unreachable=sorted(leased.unreachable),
-            reasons=sorted(set(leased.reasons)),
+            unreachable=sorted(self._unreachable),
+            reasons=sorted(set(self.problems)),
         )
 
-    async def on(self, peers: Iterable[Peer]) -> Leased:
+    async def on(self, peers: Iterable[Peer]) -> None:
         """Renew the leases on servers that are known to have shares."""
 
         async def renew(peer: Peer) -> None:
             try:
                 await self._renew(peer)
+                self.renewed.append(peer.name)
             except ServerError as error:
-                self.leased.reasons.append(str(error))
-            else:
-                self.leased.peers.append(peer)
+                self.problems.append(str(error))
 
         await few_at_a_time(SERVERS_AT_ONCE, [partial(renew, peer) for peer in peers])
-        return self.leased
 
     async def _renew(self, peer: Peer) -> None:
         lease = lease_secrets(self._secrets, peer.identity)
@@ -125,19 +107,18 @@ class Renewal:
             renewing.cancel()
             if not isinstance(error, ServerError):
                 raise
-            self.leased.unreachable.append(peer.name)
+            self._unreachable.append(peer.name)
             return
         try:
             await renewing
         except NoSuchShare:
             return
         except ServerError as error:
-            self.leased.reasons.append(str(error))
+            self.problems.append(str(error))
             return
-        self.leased.peers.append(peer)
         for number in numbers:
             if number < self._cap.total_shares:
-                self.leased.numbers.setdefault(number, []).append(peer.name)
+                self._leases.setdefault(number, []).append(peer.name)
 
 
 # ``ObjectUpkeep`` checks one object by itself, with ``Check``, and adds leases afterwards.
@@ -197,11 +178,12 @@ class ObjectUpkeep:
         if not add_lease:
             return result
         holders = {peer: None for peers in check.found.holders.values() for peer in peers}
-        leased = await self.renewal(cap).on(holders)
+        renewal = self.renewal(cap)
+        await renewal.on(holders)
         return attrs.evolve(
             result,
-            renewed=sorted(peer.name for peer in leased.peers),
-            lease_problems=sorted(set(leased.reasons)),
+            renewed=sorted(renewal.renewed),
+            lease_problems=sorted(set(renewal.problems)),
         )
 
     def renewal(self, cap: ChkCap | ChkVerifierCap) -> Renewal:
@@ -307,19 +289,12 @@ class SampledUpkeep(UpkeepRequest):
 
 
 class _Object:
-    __slots__ = ("cap", "inquiry", "on_outcome", "open_questions")
+    __slots__ = ("inquiry", "on_outcome", "open_questions")
 
-    def __init__(
-        self,
-        cap: ChkCap | ChkVerifierCap | MutableCap,
-        on_outcome: OnOutcome,
-        inquiry: ShareQuery | None = None,
-        open_questions: int = 0,
-    ) -> None:
-        self.cap = cap
+    def __init__(self, on_outcome: OnOutcome) -> None:
         self.on_outcome = on_outcome
-        self.inquiry = inquiry
-        self.open_questions = open_questions
+        self.inquiry: ShareQuery | None = None
+        self.open_questions = 0
 
 
 class Upkeep:
@@ -366,7 +341,7 @@ class Upkeep:
         Raises:
             BaseException: any exception of ``on_outcome``.
         """
-        while not self._has_space():
+        while len(self._objects) >= self._bounds.jobs or self._open_questions >= OPEN_QUESTIONS:
             await self._changed.wait()
             self._left_in_turn = BEGUN_PER_TURN
             self._raise_bug()
@@ -395,17 +370,16 @@ class Upkeep:
         if isinstance(cap, LitCap):
             on_outcome(RenewResult(cap, {}, 0, 0, [], []) if self._todo.renew else literal(cap))
             return
-        one = _Object(cap, on_outcome)
+        one = _Object(on_outcome)
         self._objects.add(one)
         if isinstance(cap, MutableCap):
             held_bytes = HELD_BYTES if self._todo.verifies(cap) or self._todo.repair else 0
             self._start(one, self._keep_mutable(cap, damaged), held_bytes)
-            return
-        if self._todo.verifies(cap):
+        elif self._todo.verifies(cap):
             self._look_at(one, cap)
-            return
-        one.inquiry = ShareQuery(cap, self._keeper.means.peers, self._todo.renew)
-        self._go_on(one)
+        else:
+            one.inquiry = ShareQuery(cap, self._keeper.means.peers, self._todo.renew)
+            self._go_on(one)
 
     async def finished(self) -> None:
         """
@@ -428,10 +402,6 @@ class Upkeep:
         for one in running:
             one.cancel()
         return DeferredList(running, consumeErrors=True)
-
-    def _has_space(self) -> bool:
-        jobs = self._bounds.jobs
-        return len(self._objects) < jobs and self._open_questions < OPEN_QUESTIONS
 
     def _raise_bug(self) -> None:
         if self._bug is not None:
@@ -565,8 +535,7 @@ class Upkeep:
         return result
 
     def _repairing(self, cap: ChkCap | ChkVerifierCap) -> Repair:
-        capacity = self._keeper.capacity
-        return Repair(self._keeper.means, cap, self._settings, capacity=capacity)
+        return Repair(self._keeper.means, cap, self._settings, capacity=self._keeper.capacity)
 
     async def _keep_mutable(self, cap: MutableCap, damaged: bool) -> UpkeepOutcome:
         todo, keeper = self._todo, self._keeper.mutables()
@@ -643,16 +612,17 @@ class UpkeepSummary:
         self.objects += 1
         if isinstance(outcome, Failure):
             self.failed += 1
-        elif isinstance(outcome, RepairResult):
+            return
+        found = outcome.after if isinstance(outcome, RepairResult) else outcome
+        self.unreachable.update(found.unreachable)
+        self.literal += not found.total_shares
+        self.wanted_shares += found.total_shares
+        if isinstance(outcome, RepairResult):
             self._note_repair(outcome)
+        elif isinstance(outcome, CheckResult):
+            self._note_check(outcome)
         else:
-            self.unreachable.update(outcome.unreachable)
-            self.literal += not outcome.total_shares
-            self.wanted_shares += outcome.total_shares
-            if isinstance(outcome, CheckResult):
-                self._note_check(outcome)
-            else:
-                self._note_renewal(outcome)
+            self._note_renewal(outcome)
 
     def _note_check(self, outcome: CheckResult) -> None:
         self.good_shares += len(outcome.good_shares)
@@ -664,15 +634,11 @@ class UpkeepSummary:
 
     def _note_state(self, state: FileHealth) -> bool:
         """Count an object that is not healthy by its state; return whether it was counted."""
-        if state in ("lost", "unavailable"):
-            self.lost += 1
-        elif state == "reachable":
-            self.reachable += 1
-        elif state == "unspread":
-            self.unspread += 1
-        elif state == "damaged":
-            self.damaged += 1
-        return state != "healthy"
+        if state == "healthy":
+            return False
+        counter = "lost" if state == "unavailable" else state
+        setattr(self, counter, getattr(self, counter) + 1)
+        return True
 
     def _note_renewal(self, outcome: RenewResult) -> None:
         self.good_shares += len(outcome.leases)
@@ -684,9 +650,6 @@ class UpkeepSummary:
             self.healthy += 1
 
     def _note_repair(self, outcome: RepairResult) -> None:
-        self.unreachable.update(outcome.after.unreachable)
-        self.literal += not outcome.after.total_shares
-        self.wanted_shares += outcome.after.total_shares
         self.good_shares += len(outcome.after.good_shares)
         self.shares_made += len(outcome.uploaded)
         if not outcome.whole:
@@ -748,11 +711,11 @@ async def maintain(
                 continue
             key = cap if isinstance(cap, LitCap) else cap.verifier()
             if key in numbers:
-                numbers[key].append((number, cap))
-                first = numbers[key][0][0]
+                first, _ = numbers[key][0]
                 if first in outcomes:
-                    numbers[key] = [numbers[key][0]]
                     note(number, _of(outcomes[first], cap))
+                else:
+                    numbers[key].append((number, cap))
                 continue
             numbers[key] = [(number, cap)]
             await upkeep.wait_for_space()

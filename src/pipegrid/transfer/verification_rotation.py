@@ -54,17 +54,11 @@ class VerifiedPart:
 
     __slots__ = ("begin", "verified", "was_reached", "width")
 
-    def __init__(
-        self,
-        begin: int,
-        width: int,
-        verified: int = 0,
-        was_reached: bool = True,
-    ) -> None:
+    def __init__(self, begin: int, width: int) -> None:
         self.begin = begin
         self.width = width
-        self.verified = verified
-        self.was_reached = was_reached
+        self.verified = 0
+        self.was_reached = True
 
     def has(self, storage_index: bytes) -> bool:
         """Return whether an object is among them."""

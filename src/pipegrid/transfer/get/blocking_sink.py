@@ -9,8 +9,8 @@ import io
 import os
 import socket
 import stat
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import BinaryIO, cast
 
@@ -130,44 +130,33 @@ class _Target:
         Raises:
             OSError, TypeError, ValueError: raised by the file object.
         """
-        self._begin(call)
-        try:
-            if self._fd is None:
-                for piece in pieces:
-                    self._write_to_object(call, memoryview(piece).cast("B"))
-                return
-            self._flush_theirs(call, self._fd)
+        with self._using(call):
+            if self._fd is not None:
+                self._flush_theirs(call, self._fd)
             for piece in pieces:
                 view = memoryview(piece).cast("B")
                 while view:
-                    view = view[self._send(call, self._fd, view[: self._most_bytes]) :]
-        finally:
-            self._end()
+                    view = view[self._send(call, view) :]
 
     def flush(self, call: BlockingCall) -> None:
         """Write the bytes in the file object's buffer; raises as ``write`` does."""
-        self._begin(call)
-        try:
+        with self._using(call):
             if self._fd is None:
                 self._file.flush()
             else:
                 self._flush_theirs(call, self._fd)
-        finally:
-            self._end()
 
-    def _send(self, call: BlockingCall, fd: int, data: memoryview) -> int:
-        call.wait_writable(fd)
+    def _send(self, call: BlockingCall, data: memoryview) -> int:
+        if self._fd is None:
+            call.check()
+            return written_by_object(self._file, data)
+        call.wait_writable(self._fd)
         try:
             if self._socket is not None:
-                return self._socket.send(data, socket.MSG_DONTWAIT)
-            return os.write(fd, data)
+                return self._socket.send(data[: self._most_bytes], socket.MSG_DONTWAIT)
+            return os.write(self._fd, data[: self._most_bytes])
         except BlockingIOError:  # another writer has filled the pipe
             return 0
-
-    def _write_to_object(self, call: BlockingCall, piece: memoryview) -> None:
-        while piece:
-            call.check()
-            piece = piece[written_by_object(self._file, piece) :]
 
     def _flush_theirs(self, call: BlockingCall, fd: int) -> None:
         """First send the bytes that the caller has written to the file object's buffer."""
@@ -184,18 +173,21 @@ class _Target:
             finally:
                 os.set_blocking(theirs, waits)
 
-    def _begin(self, call: BlockingCall) -> None:
+    @contextmanager
+    def _using(self, call: BlockingCall) -> Iterator[None]:
+        """Keep the descriptor open meanwhile."""
         call.check()
         with self._lock:
-            if self._closed:
-                raise CancelledError
-            self._in_use = True
-
-    def _end(self) -> None:
-        with self._lock:
-            self._in_use = False
-            if self._closed:
-                self._close_descriptor()
+            self._in_use = not self._closed
+        if not self._in_use:
+            raise CancelledError
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_use = False
+                if self._closed:
+                    self._close_descriptor()
 
     def close(self) -> None:
         """

@@ -200,7 +200,6 @@ class Download:
     def _await_job(self, running: Deferred[SegmentResult] | Deferred[Rechecked]) -> None:
         done = running.addCallback(self._results.append)
         self._jobs.add(done)
-        done.addErrback(self._note_bug)
         done.addBoth(self._job_done, done)
 
     def _end_race(self, job: SegmentJob) -> None:
@@ -210,11 +209,9 @@ class Download:
             if reader.share_number not in numbers:
                 self._readers.close(reader)
 
-    def _note_bug(self, failure: Failure) -> None:
-        if not failure.check(CancelledError):
-            self._bug = failure
-
-    def _job_done(self, _result: None, done: Deferred[None]) -> None:
+    def _job_done(self, result: Failure | None, done: Deferred[None]) -> None:
+        if isinstance(result, Failure) and not result.check(CancelledError):
+            self._bug = result
         self._jobs.discard(done)
         self._changed.fire()
 
@@ -227,7 +224,7 @@ class Download:
         for result in results:
             pieces = self._finish(result)
             if pieces:
-                self._policy.segment_finished(self._clock.seconds())
+                self._policy.timeouts.segment_finished(self._clock.seconds())
                 self._sink.write(pieces)
                 if self._resuming is None or not self._resuming.is_checking:
                     done = self._decoder.delivered_bytes - self._sink.pending_bytes
@@ -263,11 +260,12 @@ class Download:
         """Add a share if some servers delay the others; give up silent servers."""
         now, policy = self._clock.seconds(), self._policy
         if not self._sink.ready or self._jobs:
-            policy.reader_paused(now)
+            policy.timeouts.reader_paused(now)
             return
         readers = list(self._readers.open.values())
         if policy.looks_for_laggards(now, readers):
             for reader in readers:
-                reader.start_period()
-        if policy.is_silence_over(now):
-            self._readers.give_up_silent(self._settings.silence_s, policy.last_activity)
+                reader.period_bytes = 0
+        if policy.timeouts.is_silence_over(now):
+            last_activity = policy.timeouts.last_activity
+            self._readers.give_up_silent(self._settings.silence_s, last_activity)

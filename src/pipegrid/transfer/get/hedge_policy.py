@@ -217,6 +217,7 @@ class ReadPolicy:
         extra_shares: number of shares beyond k that are read while the race is open.
         ahead_bytes: limit of bytes to hold of each share before its server is paused.
         race: which shares are read, and for which segments.
+        timeouts: when servers lag or are silent.
     """
 
     def __init__(
@@ -247,7 +248,7 @@ class ReadPolicy:
         self.race = HedgedRead(now, line.time_s(length) / BURSTS if narrow else 0.0)
         # A server that takes long because the link is narrow does not lag.
         hedge_s = max(settings.hedge_s, 2 * line.time_s(geometry.segment_bytes))
-        self._patience = ReadTimeouts(hedge_s, settings.silence_s, now)
+        self.timeouts = ReadTimeouts(hedge_s, settings.silence_s, now)
         self._hedged = False
         self._misplaced = False
         self._seen_bytes = 0
@@ -284,7 +285,7 @@ class ReadPolicy:
 
     def answered(self, now: float, elapsed_s: float | None) -> None:
         """Record that a server has responded with its list of shares, or has failed (None)."""
-        self._patience.something_came(now)
+        self.timeouts.something_came(now)
         if elapsed_s is not None:
             self._line.note_response(elapsed_s)
 
@@ -295,7 +296,7 @@ class ReadPolicy:
         if seen_bytes > self._seen_bytes:
             self._note_rate(now, seen_bytes)
         self._seen_bytes = seen_bytes
-        self._patience.something_came(now)
+        self.timeouts.something_came(now)
 
     def _note_rate(self, now: float, seen_bytes: int) -> None:
         """Record the transfer rate since the first bytes, once enough bytes have arrived."""
@@ -306,18 +307,6 @@ class ReadPolicy:
         if seen_bytes - first_bytes >= self._sample_bytes:
             self._line.note_bytes(seen_bytes - first_bytes, now - first_s)
             self._first_seen = (seen_bytes, now)
-
-    def left(self, now: float) -> None:
-        """Record that a share is no longer read; a share that replaces it gets the full time limit."""
-        self._patience.something_came(now)
-
-    def segment_finished(self, now: float) -> None:
-        """Record that a segment was finished at ``now``; see ``ReadTimeouts``."""
-        self._patience.segment_finished(now)
-
-    def reader_paused(self, now: float) -> None:
-        """Restart the time limits, since the reader of the plaintext delays the servers."""
-        self._patience.reader_paused(now)
 
     # Moves.
 
@@ -369,7 +358,7 @@ class ReadPolicy:
 
     def wait_s(self, now: float) -> float:
         """Return how long to wait for the next event, in seconds."""
-        wait_s = self._patience.wait_s(now)
+        wait_s = self.timeouts.wait_s(now)
         due = self.race.due
         return wait_s if due is None else min(wait_s, max(0.0, due - now))
 
@@ -379,25 +368,14 @@ class ReadPolicy:
 
         Returns whether it was time: then a new period begins for all.
         """
-        if not self._patience.is_hedge_due(now):
+        if not self.timeouts.is_hedge_due(now):
             return False
         if self._some_lag(shares):
             self.extra_shares = self.extra_shares + 1 if self.race.open else 1
             self.race.reopen()
             self._hedged = True
-            self._patience.hedged()
+            self.timeouts.hedged()
         return True
-
-    def is_silence_over(self, now: float) -> bool:
-        """
-        Return whether to give up servers with outstanding requests; the others get another full period.
-        """
-        return self._patience.is_silence_over(now)
-
-    @property
-    def last_activity(self) -> float:
-        """When the last bytes arrived; not changed by ``is_silence_over``."""
-        return self._patience.last_activity
 
     def _some_lag(self, shares: Sequence[Reader]) -> bool:
         """

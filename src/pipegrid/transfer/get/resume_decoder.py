@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import attrs
-
 from pipegrid.core.caps import ChkCap, ChkVerifierCap
 from pipegrid.core.decoder import Decoder
 from pipegrid.core.encoding_parameters import Geometry
@@ -47,8 +45,7 @@ class Rechecked(NamedTuple):
     probe: bool
 
 
-@attrs.define(eq=False, repr=False)
-class Recheck:
+class Recheck(NamedTuple):
     """
     The check of one segment that may be in the part file; it runs in any thread and holds one chunk in
     memory.
@@ -68,6 +65,9 @@ class Recheck:
     length: int
     crypttext_hash: bytes
     read: ReadHere
+
+    def __repr__(self) -> str:  # the key is secret
+        return f"<Recheck of segment {self.segment}>"
 
     def run(self) -> Rechecked:
         """Check the segment; a segment that cannot be read counts as missing."""
@@ -348,10 +348,6 @@ class PresentSegments:
         runs = self._unchecked.overlap(first, end)
         return sum(b - a for a, b in runs) * self._geometry.segment_bytes
 
-    def is_unchecked(self, segment: int) -> bool:
-        """Return whether a segment may be present and was not checked yet."""
-        return self._unchecked.contains(segment, segment + 1)
-
     def checked(self, segment: int, good: bool) -> bool:
         """
         Record the result of checking a segment.
@@ -359,7 +355,7 @@ class PresentSegments:
         Returns:
             Whether all segments that were thought to be present have just been dropped.
         """
-        was_unchecked = self.is_unchecked(segment)
+        was_unchecked = self._unchecked.contains(segment, segment + 1)
         self._unchecked.remove(segment, segment + 1)
         if segment in self._probes:
             self._probes.remove(segment)

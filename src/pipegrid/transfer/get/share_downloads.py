@@ -36,27 +36,26 @@ STREAM_BYTES = 1 << 18
 """Longer spans are streamed: their bytes can be used, and the server paused, while they arrive."""
 
 
-class Arrivals:
+TakeBytes = Callable[[bytes], bytes]
+"""Reports the bytes that have arrived, and returns them."""
+
+
+def report_arrivals(traffic: Traffic, clock: IReactorTime, server: ServerIdentity) -> TakeBytes:
     """
-    Reports what arrives for one request: the first bytes since the request, and any others at their moment.
+    Return what reports the bytes of one request: the first ones since the request, and any others at their
+    moment.
     """
+    asked_s: float | None = clock.seconds()
 
-    __slots__ = ("_asked_s", "_clock", "_server", "_traffic")
-
-    def __init__(self, traffic: Traffic, clock: IReactorTime, server: ServerIdentity) -> None:
-        self._traffic = traffic
-        self._clock = clock
-        self._server = server
-        self._asked_s: float | None = clock.seconds()
-
-    def take(self, data: bytes) -> bytes:
-        """Report these bytes, and return them."""
+    def take(data: bytes) -> bytes:
+        nonlocal asked_s
         if data:
-            now_s = self._clock.seconds()
-            began_s, self._asked_s = self._asked_s, None
-            began_s = now_s if began_s is None else began_s
-            self._traffic(self._server, began_s, now_s, len(data))
+            now_s = clock.seconds()
+            began_s, asked_s = asked_s, None
+            traffic(server, now_s if began_s is None else began_s, now_s, len(data))
         return data
+
+    return take
 
 
 class ShareDownload:
@@ -71,7 +70,7 @@ class ShareDownload:
         state: ``open``, then ``missing`` (the server has no such share), ``failed`` (the server cannot be
             used) or ``closed``.
         received_bytes: bytes of the share received so far.
-        period_bytes: bytes of the share received since ``start_period``.
+        period_bytes: bytes of the share received since the last check for servers that lag.
         error: why the share is missing or has failed.
         bug: an exception that is no server error; the download raises it again.
         watch: makes what reports the arrivals of the next request; None: they are not reported, and cost
@@ -92,7 +91,7 @@ class ShareDownload:
         self.state = "open"
         self.error: ServerError | None = None
         self.bug: Failure | None = None
-        self.watch: Callable[[], Arrivals] | None = None
+        self.watch: Callable[[], TakeBytes] | None = None
         self.received_bytes = 0
         self.period_bytes = 0
         self._decoder = decoder
@@ -116,9 +115,6 @@ class ShareDownload:
         held_back = sum(stream.paused for stream in self._streams)
         return held_back > 0 and held_back == len(self._calls)
 
-    def start_period(self) -> None:
-        self.period_bytes = 0
-
     def ask(self, spans: list[Span]) -> None:
         """Request these spans from the server, all at the same time."""
         for span in spans:
@@ -134,7 +130,7 @@ class ShareDownload:
             self._storage_index, self.share_number, span.offset, span.length
         )
         if self.watch is not None:
-            call.addCallback(self.watch().take)
+            call.addCallback(self.watch())
         self._track(call.addCallback(self._got_all, span))
 
     def _got_all(self, data: bytes, span: Span) -> None:
@@ -252,12 +248,12 @@ class _SpanConsumer(StreamConsumer):
 class _WatchedConsumer(_SpanConsumer):
     """Reports a stream's bytes as well."""
 
-    def __init__(self, reader: ShareDownload, span: Span, arrivals: Arrivals) -> None:
+    def __init__(self, reader: ShareDownload, span: Span, take: TakeBytes) -> None:
         super().__init__(reader, span)
-        self._arrivals = arrivals
+        self._take = take
 
     def write(self, data: bytes) -> None:
-        super().write(self._arrivals.take(data))
+        super().write(self._take(data))
 
 
 # The shares that a download reads: from which servers, where to find other copies, and which copies are
@@ -317,9 +313,9 @@ class ShareReaders:
     ) -> None:
         self.open: dict[int, ShareDownload] = {}
         self.homes: dict[int, Peer] = {}
-        cap, holders, avoid = request.cap, request.holders, request.avoid
+        cap, holders = request.cap, request.holders
         self._clock = means.clock
-        self._traffic = request.traffic
+        self._request = request
         self._cap = cap
         self._storage_index = cap.storage_index
         self._decoder = decoder
@@ -327,14 +323,12 @@ class ShareReaders:
         self._changed = changed
         self._ring = ring(self._storage_index, means.peers)
         self._search: ShareSearch[Peer] = ShareSearch(self._ring if holders is None else [])
-        self._knows_holders = holders is not None
         for number, peers_with_it in (holders or {}).items():
             for peer in peers_with_it:
                 self._search.answered(peer, [number])
         self._fit = CapCheck(cap)
         self._held_advice: list[tuple[CorruptionError, int, Peer]] = []
-        self._avoid = avoid
-        for number, peer in avoid:
+        for number, peer in request.avoid:
             self._search.exclude(number, peer)
         self._questions: dict[Deferred[frozenset[int]], Peer] = {}
         self._answers: list[tuple[Peer, frozenset[int] | Failure]] = []
@@ -357,19 +351,19 @@ class ShareReaders:
             extra_shares: number of shares beyond k.
             needs_lists: whether to ask those servers for their lists of shares, too.
         """
-        if self._knows_holders:
+        if self._request.holders is not None:
             self.recruit(extra_shares)
             return
         racers = min(self._cap.required_shares + extra_shares, self._cap.total_shares)
         for number, peer in enumerate(self._ring[:racers]):
             if needs_lists:
                 self._question(peer)
-            if (number, peer) not in self._avoid:
+            if (number, peer) not in self._request.avoid:
                 self._add(number, peer)
                 self._guessed.add(number)
 
     def _question(self, peer: Peer) -> None:
-        self._search.asked(peer)
+        self._search.batches.asked(peer)
         question = peer.server.list_shares(self._storage_index)
         self._questions[question] = peer
         question.addBoth(self._question_answered, question, peer, self._clock.seconds())
@@ -418,8 +412,8 @@ class ShareReaders:
             self._policy.ahead_bytes,
             self._changed,
         )
-        if self._traffic is not None:
-            reader.watch = partial(Arrivals, self._traffic, self._clock, peer.identity)
+        if (traffic := self._request.traffic) is not None:
+            reader.watch = partial(report_arrivals, traffic, self._clock, peer.identity)
 
     def close(self, reader: ShareDownload) -> None:
         """Stop reading this share; bytes that have arrived remain in use."""
@@ -435,7 +429,8 @@ class ShareReaders:
         for reader in list(self.open.values()):
             if reader.state == "open":
                 continue
-            self._policy.left(self._clock.seconds())
+            # the share that replaces it gets the full time limit
+            self._policy.timeouts.something_came(self._clock.seconds())
             if reader.bug is not None:
                 reader.bug.raiseException()
             if reader.state == "missing":
@@ -506,11 +501,11 @@ class ShareReaders:
             if found is None and self._lacking and self._give_up_impaired():
                 continue
             if found is None:
-                for peer in self._search.ask_next():
+                for peer in self._search.batches.next():
                     self._question(peer)
                 break
             self._add(*found)
-        if self._search.exhausted and self._lacking:
+        if self._search.batches.exhausted and self._lacking:
             self._last_resort()
 
     def _give_up_impaired(self) -> bool:

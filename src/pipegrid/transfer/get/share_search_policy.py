@@ -85,11 +85,6 @@ class QueryBatches(Generic[T]):
         return self._few_will_do and bool(self._ended and self._asked)
 
     @property
-    def waiting(self) -> bool:
-        """Whether a response is outstanding."""
-        return bool(self._asked)
-
-    @property
     def all_asked(self) -> bool:
         """Whether every server was queried."""
         return not self._unasked
@@ -124,23 +119,22 @@ class ShareSearch(Generic[T]):
 
     Args:
         ring: servers in the file's permuted order; no server twice.
+
+    Attributes:
+        batches: which servers are asked for their lists of shares.
     """
 
     def __init__(self, ring: Sequence[T]) -> None:
-        self._batches = QueryBatches(ring)
+        self.batches = QueryBatches(ring)
         self._holders: dict[int, list[T]] = {}
         self._excluded: set[tuple[int, T]] = set()
         self._gone: set[T] = set()
 
     # Facts.
 
-    def asked(self, server: T) -> None:
-        """Record that the server was asked for its list of shares."""
-        self._batches.asked(server)
-
     def answered(self, server: T, share_numbers: Iterable[int]) -> None:
         """Record that the server has these shares."""
-        self._batches.ended(server)
+        self.batches.ended(server)
         for number in sorted(share_numbers):
             holders = self._holders.setdefault(number, [])
             if server not in holders:
@@ -148,7 +142,7 @@ class ShareSearch(Generic[T]):
 
     def failed(self, server: T) -> None:
         """Record that the server cannot be used."""
-        self._batches.ended(server)
+        self.batches.ended(server)
         self._gone.add(server)
 
     def exclude(self, share_number: int, server: T) -> None:
@@ -158,23 +152,9 @@ class ShareSearch(Generic[T]):
     # Decisions.
 
     @property
-    def waiting(self) -> bool:
-        """Whether a response is outstanding."""
-        return self._batches.waiting
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether every server was queried and has responded or failed."""
-        return self._batches.exhausted
-
-    @property
     def has_found_any(self) -> bool:
         """Whether some server has listed a share."""
         return bool(self._holders)
-
-    def ask_next(self) -> list[T]:
-        """Return the servers to query now; the caller calls ``asked`` for each."""
-        return self._batches.next()
 
     def holders(self, share_number: int) -> list[T]:
         """Return the usable servers that have the share, in the order of their responses."""

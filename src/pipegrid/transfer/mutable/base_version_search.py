@@ -18,7 +18,6 @@ from pipegrid.transfer.mutable.publish import PublishOutcome, check_quorum
 from pipegrid.transfer.mutable.retrieve import read_whole
 from pipegrid.transfer.mutable.servermap import (
     HEAD_BYTES,
-    Hints,
     ServerMap,
     ServermapUpdate,
     is_settled,
@@ -217,9 +216,7 @@ class BaseSearch:
         self._known = known
         self._usual = usual
         self._wait = wait
-        self._replaces = how.replaces
-        self._always = how.always
-        self._merge = how.merge
+        self._how = how
         self._asked_again = False
         self._looks: dict[Version, int] = {}
         self._failed: set[Version] = set()
@@ -250,19 +247,15 @@ class BaseSearch:
         """Return the cached base, if it suffices to write at once."""
         known = self._known
         self._open_remembered_key()
-        if self._always or known.version is None or known.signing_key is None:
+        if self._how.always or known.version is None or known.signing_key is None:
             return None
-        if known.content is None and not self._replaces:
+        if known.content is None and not self._how.replaces:
             return None
         if known.version.sequence_number < known.sequence_number or known.is_uncertain:
             return None
         head = known.version.signed_prefix[:HEAD_BYTES]
-        by_id = {peer.identity.server_id: peer for peer in self._slot.peers}
-        heads = {
-            by_id[server]: dict.fromkeys(numbers, head)
-            for server, numbers in known.copies.items()
-            if server in by_id
-        }
+        held = known.holders(self._slot.peers)
+        heads = {peer: dict.fromkeys(numbers, head) for peer, numbers in held.items()}
         if not heads:
             return None
         self.book.trust(known.version)
@@ -278,14 +271,6 @@ class BaseSearch:
         if known.signing_key is not None and self.book.signing_key is None:
             self.book = VerifiedVersions(self._slot.cap, signing_key=known.signing_key)
 
-    def _hints(self) -> Hints:
-        by_id = {peer.identity.server_id: peer for peer in self._slot.peers}
-        return {
-            by_id[server]: frozenset(numbers)
-            for server, numbers in self._known.copies.items()
-            if server in by_id
-        }
-
     async def look(self, everyone: bool) -> Base:
         """Query servers until the base is clear."""
         while True:
@@ -293,7 +278,7 @@ class BaseSearch:
                 self._slot,
                 self.book,
                 self._slot.settings.write_read_bytes,
-                self._hints(),
+                self._known.holders(self._slot.peers),
                 self._usual,
                 opens_key=True,
                 spoilt=self._spoilt,
@@ -333,8 +318,6 @@ class BaseSearch:
             base = self._base_in_memory(found, choice)
             if base is not None:
                 return base
-            if not unfinished:
-                raise nothing_to_change(found, self._usual[0])
         if unfinished:
             newest = unfinished[0]
             self._looks[newest] = self._looks.get(newest, 0) + 1
@@ -347,18 +330,18 @@ class BaseSearch:
         self._check_rollback(choice.best)
         heads = [choice.best, *choice.rivals]
         version = choice.best
-        if not self._replaces:
+        if not self._how.replaces:
             version = next((v for v in heads if v not in self.own), version)
-        wanted = heads if self._merge is not None else [version]
+        wanted = heads if self._how.merge is not None else [version]
         opening: Deferred[Any] = Deferred.fromCoroutine(self._open_key(found, version))
         reading: list[Deferred[Any]] = [
             Deferred.fromCoroutine(self._content(found, each)) for each in wanted
         ]
         self._known.signing_key, *contents = await gather([opening, *reading])
         content = contents[0]
-        if len(contents) > 1 and self._merge is not None:
+        if len(contents) > 1 and self._how.merge is not None:
             self.dirty = True
-            content = self._merge(contents)
+            content = self._how.merge(contents)
         if len(heads) > 1 or unfinished:
             self.dirty = True
         own = len(contents) == 1 and self.own.get(version) is not None
@@ -384,7 +367,7 @@ class BaseSearch:
         own = self.own.get(version)
         if own is not None:
             return own
-        if self._replaces and not self._always:
+        if self._how.replaces and not self._how.always:
             return None
         known = self._known
         if known.version == version and known.content is not None:
@@ -392,7 +375,7 @@ class BaseSearch:
         check_size(self._slot, version.size)
         # Only a repair may go back to an older version than one that turns out to be damaged.
         return await read_whole(
-            self._slot, found, version, self._spoilt.update if self._always else None
+            self._slot, found, version, self._spoilt.update if self._how.always else None
         )
 
     def _base_in_memory(self, found: ServerMap, choice: Choice) -> Base | None:
@@ -404,7 +387,7 @@ class BaseSearch:
         would have shares of it, too.
         """
         last = self.last
-        if last is None or (last.content is None and not self._replaces):
+        if last is None or (last.content is None and not self._how.replaces):
             return None
         if found.failed and len(found.failed) >= last.version.required_shares:
             return None
@@ -420,7 +403,7 @@ class BaseSearch:
         )
 
     def _check_rollback(self, best: Version) -> None:
-        if self._always or self._replaces:
+        if self._how.always or self._how.replaces:
             return  # the new version will be above everything that was seen
         if best.sequence_number < self._known.sequence_number:
             raise rollback(best, self._known)
@@ -451,10 +434,8 @@ class BaseSearch:
         found = ServerMap(self.book)
         for peer, seen in outcome.seen.items():
             found.heard(peer, seen, REFUSAL_BYTES)
-        for peer, error in outcome.failed.items():
-            found.failed_to_respond(peer, error)
-        wanted = quorum(self._slot, self._usual[1])
-        if not is_settled(found, wanted, self._known.newest):
+        found.failed.update(outcome.failed)
+        if not is_settled(found, quorum(self._slot, self._usual[1]), self._known.newest):
             return None
         if not is_whole(found, len(self._slot.peers)):
             return None  # servers that were not written may have copies, too

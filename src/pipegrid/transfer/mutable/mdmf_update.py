@@ -35,7 +35,6 @@ from pipegrid.transfer.mutable.publish import (
     ExpectedHeads,
     Publish,
     WriteResult,
-    check_happy,
     write_result,
 )
 from pipegrid.transfer.mutable.servermap import Copy, ServerMap, ServermapUpdate
@@ -183,19 +182,18 @@ class Update:
             return {}
         if version.sequence_number < known.sequence_number:
             return {}
-        geometry = version.geometry
-        sections = new_sections(geometry, len(key.public_der), len(key.encrypted))
+        sections = new_sections(version.geometry, len(key.public_der), len(key.encrypted))
         header = Header(version, sections).pack()
-        by_id = {peer.identity.server_id: peer for peer in self._slot.peers}
+        held = known.holders(self._slot.peers)
+        if len(held) < len(known.copies):
+            return {}  # a copy that is not written would keep the old version
         copies: dict[int, Copy] = {}
         self._spare = []
-        for server, numbers in known.copies.items():
-            if server not in by_id:
-                return {}  # a copy that is not written would keep the old version
+        for peer, numbers in held.items():
             for number in numbers:
                 share = MutableShare(number)
                 share.put(0, header)
-                copy = Copy(by_id[server], number, header, share, version)
+                copy = Copy(peer, number, header, share, version)
                 if copies.setdefault(number, copy) is not copy:
                     self._spare.append(copy)
         return copies if len(copies) == version.total_shares else {}
@@ -237,8 +235,7 @@ class Update:
 
     async def _read(self, update: RangeUpdate, copies: dict[int, Copy]) -> bool:
         """Read the bytes that the update needs; return False if some cannot be read."""
-        k = update.version.required_shares
-        with_blocks = set(sorted(copies)[:k])
+        with_blocks = set(sorted(copies)[: update.version.required_shares])
         while not update.is_ready:
             wanted = [
                 (copies[number], span)
@@ -302,5 +299,4 @@ class Update:
             self._known.contended_s = self._slot.clock.seconds()
             return None
         remember(self._files, self._slot, encoded, None, outcome, heads)
-        check_happy(self._slot, encoded.version, outcome)
         return write_result(self._slot, encoded.version, outcome, len(self.tried))

@@ -28,7 +28,6 @@ from pipegrid.transfer.mutable.publish import (
     Publish,
     PublishOutcome,
     WriteResult,
-    check_happy,
     write_result,
 )
 from pipegrid.transfer.mutable.servermap import place
@@ -155,10 +154,7 @@ class Modification:
         self._known = files.of(slot.storage_index)
         self._edit = edit
         self._random = random
-        self._replaces = how.replaces
-        self._always = how.always
-        self._redo = how.redo
-        self._is_uncertain = how.is_uncertain
+        self._how = how
         self._met_s: float | None = None
         self._wait_s = 0.0
         # Of each write that may be stored: the content that it was made from, and the new content.
@@ -180,7 +176,7 @@ class Modification:
             Exception: any exception of the edit; then nothing is written.
         """
         # A repair must find every old share.
-        base = self._search.remembered() or await self._search.look(everyone=self._always)
+        base = self._search.remembered() or await self._search.look(everyone=self._how.always)
         while True:
             try:
                 content = self._apply(base)
@@ -188,7 +184,7 @@ class Modification:
                 if not base.is_warm:
                     raise
                 content = None
-            if base.is_warm and (content is None or self._is_uncertain()):
+            if base.is_warm and (content is None or self._how.is_uncertain()):
                 # The edit fails or changes nothing, so no write would test whether the cached version is
                 # current.
                 base = await self._search.look(everyone=False)
@@ -197,7 +193,8 @@ class Modification:
                 return self._unchanged(base)
             outcome, encoded = await self._publish(base, content)
             if outcome.is_clean:
-                return self._done(encoded, content, outcome, base)
+                remember(self._files, self._slot, encoded, content, outcome, base.heads)
+                return write_result(self._slot, encoded.version, outcome, self.attempts)
             self._search.contrary.refused(outcome, base.version)
             self._search.last_seen.written(
                 outcome, encoded.version, base.version, self._search.begun
@@ -236,7 +233,7 @@ class Modification:
     def _apply(self, base: Base) -> bytes | None:
         """Return the new content, or None if there is nothing to write."""
         old = base.content
-        if self._replaces:
+        if self._how.replaces:
             content = self._edit(b"" if old is None else old)
         elif base.is_own:
             assert old is not None
@@ -254,7 +251,7 @@ class Modification:
         """Record a version that may be stored, and so may be found by the next query."""
         self.unsure += 1
         self._search.perhaps_stored(tried, content)
-        if self._redo is not None and base.content is not None and not base.is_own:
+        if self._how.redo is not None and base.content is not None and not base.is_own:
             self._tries.append((base.content, content))
 
     def _made_before(self, current: bytes) -> bytes | None:
@@ -262,9 +259,9 @@ class Modification:
         Return the current content if it contains the edit from an earlier attempt, perhaps with later
         changes.
         """
-        if self._redo is None:
+        if self._how.redo is None:
             return None
-        found = (self._redo(*each, current) for each in reversed(self._tries))
+        found = (self._how.redo(*each, current) for each in reversed(self._tries))
         return next((each for each in found if each is not None), None)
 
     def _unchanged(self, base: Base) -> WriteResult:
@@ -292,7 +289,7 @@ class Modification:
         left_out = self._search.contrary.left_out
         unusable = {*self._slot.wrong_enabler, *left_out}
         places: ExpectedHeads = place(
-            geometry.total_shares, base.heads, self._slot.peers, unusable, widely=self._always
+            geometry.total_shares, base.heads, self._slot.peers, unusable, widely=self._how.always
         )
         self.attempts += 1
         self._search.book.trust(encoded.version)
@@ -302,14 +299,6 @@ class Modification:
         )
         publication.outcome.failed.update(left_out)
         return await publication.run(leader(self._slot, self._known, places)), encoded
-
-    def _done(
-        self, encoded: EncodedVersion, content: bytes, outcome: PublishOutcome, base: Base
-    ) -> WriteResult:
-        version = encoded.version
-        remember(self._files, self._slot, encoded, content, outcome, base.heads)
-        check_happy(self._slot, version, outcome)
-        return write_result(self._slot, version, outcome, self.attempts)
 
     # Conflicts with other writers.
 
@@ -335,7 +324,7 @@ class Modification:
         Raise UncoordinatedWriteError if this change replaces the content, and another client's write has
         won.
         """
-        if not self._replaces or self._always:
+        if not self._how.replaces or self._how.always:
             return
         if base.version in self._search.begun:
             return

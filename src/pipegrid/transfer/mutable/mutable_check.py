@@ -168,13 +168,15 @@ class MutableCheck:
             problems = []
         except ServerError as error:
             what = f"share {copy.number} cannot be read: {error}"
-            problems = [CorruptionError(what, copy.number, None, copy.peer.name)]
+            problems = [CorruptionError(what, copy.number)]
         else:
             if not problems:
                 return
             if await self._slot.has_changed(copy.peer, copy.number, version):
                 self._changed = True
                 problems = []
+        for problem in problems:
+            problem.server = copy.peer.name
         self._corrupt += problems
         self._bad.add((copy.peer.identity.server_id, copy.number))
 
@@ -207,8 +209,8 @@ class MutableCheck:
             reader.prove_share(copy.number)
             await self._verify_keys(copy, version)
         except CorruptionError as error:
-            return [_of(copy, each) for each in (*reader.corrupt, error)]
-        return [_of(copy, error) for error in reader.corrupt]
+            return [*reader.corrupt, error]
+        return reader.corrupt
 
     async def _verify_keys(self, copy: Copy, version: Version) -> None:
         """
@@ -329,8 +331,7 @@ class MutableCheck:
 
 def _remarks(choice: Choice) -> list[str]:
     """Return remarks on versions other than the best, which the counts of shares do not express."""
-    best = choice.best
-    if best is None or len(choice.shares) == 1:
+    if choice.best is None or len(choice.shares) == 1:
         return []
     if choice.newer_unrecoverable:
         return [_NEWER]
@@ -368,21 +369,9 @@ def check_repairable(result: MutableCheckResult, known: CachedVersion) -> None:
     """
     if result.seen and result.version is not None:
         raise rollback(result.version, known)
-    if result.newer_unrecoverable:
-        raise UncoordinatedWriteError(
-            _NEWER,
-            result.other_versions[0][0],
-        )
-    if result.rivals:
-        raise UncoordinatedWriteError(
-            _RIVALS,
-            result.other_versions[0][0],
-        )
-
-
-def _of(copy: Copy, error: CorruptionError) -> CorruptionError:
-    error.server = copy.peer.name
-    return error
+    if result.newer_unrecoverable or result.rivals:
+        why = _NEWER if result.newer_unrecoverable else _RIVALS
+        raise UncoordinatedWriteError(why, result.other_versions[0][0])
 
 
 def repaired(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
-from typing import Any
+from typing import TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred, fail
@@ -44,18 +44,19 @@ from pipegrid.transfer.mutable.publish import (
     CreateResult,
     Publish,
     WriteResult,
-    check_happy,
     write_result,
 )
 from pipegrid.transfer.mutable.retrieve import Retrieve
-from pipegrid.transfer.mutable.servermap import Hints, ServerMap, ServermapUpdate, Spoilt, place
-from pipegrid.transfer.mutable.slot_client import Slot, open_slot
+from pipegrid.transfer.mutable.servermap import ServerMap, ServermapUpdate, Spoilt, place
+from pipegrid.transfer.mutable.slot_client import Slot
 from pipegrid.transfer.mutable.version_cache import VersionCache, remember, remember_read
 from pipegrid.transfer.mutable.write_queue import Merge, WriteQueues
 from pipegrid.transfer.peers import TransferContext
 from pipegrid.transfer.results import RenewResult, RepairResult
 from pipegrid.transfer.server_space import Capacity
 from pipegrid.transfer.settings import MutableSettings
+
+T = TypeVar("T")
 
 # Key pairs of new files, generated in worker threads, and in advance if several are needed.
 #
@@ -216,8 +217,6 @@ class MutableFiles:
         self.keys = SigningKeys(means.workers)
         self.known = known
         self._means = means
-        self._clock = means.clock
-        self._workers = means.workers
         self._usual = usual
         self._settings = settings
         self._random = random or Random().random
@@ -226,7 +225,7 @@ class MutableFiles:
 
     def slot(self, cap: MutableCap) -> Slot:
         """Return the file's slot on the current servers."""
-        return open_slot(self._means, cap, self._settings)
+        return Slot(self._means, cap, self._settings)
 
     # Creating.
 
@@ -250,7 +249,10 @@ class MutableFiles:
             UncoordinatedWriteError: a file with this private key exists.
             UsageError: the content is too long to be written whole, or ``private_key`` is no such key.
         """
-        key = await self._key_of_new(private_key)
+        if private_key is None:
+            key = await self.keys.take()
+        else:
+            key = await self._means.workers.run(keys.import_signing_key, private_key)
         if callable(content):
             content = content(key.writekey)
         if len(content) > self._settings.max_content_bytes:
@@ -263,7 +265,7 @@ class MutableFiles:
         cap = key.cap(format)
         slot = self.slot(cap)
         salts = [os.urandom(SALT_BYTES) for _ in range(geometry.num_salts)]
-        encoded = await self._workers.run_if_large(
+        encoded = await self._means.workers.run_if_large(
             6 * len(content), encode, content, geometry, FIRST_SEQUENCE_NUMBER, key, salts
         )
         places = place(n, {}, slot.peers, set())
@@ -273,15 +275,9 @@ class MutableFiles:
             raise UncoordinatedWriteError(
                 "a mutable file with this private key exists already; give another key"
             )
-        check_happy(slot, encoded.version, outcome)
         self.known.of(cap.storage_index).signing_key = key
         remember(self.known, slot, encoded, content, outcome, {})
         return CreateResult(cap, write_result(slot, encoded.version, outcome, 1))
-
-    async def _key_of_new(self, private_key: bytes | None) -> SigningKey:
-        if private_key is None:
-            return await self.keys.take()
-        return await self._workers.run(keys.import_signing_key, private_key)
 
     # Reading.
 
@@ -297,13 +293,8 @@ class MutableFiles:
             raise CapError("this is a verifier cap: it checks a file's shares but cannot read it")
         slot = self.slot(cap)
         known = self.known.of(slot.storage_index)
-        hints: Hints = {}
-        by_id = {peer.identity.server_id: peer for peer in slot.peers}
-        for server, numbers in known.copies.items():
-            if server in by_id:
-                hints[by_id[server]] = frozenset(numbers)
         book = VerifiedVersions(cap, signing_key=known.signing_key)
-        read_bytes = self._settings.read_bytes
+        read_bytes, hints = self._settings.read_bytes, known.holders(slot.peers)
         survey = ServermapUpdate(slot, book, read_bytes, hints, self._usual, spoilt=spoilt)
         found = await survey.for_reader(known.newest)
         best = found.choice().best
@@ -391,7 +382,8 @@ class MutableFiles:
     async def look_ahead(self, cap: MutableCap) -> None:
         """Query what the next change needs; see ``Modification.look_ahead``."""
         await self._in_turn(
-            cap, lambda slot: self._modification(slot, lambda old: old).look_ahead()
+            cap,
+            lambda slot: self._modification(slot, lambda old: old, ModifyOptions()).look_ahead(),
         )
 
     async def overwrite(self, cap: MutableCap, content: bytes) -> WriteResult:
@@ -402,10 +394,10 @@ class MutableFiles:
             UncoordinatedWriteError: another client wrote at the same time, and its version is the current
                 one.
         """
-        result: WriteResult = await self._in_turn(
-            cap, lambda slot: self._modification(slot, lambda _: content, replaces=True).run()
+        how = ModifyOptions(replaces=True)
+        return await self._in_turn(
+            cap, lambda slot: self._modification(slot, lambda _: content, how).run()
         )
-        return result
 
     async def update(self, cap: MutableCap, offset: int, data: bytes) -> WriteResult:
         """
@@ -424,10 +416,9 @@ class MutableFiles:
                     return done
                 tried += update.tried
             edit: ContentEdit = lambda old: splice(old, offset, data)  # noqa: E731
-            return await self._modification(slot, edit, tried=tried).run()
+            return await self._modification(slot, edit, ModifyOptions(tried=tried)).run()
 
-        result: WriteResult = await self._in_turn(cap, change)
-        return result
+        return await self._in_turn(cap, change)
 
     def modify(
         self,
@@ -456,14 +447,13 @@ class MutableFiles:
         self._joined.close()
         self.keys.close()
 
-    def _change(self, cap: MutableCap, edit: ContentEdit, **options: Any) -> Modification:
-        return self._modification(self.slot(cap), edit, **options)
+    def _change(self, cap: MutableCap, edit: ContentEdit, how: ModifyOptions) -> Modification:
+        return self._modification(self.slot(cap), edit, how)
 
-    async def _in_turn(self, cap: MutableCap, write: Callable[[Slot], Any]) -> Any:
+    async def _in_turn(self, cap: MutableCap, write: Callable[[Slot], Awaitable[T]]) -> T:
         return await self._joined.in_turn(cap.storage_index, lambda: write(self.slot(cap)))
 
-    def _modification(self, slot: Slot, edit: ContentEdit, **options: Any) -> Modification:
-        how = ModifyOptions(**options)
+    def _modification(self, slot: Slot, edit: ContentEdit, how: ModifyOptions) -> Modification:
         return Modification(slot, self.known, edit, self._usual, self._random, how)
 
     # Upkeep.
@@ -505,20 +495,22 @@ class MutableFiles:
                 "to repair a mutable file is to write it: use its write cap, or ask for it"
             )
 
-        began_s = self._clock.seconds()
+        began_s = self._means.clock.seconds()
 
         async def write(slot: Slot) -> RepairResult:
             before = await self._checked(slot, cap, verify=True)
             if before.healthy:
-                return RepairResult(cap, before, before, {}, [], [], self._since(began_s))
+                elapsed_s = self._means.clock.seconds() - began_s
+                return RepairResult(cap, before, before, {}, [], [], elapsed_s)
             if before.recoverable and not force:
                 mutable_check.check_repairable(before, self.known.of(slot.storage_index))
             slot.shortfall = None  # the result contains more detail
-            written = await self._modification(slot, lambda old: old, always=True).run()
-            return mutable_check.repaired(cap, before, written, self._since(began_s))
+            how = ModifyOptions(always=True)
+            written = await self._modification(slot, lambda old: old, how).run()
+            elapsed_s = self._means.clock.seconds() - began_s
+            return mutable_check.repaired(cap, before, written, elapsed_s)
 
-        result: RepairResult = await self._in_turn(cap, write)
-        return result
+        return await self._in_turn(cap, write)
 
     async def renew(self, cap: MutableCap) -> RenewResult:
         """Add or renew this client's lease on every share, on all servers."""
@@ -536,9 +528,6 @@ class MutableFiles:
             result.unreachable,
             result.lease_problems,
         )
-
-    def _since(self, began_s: float) -> float:
-        return self._clock.seconds() - began_s
 
 
 def _end_of_range(version: Version, start: int, length: int | None) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import attrs
 
 from pipegrid.core.caps import MutableCap
-from pipegrid.core.encoder import ShareWrite
 from pipegrid.core.hashes import Buffer
 from pipegrid.core.mutable.encoder import EncodedVersion
 from pipegrid.core.mutable.versions import Version
@@ -75,7 +74,7 @@ class PublishOutcome:
     def __init__(
         self,
     ) -> None:
-        self.placed: dict[int, list[Peer]] = {}
+        self.placed: dict[int, set[Peer]] = {}
         self.refused: list[Peer] = []
         self.unclear: list[Peer] = []
         self.surprises: list[Peer] = []
@@ -168,21 +167,12 @@ class Publish:
         """Return whether the outcome is clear without the other responses: success, or a conflict."""
         if not self.outcome.is_clean:
             return True
-        return len(self.outcome.placed) >= self._enough() and self._is_happy()
-
-    def _is_happy(self) -> bool:
-        placed = {number: set(peers) for number, peers in self.outcome.placed.items()}
-        wanted = quorum(self._slot, self._encoded.version.total_shares)
-        return servers_of_happiness(placed) >= wanted
-
-    def _enough(self) -> int:
-        """
-        Return how many shares must be written before stragglers are given up. Then too few are left for
-        another version.
-        """
-        version = self._encoded.version
-        wanted = max(version.required_shares, version.total_shares - version.required_shares + 1)
-        return min(wanted, len(self._encoded.writes))
+        placed, version = self.outcome.placed, self._encoded.version
+        # So many shares that too few are left for another version.
+        enough = max(version.required_shares, version.total_shares - version.required_shares + 1)
+        if len(placed) < min(enough, len(self._encoded.writes)):
+            return False
+        return servers_of_happiness(placed) >= quorum(self._slot, version.total_shares)
 
     def _give_up_stragglers(self) -> None:
         for peer in self._requests.running.values():
@@ -195,22 +185,16 @@ class Publish:
         batch: dict[int, bytes | None] = {}
         size = 0
         for number, head in shares.items():
-            length = sum(write.length for write in self._writes(number))
+            length = sum(write.length for write in self._encoded.writes[number])
             if batch and size + length > MAX_MESSAGE_BYTES:
-                self._send(peer, batch)
+                self._requests.start(self._write(peer, batch), peer)
                 batch, size = {}, 0
             batch[number] = head
             size += length
         if batch:
-            self._send(peer, batch)
+            self._requests.start(self._write(peer, batch), peer)
 
-    def _writes(self, number: int) -> tuple[ShareWrite, ...]:
-        return self._encoded.writes[number]
-
-    def _send(self, peer: Peer, shares: Mapping[int, bytes | None]) -> None:
-        self._requests.start(self._write(peer, dict(shares)), peer)
-
-    async def _write(self, peer: Peer, shares: dict[int, bytes | None]) -> None:
+    async def _write(self, peer: Peer, shares: Mapping[int, bytes | None]) -> None:
         changes = {number: self._change(number, head) for number, head in shares.items()}
         try:
             result = await self._slot.change(peer, changes, self._read_bytes)
@@ -231,7 +215,7 @@ class Publish:
                 self.outcome.unclear.append(peer)
             return
         for number in shares:
-            self.outcome.placed.setdefault(number, []).append(peer)
+            self.outcome.placed.setdefault(number, set()).add(peer)
         if self._is_surprised(peer, shares, seen):
             self.outcome.surprises.append(peer)
 
@@ -253,7 +237,7 @@ class Publish:
     def _change(self, number: int, head: bytes | None) -> ShareChange:
         test = (0, 1, b"") if head is None else (0, max(HEAD_BYTES, len(head)), head)
         writes: list[tuple[int, Buffer]] = []
-        for write in self._writes(number):
+        for write in self._encoded.writes[number]:
             pieces = write.pieces
             if len(pieces) > JOINED_PIECES:
                 pieces = (b"".join(pieces),)
@@ -275,7 +259,7 @@ class Publish:
             )
             if peer is not None:
                 self._places.setdefault(peer, {})[number] = None
-                self._send(peer, {number: None})
+                self._requests.start(self._write(peer, {number: None}), peer)
 
 
 # The result of writing a mutable file.
@@ -315,21 +299,19 @@ def write_result(
         for number, peers in sorted(outcome.placed.items())
     }
     reasons = {peer.name: str(error) for peer, error in outcome.failed.items()}
-    homes = {number: set(peers) for number, peers in outcome.placed.items()}
     takers = [peer for peer in slot.peers if peer.takes_uploads]
     able = [peer for peer in takers if peer not in outcome.failed]
     n = version.total_shares
-    reached = servers_of_happiness(homes)
+    reached = servers_of_happiness(outcome.placed)
     if slot.shortfall is not None:
         slot.shortfall.note(reached, min(n, len(takers)), reasons)
-    possible = possible_happiness(homes, able, n)
     return WriteResult(
         version,
         placed,
         attempts,
         reasons,
         happiness=reached,
-        possible_happiness=possible,
+        possible_happiness=possible_happiness(outcome.placed, able, n),
         placed_ids={n: server_ids(peers) for n, peers in sorted(outcome.placed.items())},
     )
 
@@ -359,31 +341,24 @@ def check_quorum(slot: Slot, found: ServerMap, version: Version) -> None:
         )
 
 
-def is_happy(slot: Slot, version: Version, outcome: PublishOutcome) -> bool:
-    """Return whether enough servers accepted shares, and enough shares were accepted."""
-    reached = servers_of_happiness({number: set(peers) for number, peers in outcome.placed.items()})
-    wanted = quorum(slot, version.total_shares)
-    return reached >= wanted and len(outcome.placed) >= version.required_shares
-
-
 def check_happy(slot: Slot, version: Version, outcome: PublishOutcome) -> None:
     """Raise UnhappyError if too few servers accepted shares, or too few shares were accepted."""
-    if not is_happy(slot, version, outcome):
-        wanted = quorum(slot, version.total_shares)
-        placed = {number: set(peers) for number, peers in outcome.placed.items()}
-        reached = servers_of_happiness(placed)
-        few = counted(reached, "server")
-        failed = {**slot.wrong_enabler, **outcome.failed}
-        for peer in slot.peers:
-            if (reason := peer.no_uploads()) is not None:
-                failed.setdefault(peer, ServerRefused(reason))
-        raise UnhappyError(
-            f"version {version.name} of this mutable file has reached only {few} of happiness, "
-            f"and {wanted} are wanted{_because(failed)}; {_advice(failed)}",
-            reached,
-            wanted,
-            sum(is_absence(error) for error in failed.values()),
-        )
+    reached = servers_of_happiness(outcome.placed)
+    wanted = quorum(slot, version.total_shares)
+    if reached >= wanted and len(outcome.placed) >= version.required_shares:
+        return
+    few = counted(reached, "server")
+    failed = {**slot.wrong_enabler, **outcome.failed}
+    for peer in slot.peers:
+        if (reason := peer.no_uploads()) is not None:
+            failed.setdefault(peer, ServerRefused(reason))
+    raise UnhappyError(
+        f"version {version.name} of this mutable file has reached only {few} of happiness, "
+        f"and {wanted} are wanted{_because(failed)}; {_advice(failed)}",
+        reached,
+        wanted,
+        sum(is_absence(error) for error in failed.values()),
+    )
 
 
 def _advice(failed: Mapping[Peer, ServerError]) -> str:

@@ -92,8 +92,7 @@ class Retrieve:
         segment_bytes = max(1, geometry.segment_bytes)
         segment = start // segment_bytes
         end_segment = -(-(start + length) // segment_bytes) if length else segment
-        k = geometry.required_shares
-        stored = max(1, k * (geometry.block_bytes + geometry.salt_bytes))
+        stored = max(1, geometry.required_shares * (geometry.block_bytes + geometry.salt_bytes))
         window = max(1, self._slot.settings.memory_bytes // stored)
         ahead = segment
         try:
@@ -165,8 +164,7 @@ class Retrieve:
             asked = self._asked[number]
             wanted = Spans()
             for gap in self._reader.missing(number, first, end):
-                for a, b in asked.gaps(*gap):
-                    wanted.add(a, b)
+                wanted.update(asked.gaps(*gap))
             share = copy.share
             assert share is not None
             for a, b in wanted.merged(NEAR_BYTES):

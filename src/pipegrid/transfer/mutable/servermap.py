@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
 from pipegrid.core.mutable.mutable_share import MutableShare, VerifiedVersions
 from pipegrid.core.mutable.versions import Choice, Holding, Version, choose
@@ -26,7 +28,7 @@ after it never change within a version.
 """
 
 
-class Copy:
+class Copy(NamedTuple):
     """
     One share on one server.
 
@@ -36,21 +38,11 @@ class Copy:
         version: as proven by the signature, or None.
     """
 
-    __slots__ = ("head", "number", "peer", "share", "version")
-
-    def __init__(
-        self,
-        peer: Peer,
-        number: int,
-        head: bytes,
-        share: MutableShare | None,
-        version: Version | None,
-    ) -> None:
-        self.peer = peer
-        self.number = number
-        self.head = head
-        self.share = share
-        self.version = version
+    peer: Peer
+    number: int
+    head: bytes
+    share: MutableShare | None
+    version: Version | None
 
 
 Spoilt = Mapping[tuple[str, int, Version], CorruptionError]
@@ -91,10 +83,6 @@ class ServerMap:
         self.copies[peer] = {
             number: self._copy(peer, number, data, length) for number, data in sorted(found.items())
         }
-
-    def failed_to_respond(self, peer: Peer, error: ServerError) -> None:
-        """Record that a server has not responded."""
-        self.failed[peer] = error
 
     def _copy(self, peer: Peer, number: int, data: bytes, length: int) -> Copy:
         head = bytes(data[:HEAD_BYTES])
@@ -227,9 +215,9 @@ def place(
                 placed.add(number)
     for number in range(total_shares):
         if number not in placed:
-            peer_or_none = server_for_share(number, places, heads, order, unusable)
-            if peer_or_none is not None:
-                places.setdefault(peer_or_none, {})[number] = None
+            home = server_for_share(number, places, heads, order, unusable)
+            if home is not None:
+                places.setdefault(home, {})[number] = None
     if widely:
         able = [p for p in order if p in heads and p not in unusable and p.takes_uploads]
         others = [peer for peer in places if peer not in able]
@@ -270,7 +258,7 @@ def is_from_the_future(head: bytes) -> bool:
 # everything else is settled, servers that lag are waited for until the grace is over. The query ends when
 # a reader may use the result (``is_settled``), or when all queried servers have responded.
 
-Hints = dict[Peer, frozenset[int]]
+Hints = dict[Peer, tuple[int, ...]]
 """Which shares servers had when they were last asked."""
 
 
@@ -371,7 +359,7 @@ class ServermapUpdate:
                     grace_ends_s = None
                 elif (
                     grace_ends_s is None
-                    and self._left_few()
+                    and len(self._requests.running) <= max(1, self.found.answered)
                     and is_settled(self.found, quorum, least)
                 ):
                     grace_ends_s = clock.seconds() + settings.grace(clock.seconds() - began_s)
@@ -379,9 +367,6 @@ class ServermapUpdate:
                 await self._requests.wait(timeout_s)
         finally:
             self._requests.cancel()
-
-    def _left_few(self) -> bool:
-        return len(self._requests.running) <= max(1, self.found.answered)
 
     def _start(self, count: int) -> None:
         peers, self._left = self._left[:count], self._left[count:]
@@ -393,7 +378,7 @@ class ServermapUpdate:
         try:
             data = await self._slot.look(peer, self._read_bytes, self._expected(peer))
         except ServerError as error:
-            self.found.failed_to_respond(peer, error)
+            self.found.failed[peer] = error
         else:
             self.found.heard(peer, data, self._read_bytes)
             if self._opens_key and self.found.book.signing_key is None:
@@ -402,16 +387,13 @@ class ServermapUpdate:
     def _open_key(self, peer: Peer) -> None:
         for copy in self.found.copies[peer].values():
             if copy.share is not None:
-                try:
-                    self.found.book.open_signing_key(copy.share)
                 # a caller that needs the key asks for it again, and raises the error
-                except CorruptionError:
-                    continue
+                with suppress(CorruptionError):
+                    self.found.book.open_signing_key(copy.share)
 
     def _expected(self, peer: Peer) -> frozenset[int]:
         """Return which shares a server has if writers have used the usual placement."""
         if peer in self._hints:
-            return self._hints[peer]
-        _, n = self._usual
+            return frozenset(self._hints[peer])
         place = self._slot.peers.index(peer)
-        return frozenset(range(place, n, len(self._slot.peers)))
+        return frozenset(range(place, self._usual[1], len(self._slot.peers)))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from typing import TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.core.caps import MutableCap
-from pipegrid.core.hashes import FileSecrets, write_enabler
+from pipegrid.core.hashes import write_enabler
 from pipegrid.core.mutable.versions import Version
 from pipegrid.errors import NoSuchShare, ServerError, ServerUnreachable, WrongSecret
-from pipegrid.reactor.workers import CpuWorkers
 from pipegrid.transfer.failure_messages import Shortfall
-from pipegrid.transfer.peers import Peer, TransferContext, ring
+from pipegrid.transfer.peers import Peer, TransferContext, lease_secrets, ring
 from pipegrid.transfer.settings import MutableSettings
 from pipegrid.transfer.time_limits import CallTimeout
 from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotResult, SlotSecrets
@@ -44,6 +43,9 @@ class Slot:
     With a write cap it is queried by read-test-write, which lists and reads all shares of a server in one
     request. Without one, the protocol may require share numbers, and these are guessed.
 
+    Args:
+        means: what all transfers of the grid use; of its servers, those that it has now are used.
+
     Attributes:
         peers: in the order of the file's ring.
         shortfall: counts writes that reach fewer servers than wanted; None: they are not counted.
@@ -51,24 +53,15 @@ class Slot:
             only be read; each with its error.
     """
 
-    def __init__(
-        self,
-        cap: MutableCap,
-        peers: Sequence[Peer],
-        clock: IReactorTime,
-        workers: CpuWorkers,
-        settings: MutableSettings,
-        file_secrets: FileSecrets,
-        shortfall: Shortfall | None = None,
-    ) -> None:
+    def __init__(self, means: TransferContext, cap: MutableCap, settings: MutableSettings) -> None:
         self.cap = cap
-        self.peers = peers
-        self.clock = clock
-        self.workers = workers
-        self.settings = settings
-        self._file_secrets = file_secrets
-        self.shortfall = shortfall
         self.storage_index = cap.storage_index
+        self.peers = ring(self.storage_index, means.peers)
+        self.clock = means.clock
+        self.workers = means.workers
+        self.settings = settings
+        self.shortfall: Shortfall | None = means.shortfall
+        self._file_secrets = means.secrets.for_file(self.storage_index)
         self.wrong_enabler: dict[Peer, WrongSecret] = {}
         self._derived: dict[Peer, SlotSecrets] = {}
         self._pending: dict[CallTimeout, int] = {}
@@ -80,8 +73,7 @@ class Slot:
 
     def lease(self, peer: Peer) -> LeaseSecrets:
         """Return the secrets of this client's leases on the file, on one server."""
-        secrets = self._file_secrets.for_server(peer.identity.lease_seed)
-        return LeaseSecrets(secrets.renew, secrets.cancel)
+        return lease_secrets(self._file_secrets, peer.identity)
 
     def _secrets(self, peer: Peer) -> SlotSecrets:
         """Return the secrets to change the file on one server; they are derived once and kept."""
@@ -159,12 +151,10 @@ class Slot:
 
     async def advise_corrupt(self, peer: Peer, number: int, reason: str) -> None:
         """Report to the server that a share looked corrupt; errors are ignored."""
-        try:
+        with suppress(ServerError):
             await self._answer(
                 peer, peer.server.advise_corrupt_slot_share(self.storage_index, number, reason)
             )
-        except ServerError:
-            return
 
     async def _answer(self, peer: Peer, call: Deferred[T], size: int = 0) -> T:
         """Wait for the response to a call that transfers ``size`` bytes of share data."""
@@ -181,20 +171,6 @@ class Slot:
 
     def _transfer_s(self) -> float:
         return sum(self._pending.values()) / SLOWEST_BYTES_PER_S
-
-
-def open_slot(means: TransferContext, cap: MutableCap, settings: MutableSettings) -> Slot:
-    """Return the slot of a file on the current servers."""
-    storage_index = cap.storage_index
-    return Slot(
-        cap,
-        ring(storage_index, means.peers),
-        means.clock,
-        means.workers,
-        settings,
-        means.secrets.for_file(storage_index),
-        means.shortfall,
-    )
 
 
 def quorum(slot: Slot, total_shares: int) -> int:

@@ -8,10 +8,11 @@ import json
 import os
 from base64 import b64decode, b64encode
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from pipegrid.core import base32
 from pipegrid.core.caps import MutableCap
@@ -26,12 +27,12 @@ from pipegrid.core.mutable.versions import (
 )
 from pipegrid.disk.atomic_write import replace_file
 from pipegrid.disk.safe_open import is_file, read_file
-from pipegrid.errors import CorruptionError
+from pipegrid.errors import CorruptionError, UnhappyError
 from pipegrid.reactor.workers import CpuWorkers
-from pipegrid.transfer.mutable.publish import PublishOutcome, is_happy
-from pipegrid.transfer.mutable.servermap import HEAD_BYTES, ServerMap
+from pipegrid.transfer.mutable.publish import PublishOutcome, check_happy
+from pipegrid.transfer.mutable.servermap import HEAD_BYTES, Hints, ServerMap
 from pipegrid.transfer.mutable.slot_client import Slot
-from pipegrid.transfer.peers import Peer
+from pipegrid.transfer.peers import Peer, server_ids
 
 # What is cached of a mutable file: the newest version seen, the servers of its shares, and the key to
 # write it.
@@ -115,6 +116,12 @@ class CachedVersion:
     def newest(self) -> tuple[int, bytes]:
         """Sequence number and root hash, with which an older version is compared."""
         return self.sequence_number, self.root_hash
+
+    def holders(self, peers: Iterable[Peer]) -> Hints:
+        """Return those of these servers that had shares, each with their numbers."""
+        by_id = {peer.identity.server_id: peer for peer in peers}
+        held = self.copies.items()
+        return {by_id[server]: numbers for server, numbers in held if server in by_id}
 
     def saw(self, version: Version) -> None:
         """Record a version that was read, or was written to enough servers."""
@@ -210,8 +217,7 @@ class VersionCache:
         if self._directory is None:
             return
         with suppress(OSError):
-            stored = self._load(storage_index)
-            if stored.newest > known.newest:
+            if self._load(storage_index).newest > known.newest:
                 return
             path = self._path(storage_index)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -336,26 +342,18 @@ def _bytes_from_hex(document: Mapping[str, object], name: str) -> bytes:
 # The base of a change of a mutable file, and what is cached of it and of the written version.
 
 
-class Base:
+class Base(NamedTuple):
     """What the next version is made from, and where the shares are."""
 
-    __slots__ = ("content", "heads", "highest", "is_own", "is_warm", "version")
+    version: Version
+    content: bytes | None
+    heads: dict[Peer, dict[int, bytes]]
+    highest: int
+    is_warm: bool = False
+    is_own: bool = False  # whether the content contains the change already
 
-    def __init__(
-        self,
-        version: Version,
-        content: bytes | None,
-        heads: dict[Peer, dict[int, bytes]],
-        highest: int,
-        is_warm: bool = False,
-        is_own: bool = False,
-    ) -> None:
-        self.version = version
-        self.content = content
-        self.heads = heads
-        self.highest = highest
-        self.is_warm = is_warm
-        self.is_own = is_own  # whether the content contains the change already
+    def __repr__(self) -> str:  # the content of a directory is secret
+        return f"<Base {self.version.name}>"
 
 
 def remember_read(
@@ -373,12 +371,17 @@ def remember_read(
     known.saw(version)
     if known.version != version:
         known.forget_version()
-        copies: dict[str, list[int]] = {}
-        for number, held in found.holders(version).items():
-            for copy in held:
-                copies.setdefault(copy.peer.identity.server_id, []).append(number)
-        known.copies = {server: tuple(numbers) for server, numbers in copies.items()}
+        holders = found.holders(version).items()
+        known.copies = _by_server({n: [copy.peer for copy in copies] for n, copies in holders})
     files.save(storage_index, known)
+
+
+def _by_server(placed: Mapping[int, Iterable[Peer]]) -> dict[str, tuple[int, ...]]:
+    copies: dict[str, list[int]] = {}
+    for number, peers in placed.items():
+        for server in server_ids(peers):
+            copies.setdefault(server, []).append(number)
+    return {server: tuple(sorted(numbers)) for server, numbers in copies.items()}
 
 
 def remember_base(files: VersionCache, slot: Slot, base: Base) -> None:
@@ -413,26 +416,29 @@ def remember(
     outcome: PublishOutcome,
     heads: Mapping[Peer, Mapping[int, bytes]],
 ) -> None:
-    """Cache a version that was written; if it reached too few servers, forget the version."""
+    """
+    Cache a version that was written; if it reached too few servers, forget the version.
+
+    Raises:
+        UnhappyError: it reached too few.
+    """
     known = files.of(slot.storage_index)
     version = encoded.version
-    if not is_happy(slot, version, outcome):
+    try:
+        check_happy(slot, version, outcome)
+    except UnhappyError:
         known.forget_version()
-        return
+        raise
     known.stored(version)
-    copies: dict[str, list[int]] = {}
-    for number, peers in outcome.placed.items():
-        for peer in peers:
-            copies.setdefault(peer.identity.server_id, []).append(number)
     stale = any(
         head[:HEAD_BYTES] != version.signed_prefix[:HEAD_BYTES]
-        and peer not in outcome.placed.get(number, [])
+        and peer not in outcome.placed.get(number, ())
         for peer, shares in heads.items()
         for number, head in shares.items()
     )
     known.version = version
     known.content = content
-    known.copies = {server: tuple(sorted(numbers)) for server, numbers in copies.items()}
+    known.copies = _by_server(outcome.placed)
     if stale or len(outcome.placed) < version.total_shares:
         known.forget_version()
     if known.signing_key is not None:

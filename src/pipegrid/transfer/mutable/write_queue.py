@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock
 from twisted.internet.interfaces import IReactorTime
@@ -18,9 +18,11 @@ from twisted.python.failure import Failure
 from pipegrid.argument_checks import check_kind
 from pipegrid.core.caps import MutableCap
 from pipegrid.errors import UsageError
-from pipegrid.transfer.mutable.base_version_search import Redo
+from pipegrid.transfer.mutable.base_version_search import ModifyOptions, Redo
 from pipegrid.transfer.mutable.modify import REMEMBERED_TRIES, ContentEdit, Modification
 from pipegrid.transfer.mutable.publish import WriteResult
+
+T = TypeVar("T")
 
 MAX_JOINED = 100_000
 """Limit of waiting edits of one file; a caller that exceeds it does not wait for its edits."""
@@ -162,19 +164,8 @@ class _Content:
         return _Parsed(self.data, edit, opened, edit.memory_bytes(opened))
 
 
-class MakesChanges(Protocol):
-    """Returns the ``Modification`` that applies joined edits to one file."""
-
-    def __call__(
-        self,
-        cap: MutableCap,
-        edit: ContentEdit,
-        *,
-        merge: Merge | None,
-        redo: Redo | None,
-        is_uncertain: Callable[[], bool],
-    ) -> Modification:
-        """Return the modification; see ``Modification`` and ``ModifyOptions`` for the arguments."""
+MakesChanges = Callable[[MutableCap, ContentEdit, ModifyOptions], Modification]
+"""Returns the ``Modification`` that applies joined edits to one file."""
 
 
 class _WriteQueue:
@@ -182,15 +173,11 @@ class _WriteQueue:
 
     __slots__ = ("lock", "merge", "runs", "waiting")
 
-    def __init__(
-        self,
-        merge: Merge | None = None,
-        runs: bool = False,
-    ) -> None:
-        self.lock: DeferredLock = DeferredLock()
+    def __init__(self) -> None:
+        self.lock = DeferredLock()
         self.waiting: list[tuple[ContentEdit, Redo | None, Deferred[WriteResult]]] = []
-        self.merge = merge
-        self.runs = runs
+        self.merge: Merge | None = None
+        self.runs = False
 
 
 class _Tries:
@@ -347,13 +334,9 @@ class WriteQueues:
             return content.data
 
         redos = {redo for _, redo, _ in joined}
-        change = self._change(
-            cap,
-            edit_all,
-            merge=queue.merge,
-            redo=redos.pop() if len(redos) == 1 else None,
-            is_uncertain=lambda: bool(failures),
-        )
+        redo = redos.pop() if len(redos) == 1 else None
+        how = ModifyOptions(merge=queue.merge, redo=redo, is_uncertain=lambda: bool(failures))
+        change = self._change(cap, edit_all, how)
         try:
             result: Any = await change.run()
         except Exception:
@@ -366,7 +349,7 @@ class WriteQueues:
         if isinstance(result, Failure) and result.check(CancelledError):
             result.raiseException()  # the edits that wait are cancelled, too
 
-    async def in_turn(self, index: bytes, write: Callable[[], Any]) -> Any:
+    async def in_turn(self, index: bytes, write: Callable[[], Awaitable[T]]) -> T:
         """Write to the file of a storage index after this process's other writes to it have ended."""
         queue = self._queues.setdefault(index, _WriteQueue())
         await queue.lock.acquire()

@@ -67,27 +67,17 @@ class Allocations:
 
     def ask(self, peer: Peer, share_numbers: frozenset[int], secrets: UploadSecrets) -> None:
         """Request space on a server for these shares; writes may follow at once."""
-        sent_before = self._asked.get(peer, frozenset())
-        self._asked[peer] = sent_before | share_numbers
         question = peer.server.allocate(
             self._shares.storage_index, share_numbers, self._shares.share_bytes, secrets
         )
-        self._know(question, peer, share_numbers, sent_before)
+        self.adopt(peer, share_numbers, question)
 
     def adopt(
         self, peer: Peer, share_numbers: frozenset[int], question: Deferred[Allocation]
     ) -> None:
-        """Track a request that another object has sent."""
-        self._asked[peer] = self._asked.get(peer, frozenset()) | share_numbers
-        self._know(question, peer, share_numbers, frozenset())
-
-    def _know(
-        self,
-        question: Deferred[Allocation],
-        peer: Peer,
-        share_numbers: frozenset[int],
-        sent_before: frozenset[int],
-    ) -> None:
+        """Track a request that was sent, perhaps by another object."""
+        sent_before = self._asked.get(peer, frozenset())
+        self._asked[peer] = sent_before | share_numbers
         self._unanswered.add(question)
         question.addBoth(self._answered, question, peer, share_numbers, sent_before)
 
@@ -210,7 +200,7 @@ class Refusals:
         return lists
 
     def cancel(self) -> None:
-        self._changed = _nothing
+        self._changed = lambda: None
         for question in list(self._questions):
             question.cancel()
 
@@ -249,7 +239,3 @@ class Refusals:
         self._questions.discard(question)
         if not self._questions:
             self._changed()
-
-
-def _nothing() -> None:
-    """Replaces ``changed`` when the upload has ended."""

@@ -8,7 +8,7 @@ The decisions are pure: the caller reports responses and the ends of puts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from pipegrid.errors import UsageError
 
@@ -43,11 +43,11 @@ def ask_first(text: str) -> AskFirst:
     Raises:
         UsageError: the text names no policy.
     """
-    for each in get_args(AskFirst):
-        if text == each:
-            found: AskFirst = each
-            return found
-    raise UsageError(f"ask_first is {text!r}; it must be one of {', '.join(get_args(AskFirst))}")
+    if text not in get_args(AskFirst):
+        raise UsageError(
+            f"ask_first is {text!r}; it must be one of {', '.join(get_args(AskFirst))}"
+        )
+    return cast("AskFirst", text)
 
 
 class PlacementHistory:

@@ -78,8 +78,12 @@ def _pieces_of(given: Any, clock: IReactorTime) -> tuple[str, AsyncIterator[Any]
     return "the response", _received(given, clock)
 
 
+@implementer(IConsumer)
 class _Arrived:
-    """Pieces that have arrived and were not taken yet, with back-pressure on their producer."""
+    """
+    Pieces that have arrived and were not taken yet, with back-pressure on their producer; also the consumer
+    for an ``IBodyProducer``.
+    """
 
     def __init__(self, clock: IReactorTime) -> None:
         self._wakeup = Wakeup(clock)
@@ -95,7 +99,14 @@ class _Arrived:
     def ended(self) -> bool:
         return self._outcome is not False
 
-    def add(self, data: bytes) -> None:
+    def registerProducer(self, producer: object, streaming: bool) -> None:
+        """Do nothing: the body producer itself is paused."""
+
+    def unregisterProducer(self) -> None:
+        """Do nothing: ``_produced`` notices the end."""
+
+    def write(self, data: bytes) -> None:
+        data = bytes(data)
         self._pieces.append(data)
         self._held_bytes += len(data)
         self.total_bytes += len(data)
@@ -124,28 +135,10 @@ class _Arrived:
             await self._wakeup.wait()
 
 
-@implementer(IConsumer)
-class _BodyConsumer:
-    """The consumer for an ``IBodyProducer``."""
-
-    def __init__(self, arrived: _Arrived) -> None:
-        self._arrived = arrived
-
-    def write(self, data: bytes) -> None:
-        self._arrived.add(bytes(data))
-
-    def registerProducer(self, producer: object, streaming: bool) -> None:
-        """Do nothing: the body producer itself is paused."""
-
-    def unregisterProducer(self) -> None:
-        """Do nothing: ``_produced`` notices the end."""
-
-
 async def _produced(producer: IBodyProducer, clock: IReactorTime) -> AsyncIterator[bytes]:
     arrived = _Arrived(clock)
     arrived.pause, arrived.resume = producer.pauseProducing, producer.resumeProducing
-    running = producer.startProducing(_BodyConsumer(arrived))
-    running.addCallbacks(lambda _: arrived.end(True), arrived.end)
+    producer.startProducing(arrived).addCallbacks(lambda _: arrived.end(True), arrived.end)
     try:
         async for piece in arrived.all():
             yield piece
@@ -176,7 +169,7 @@ class _Receiver(Protocol):
         getattr(self.transport, method, lambda: None)()
 
     def dataReceived(self, data: bytes) -> None:
-        self._arrived.add(data)
+        self._arrived.write(data)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         # This also imports TLS, which any caller with a response has loaded already.

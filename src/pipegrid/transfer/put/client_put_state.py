@@ -39,20 +39,12 @@ fails with the reasons known so far.
 """
 
 
-class _Full:
+class _Full(NamedTuple):
     """A server that takes no shares of ``share_bytes`` or more until ``until_s`` by the clock, and why."""
 
-    __slots__ = ("reason", "share_bytes", "until_s")
-
-    def __init__(
-        self,
-        share_bytes: int,
-        until_s: float,
-        reason: str,
-    ) -> None:
-        self.share_bytes = share_bytes
-        self.until_s = until_s
-        self.reason = reason
+    share_bytes: int
+    until_s: float
+    reason: str
 
 
 class FullServers:
@@ -93,7 +85,7 @@ class FullServers:
             if now_s < each.until_s:
                 found[peer] = each.reason
             else:
-                each.until_s = now_s + FULL_S
+                self._full[peer] = each._replace(until_s=now_s + FULL_S)
         return found
 
     async def check(self, means: TransferContext, file: KeyedFile) -> None:

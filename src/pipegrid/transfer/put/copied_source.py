@@ -169,10 +169,7 @@ def _pollable_descriptor(file: BinaryIO) -> int | None:
     Return the descriptor of a pipe, socket, terminal or device that a file object reads directly; else
     None.
     """
-    if type(file) is io.BufferedReader:
-        raw: object = file.raw
-    else:
-        raw = file
+    raw: object = file.raw if type(file) is io.BufferedReader else file
     if type(raw) is not io.FileIO or not raw.readable():
         return None
     mode = os.fstat(raw.fileno()).st_mode

@@ -69,8 +69,7 @@ class EncodeAhead:
     def close(self) -> None:
         """Drop everything; running jobs end by themselves, and their results are ignored."""
         self._turns.close()
-        jobs = list(self._coded)
-        self._coded.clear()
+        jobs, self._coded = self._coded, deque()
         for job in jobs:
             job.addErrback(lambda _failure: None)
             job.cancel()
@@ -158,8 +157,7 @@ class Segments:
 
     def __init__(self, file: KeyedFile, means: TransferContext, uploads: ActiveShares) -> None:
         self.gone_by = 0
-        self._geometry = file.geometry
-        self._source = file.source
+        self._file = file
         self._workers = means.workers
         self._uploads = uploads
         self._encoder = Encoder(file.geometry, file.key)
@@ -181,21 +179,21 @@ class Segments:
         Args:
             wait_for_space: awaited before each segment; may raise to end the upload.
         """
-        for index in range(self._geometry.num_segments):
+        for index in range(self._file.geometry.num_segments):
             await wait_for_space()
-            coded = await self._line.take()
-            _send(self._encoder.add(coded), index, self._uploads.open)
+            writes = self._encoder.add(await self._line.take())
+            _send(writes, index, self._uploads.open)
             self.gone_by = index + 1
 
     async def send_trailers(self) -> None:
         """Send the hashes after the blocks; this determines the file's cap."""
-        trees = 32 * self._geometry.num_segments * self._geometry.total_shares
+        trees = 32 * self._file.geometry.num_segments * self._file.geometry.total_shares
         writes = await self._workers.run_if_large(16 * trees, self._encoder.finish)
         _send(writes, None, self._uploads.open)
 
     async def send_missed(self, late: Sequence[ShareUpload], wait_for_space: WaitForSpace) -> None:
         """Encode again, and send, the segments that late share uploads have missed or lost."""
-        geometry = self._geometry
+        geometry = self._file.geometry
         assert self.gone_by == geometry.num_segments
         missed = [upload.resume.missed for upload in late if upload.resume.missed]
         first = min((each.start for each in missed), default=0)
@@ -217,8 +215,8 @@ class Segments:
             upload.finish()
 
     def _recode(self, index: int, shares: set[int]) -> list[ShareWrite]:
-        geometry = self._geometry
-        plaintext = self._source.read_at(
+        geometry = self._file.geometry
+        plaintext = self._file.source.read_at(
             index * geometry.segment_bytes, geometry.segment_length(index)
         )
         return self._encoder.recode(index, plaintext, shares)

@@ -17,10 +17,10 @@ from pipegrid.core.encoding_parameters import Geometry
 from pipegrid.core.hashes import KEY_BYTES, FileSecrets, TaggedHasher, convergent_key_hasher
 from pipegrid.disk.safe_open import is_file, names_file, open_locked
 from pipegrid.errors import SourceError
-from pipegrid.transfer.peers import Peer, TransferContext, upload_secrets
+from pipegrid.transfer.peers import Peer, TransferContext
 from pipegrid.transfer.put.source import Source
 from pipegrid.transfer.results import Progress
-from pipegrid.wire.storage_messages import UploadSecrets
+from pipegrid.wire.storage_messages import LeaseSecrets, UploadSecrets
 
 # What is the same for all shares of one file.
 
@@ -41,7 +41,8 @@ class ShareSet(NamedTuple):
 
     def secrets_for(self, peer: Peer) -> UploadSecrets:
         """Return the secrets of this file on this server."""
-        return upload_secrets(self.secrets, peer.identity)
+        derived = self.secrets.for_server(peer.identity.lease_seed)
+        return UploadSecrets(LeaseSecrets(derived.renew, derived.cancel), derived.upload)
 
 
 class ShareTarget(NamedTuple):
@@ -68,7 +69,7 @@ _SLICE_BYTES = 8 << 20
 _READ_BYTES = 1 << 18  # stays in a core's cache between reading and hashing
 
 
-class KeyedFile:
+class KeyedFile(NamedTuple):
     """
     A file that is put, with its key.
 
@@ -81,23 +82,15 @@ class KeyedFile:
         shares: the file's shares.
     """
 
-    __slots__ = ("geometry", "happy", "key", "secret", "shares", "source")
+    source: Source
+    geometry: Geometry
+    happy: int
+    secret: bytes | None
+    key: bytes
+    shares: ShareSet
 
-    def __init__(
-        self,
-        source: Source,
-        geometry: Geometry,
-        happy: int,
-        secret: bytes | None,
-        key: bytes,
-        shares: ShareSet,
-    ) -> None:
-        self.source = source
-        self.geometry = geometry
-        self.happy = happy
-        self.secret = secret
-        self.key = key
-        self.shares = shares
+    def __repr__(self) -> str:
+        return f"<KeyedFile {self.name!r}>"
 
     @property
     def name(self) -> str:

@@ -48,8 +48,7 @@ class PutOrder:
     def __init__(self, sizes: Sequence[int | None], max_files: int = MAX_FILES) -> None:
         self._max_files = max_files
         self._sizes = [0 if size is None else size for size in sizes]
-        unknown = [size is None for size in sizes]
-        first = sorted(range(len(sizes)), key=lambda n: (not unknown[n], -self._sizes[n]))
+        first = sorted(range(len(sizes)), key=lambda n: (sizes[n] is not None, -self._sizes[n]))
         self._waiting = deque(first)
         self._left: dict[int, int] = {}
         self._left_bytes = 0

@@ -8,7 +8,8 @@ it is recomputed only when servers differ.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from itertools import cycle
 from typing import Generic, TypeVar
 
 from pipegrid.core.placement import place_shares, servers_of_happiness
@@ -103,9 +104,7 @@ class UploadPlan(Generic[T]):
         """
         Return the optimistic placement: share i on the i-th server of the ring, starting over at its end.
         """
-        if not self.ring:
-            return {}
-        return {i: self.ring[i % len(self.ring)] for i in range(self.total_shares)}
+        return dict(zip(range(self.total_shares), cycle(self.ring), strict=False))
 
     def opening(self) -> dict[int, T]:
         """
@@ -114,8 +113,8 @@ class UploadPlan(Generic[T]):
         """
         if self.stored:
             return self.assignments()
-        left = [server for server in self.ring if server not in self._gone] if self._gone else []
-        return {i: left[i % len(left)] for i in range(self.total_shares)} if left else self.first()
+        left = [server for server in self.ring if server not in self._gone]
+        return dict(zip(range(self.total_shares), cycle(left or self.ring), strict=False))
 
     def happiness(self) -> int:
         """Return the servers of happiness of the complete shares."""
@@ -131,22 +130,18 @@ class UploadPlan(Generic[T]):
         """The least number of further shares that must be stored before ``is_enough``."""
         return max(self.happy - self.happiness(), self._required_shares - len(self.stored))
 
-    def will_be_enough(self, without: Iterable[int] = ()) -> bool:
+    def will_be_enough(self, without: Collection[int] = ()) -> bool:
         """
         Return whether the shares will be enough if all pending ones arrive, except those in ``without``.
         """
-        left_out = set(without)
-        shares = self.stored.keys() | (self.underway.keys() - left_out)
-        return len(shares) >= self._required_shares and (
-            self.hoped_happiness(left_out) >= self.happy
-        )
+        shares = self.stored.keys() | (self.underway.keys() - set(without))
+        return len(shares) >= self._required_shares and self.hoped_happiness(without) >= self.happy
 
-    def hoped_happiness(self, without: Iterable[int] = ()) -> int:
+    def hoped_happiness(self, without: Collection[int] = ()) -> int:
         """Return the happiness if all pending shares arrive, except those in ``without``."""
         hoped = dict(self.stored)
-        left_out = set(without)
         for number, homes in self.underway.items():
-            if number not in left_out:
+            if number not in without:
                 there = hoped.get(number)
                 hoped[number] = homes if there is None else there | homes
         return servers_of_happiness(hoped)
@@ -247,6 +242,6 @@ class UploadPlan(Generic[T]):
         """
         spare: list[int] = []
         for number in sorted(self.underway):
-            if number in self.stored and self.hoped_happiness([*spare, number]) >= self.happy:
+            if number in self.stored and self.hoped_happiness({*spare, number}) >= self.happy:
                 spare.append(number)
         return spare

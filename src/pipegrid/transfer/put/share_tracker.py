@@ -165,6 +165,7 @@ class StoredShares:
     Attributes:
         placed: maps a share number to the server to which this upload has sent it.
         found: maps a share number to the servers that had it before.
+        progress: reports the acknowledged bytes.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class StoredShares:
         self._plan = plan
         self._share_bytes = share_bytes
         self._found_parts: dict[int, int] = {}
-        self._progress = ProgressReport(progress, plan.total_shares * share_bytes)
+        self.progress = ProgressReport(progress, plan.total_shares * share_bytes)
         self._found_before = ProgressReport(found, plan.total_shares * share_bytes)
 
     def found_at(
@@ -217,21 +218,12 @@ class StoredShares:
             for number, peers in sorted(self.found.items())
         }
 
-    @property
-    def is_followed(self) -> bool:
-        """Whether a caller wants progress reports."""
-        return self._progress.is_wanted
-
     def report(self, uploads: Sequence[ShareUpload]) -> None:
         """Report progress to the callers that want it."""
         if self._found_before.is_wanted:
             self._found_before.report(self.found_bytes(uploads))
-        if self._progress.is_wanted:
-            self._progress.report(self.acknowledged_bytes(uploads))
-
-    def finish(self) -> None:
-        """Report that the upload has ended."""
-        self._progress.finish()
+        if self.progress.is_wanted:
+            self.progress.report(self.acknowledged_bytes(uploads))
 
     def found_bytes(self, uploads: Iterable[ShareUpload]) -> int:
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -64,50 +64,6 @@ def state_after(error: BaseException | None) -> ShareState:
 def is_unexplained(state: ShareState, error: BaseException | None) -> bool:
     """Return whether the server refused a share without giving a reason."""
     return state is ShareState.REFUSED and (error is None or isinstance(error, NoSuchShare))
-
-
-# Pending calls of one share, and how long the server takes to respond.
-
-T = TypeVar("T")
-
-
-class PendingWrites:
-    """
-    The pending calls of one share.
-
-    Attributes:
-        answers: number of calls that have ended.
-    """
-
-    def __init__(self, clock: IReactorTime) -> None:
-        self._clock = clock
-        self._calls: dict[Deferred[Any], float] = {}  # call: when it was sent; the oldest first
-        self._answers_s = 0.0
-        self.answers = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._calls)
-
-    @property
-    def pace_s(self) -> float:
-        """The average response time, or the age of the oldest pending call if that is longer."""
-        average_s = self._answers_s / self.answers if self.answers else 0.0
-        oldest = next(iter(self._calls.values()), None)
-        return average_s if oldest is None else max(average_s, self._clock.seconds() - oldest)
-
-    def asked(self, call: Deferred[T], sent_s: float | None = None) -> None:
-        """Track a call until it ends; ``sent_s`` is when it was sent, None: now."""
-        self._calls[call] = self._clock.seconds() if sent_s is None else sent_s
-        call.addBoth(self._answered, call)
-
-    def cancel(self) -> None:
-        for call in list(self._calls):
-            call.cancel()
-
-    def _answered(self, result: T, call: Deferred[T]) -> T:
-        self.answers += 1
-        self._answers_s += self._clock.seconds() - self._calls.pop(call)
-        return result
 
 
 # One share that is sent to one server.
@@ -177,7 +133,9 @@ class ShareUpload:
         self._changed = changed
         self._stored = stored
         self._clock = clock
-        self._pending = PendingWrites(clock)
+        self._pending: dict[Deferred[Any], float] = {}  # call: when it was sent; the oldest first
+        self._answers = 0
+        self._answers_s = 0.0
 
     def __repr__(self) -> str:
         return f"<ShareUpload of share {self.share_number} to {self.peer.name}: {self.state.value}>"
@@ -205,7 +163,9 @@ class ShareUpload:
     @property
     def pace_s(self) -> float:
         """The average response time, or the age of the oldest pending call if that is longer."""
-        return self._pending.pace_s
+        average_s = self._answers_s / self._answers if self._answers else 0.0
+        oldest = next(iter(self._pending.values()), None)
+        return average_s if oldest is None else max(average_s, self._clock.seconds() - oldest)
 
     @property
     def peer_activity(self) -> float:
@@ -227,7 +187,7 @@ class ShareUpload:
         Whether the share is larger than the window, so that the server must acknowledge some writes
         before the rest can be sent.
         """
-        return self._pending.answers > 0 or self.sender.exceeds_window
+        return self._answers > 0 or self.sender.exceeds_window
 
     def needs_segment(self, segment: int) -> bool:
         """Whether this upload is open, and ``segment`` is the next to be encoded again for it."""
@@ -274,10 +234,17 @@ class ShareUpload:
         return answer
 
     def _await(self, call: Deferred[Any], sent_s: float | None = None) -> None:
-        """Track the call until it ends."""
+        """Track the call until it ends; ``sent_s`` is when it was sent, None: now."""
+        began_s = self._clock.seconds() if sent_s is None else sent_s
         if not self._pending:  # so far no response was outstanding
-            self.last_activity = self._clock.seconds() if sent_s is None else sent_s
-        self._pending.asked(call, sent_s)
+            self.last_activity = began_s
+        self._pending[call] = began_s
+        call.addBoth(self._answered, call)
+
+    def _answered(self, result: object, call: Deferred[Any]) -> object:
+        self._answers += 1
+        self._answers_s += self._clock.seconds() - self._pending.pop(call)
+        return result
 
     def _written(self, result: WriteAnswer, batch: Batch) -> None:
         if not self.ended:
@@ -363,7 +330,8 @@ class ShareUpload:
     def cancel(self, state: ShareState) -> None:
         """End the upload in this state and cancel all unanswered writes."""
         self.close(state)
-        self._pending.cancel()
+        for call in list(self._pending):
+            call.cancel()
 
     def detach(self) -> None:
         """

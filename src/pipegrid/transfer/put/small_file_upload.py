@@ -110,7 +110,8 @@ async def put_whole(
     if not encoder.is_single_segment(file.geometry) or means.history.must_ask:
         return None
     order = ring(file.shares.storage_index, means.grid.takers)
-    if len(order) < file.happy or not _takes_whole(order, file):
+    homes, share_bytes = order[: file.geometry.total_shares], file.shares.share_bytes
+    if len(order) < file.happy or any(each.server.whole_bytes < share_bytes for each in homes):
         return None
     return await SmallFileUpload(means, order, file, reports).run()
 
@@ -163,9 +164,7 @@ class SmallFileUpload:
             overdue.discard(self)
             if self._soon is not None and self._soon.active():
                 self._soon.cancel()
-        if not as_hoped:
-            return self._hand_over()
-        return self._result(cap, progress)
+        return self._result(cap, progress) if as_hoped else self._hand_over()
 
     @property
     def due_s(self) -> float:
@@ -178,8 +177,7 @@ class SmallFileUpload:
         silent_s = min(signs, default=started) + silence_s
         if self._happy_since is None:
             return silent_s
-        grace_s = settings.grace(self._happy_since - started)
-        return min(silent_s, self._happy_since + grace_s)
+        return min(silent_s, self._happy_since + settings.grace(self._happy_since - started))
 
     def overdue(self) -> None:
         """End this upload because it takes too long; an ``Upload`` then decides what to wait for."""
@@ -310,14 +308,6 @@ class SmallFileUpload:
 
 def _cancel(call: Deferred[Any], _waiting: object) -> None:
     call.cancel()
-
-
-def _takes_whole(order: Sequence[Peer], file: KeyedFile) -> bool:
-    """Return whether all servers that would get shares accept whole shares of this size."""
-    share_bytes = file.shares.share_bytes
-    return all(
-        peer.server.whole_bytes >= share_bytes for peer in order[: file.geometry.total_shares]
-    )
 
 
 def _is_good(answer: Stored, numbers: Sequence[int]) -> bool:

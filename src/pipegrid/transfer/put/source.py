@@ -12,7 +12,7 @@ import os
 import select
 import stat
 import time
-from typing import TYPE_CHECKING, BinaryIO, Protocol, Union
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, Union
 
 from pipegrid.argument_checks import check_has
 from pipegrid.core.hashes import Buffer
@@ -125,13 +125,7 @@ class FileSource:
     def read_at(self, offset: int, length: int) -> bytes:
         """Return the bytes, with as many reads as needed."""
         try:
-            offset += self._start
-            data = os.pread(self._fd, length, offset)
-            while 0 < len(data) < length:
-                more = os.pread(self._fd, length - len(data), offset + len(data))
-                if not more:
-                    break
-                data += more
+            data = read_fully(self._fd, self._start + offset, length)
         except OSError as error:
             raise SourceError(f"cannot read {self.name}: {error.strerror}") from error
         if len(data) != length:
@@ -156,7 +150,7 @@ class FileSource:
             self._file.close()
 
 
-class FileRange:
+class FileRange(NamedTuple):
     """
     A range of a regular file, as a source; the file stays open.
 
@@ -164,23 +158,26 @@ class FileRange:
         start, size: in bytes; the file is at least as long.
     """
 
-    __slots__ = ("file", "size", "start")
-
-    def __init__(
-        self,
-        file: BinaryIO,
-        start: int,
-        size: int,
-    ) -> None:
-        self.file = file
-        self.start = start
-        self.size = size
+    file: BinaryIO
+    start: int
+    size: int
 
     def opened(self, name: str) -> Source:
         """Return it as a source; ``name`` is for errors."""
         source = FileSource(self.file, name, owned=False)
         source._start, source.size = self.start, self.size
         return source
+
+
+def read_fully(fd: int, offset: int, length: int) -> bytes:
+    """Return the bytes from an offset on, with as many reads as needed; fewer at the end of the file."""
+    data = os.pread(fd, length, offset)
+    while 0 < len(data) < length:
+        more = os.pread(fd, length - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data
 
 
 def _signature(found: os.stat_result) -> tuple[int, ...]:
@@ -204,7 +201,7 @@ def open_source(source: SourceLike, name: str | None = None) -> Source:
     return opened.copied() if isinstance(opened, UncopiedSource) else opened
 
 
-class UncopiedSource:
+class UncopiedSource(NamedTuple):
     """
     A source that must be copied before it is stored: it can be read only once, and that may take forever.
 
@@ -212,17 +209,9 @@ class UncopiedSource:
         owned: whether the file was opened here, so that it is closed after reading.
     """
 
-    __slots__ = ("file", "name", "owned")
-
-    def __init__(
-        self,
-        file: BinaryIO,
-        name: str,
-        owned: bool,
-    ) -> None:
-        self.file = file
-        self.name = name
-        self.owned = owned
+    file: BinaryIO
+    name: str
+    owned: bool
 
     def copied(self) -> Source:
         """Read the source to its end in this thread; see ``open_source``."""
@@ -317,32 +306,16 @@ def size_of(source: SourceLike) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-def _is_regular(file: BinaryIO) -> bool:
-    """Return whether the object's bytes are those of a regular file."""
+def _is_plain(file: BinaryIO) -> bool:
+    """Return whether the object is a non-empty regular file, so that it can be read by position."""
     raw = getattr(file, "raw", file)  # a decompressor, for instance, wraps a file but is not one
     if not isinstance(raw, io.FileIO) or not raw.readable():
         return False
-    return stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
-
-
-def _is_plain(file: BinaryIO) -> bool:
-    """Return whether the object is a non-empty regular file, so that it can be read by position."""
-    if not _is_regular(file):
+    if not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
         return False
     if file.writable():
         file.flush()  # buffered bytes would be missed
     return os.fstat(file.fileno()).st_size > 0
-
-
-def _copy(file: BinaryIO, spool: BinaryIO, name: str) -> None:
-    try:
-        while data := next_piece(file, name):
-            spool.write(data)
-        spool.flush()
-    except (TypeError, ValueError) as error:
-        raise SourceError(
-            f"cannot read {name}: {error}; give a path, bytes or a file opened in binary mode"
-        ) from error
 
 
 def next_piece(file: BinaryIO, name: str) -> bytes:
@@ -366,20 +339,20 @@ def next_piece(file: BinaryIO, name: str) -> bytes:
 def _spooled(file: BinaryIO, name: str) -> FileSource:
     spool = open_spool(name)
     try:
-        _copy(file, spool, name)
-    except OSError as error:
-        _drop(spool)
-        raise no_space(name, error) from error
-    except BaseException:
-        _drop(spool)
+        while data := next_piece(file, name):
+            spool.write(data)
+        spool.flush()
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # closing flushes the buffer again, and fails again
+            spool.close()
+        if isinstance(error, (TypeError, ValueError)):
+            raise SourceError(
+                f"cannot read {name}: {error}; give a path, bytes or a file opened in binary mode"
+            ) from error
+        if isinstance(error, OSError):
+            raise no_space(name, error) from error
         raise
     return FileSource(spool, name, owned=True)
-
-
-def _drop(spool: BinaryIO) -> None:
-    # Closing flushes the buffer again, and fails again.
-    with contextlib.suppress(OSError):
-        spool.close()
 
 
 def open_spool(name: str) -> BinaryIO:

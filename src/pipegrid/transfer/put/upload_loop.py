@@ -5,10 +5,8 @@ The upload loop of a file with several segments: it collects events, decides, an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
 
 from twisted.internet.defer import CancelledError
-from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from pipegrid.errors import NoSpace, NoSuchShare, ServerError, UnhappyError, WrongSecret
@@ -44,6 +42,7 @@ class Asking:
 
     Attributes:
         first: whether nothing is sent before the servers have responded or have taken too long.
+        hold: how long the put waits for responses.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Asking:
         self._allocations = allocations
         self._shares = shares
         self._guess = plan.first()
-        self._wait = FinalByteHold(
+        self.hold = FinalByteHold(
             len(set(self._guess.values())), began_s, grace_s, history.must_ask
         )
 
@@ -74,13 +73,9 @@ class Asking:
         for peer in self._plan.ring[0 if self.first else total : 2 * total]:
             self._allocations.ask(peer, frozenset(), self._shares.secrets_for(peer))
 
-    def answered(self, now_s: float, servers: int) -> None:
-        """Record that ``servers`` more servers have responded or failed."""
-        self._wait.answered(now_s, servers)
-
     def left_s(self, now_s: float) -> float:
         """Return how much longer to wait for responses, in seconds; 0 or less: no longer."""
-        return self._wait.left_s(now_s) if self._allocations.waiting else 0.0
+        return self.hold.left_s(now_s) if self._allocations.waiting else 0.0
 
     def may_hold_back(self, now_s: float) -> bool:
         """
@@ -102,12 +97,20 @@ class Asking:
 
 
 # The parts of an upload apart from the file: what queries servers, what sends shares, and what records
-# the results.
+# the results; and their events since the last call: responses to allocations, lists of shares, and share
+# uploads that have ended.
+#
+# Each event is recorded once: stored shares in ``StoredShares``, failed, refused and lost shares in
+# ``UploadPlan``. ``Upload`` decides what to do about them.
 
 
-class Parts(NamedTuple):
+class UploadEvents:
     """
-    The parts of one upload.
+    The parts of one upload, where events come from and are recorded.
+
+    Args:
+        began_s: when the upload began.
+        changed: called when there is a new event.
 
     Attributes:
         plan: assigns shares to servers.
@@ -118,105 +121,65 @@ class Parts(NamedTuple):
         where: records what is stored.
     """
 
-    plan: UploadPlan[Peer]
-    uploads: ActiveShares
-    allocations: Allocations
-    refusals: Refusals
-    asking: Asking
-    where: StoredShares
-
-
-def new_parts(
-    means: PutContext,
-    file: KeyedFile,
-    began_s: float,
-    changed: Callable[[], None],
-    reports: PutReports,
-) -> Parts:
-    """
-    Return the parts of an upload.
-
-    Args:
-        began_s: when the upload began.
-        changed: called when there is a new event.
-    """
-    geometry, shares, settings = file.geometry, file.shares, means.settings
-    servers = ring(shares.storage_index, means.grid.takers)
-    plan: UploadPlan[Peer] = UploadPlan(
-        servers, geometry.total_shares, file.happy, geometry.required_shares
-    )
-    allocations = Allocations(shares, changed)
-    return Parts(
-        plan,
-        ActiveShares(plan, settings.silence_s),
-        allocations,
-        Refusals(means.grid.clock, shares, changed, means.full),
-        Asking(means.history, plan, allocations, shares, began_s, settings.grace_s),
-        StoredShares(plan, shares.share_bytes, reports.progress, reports.found),
-    )
-
-
-# Events of an upload since the last call: responses to allocations, lists of shares, and share uploads
-# that have ended.
-#
-# Each event is recorded once: stored shares in ``StoredShares``, failed, refused and lost shares in
-# ``UploadPlan``. ``Upload`` decides what to do about them.
-
-
-class UploadEvents:
-    """
-    Collects the events of one upload.
-
-    Args:
-        parts: of the upload: where events come from, and where they are recorded.
-    """
-
-    def __init__(self, clock: IReactorTime, parts: Parts) -> None:
-        self._clock = clock
-        self._plan = parts.plan
-        self._uploads = parts.uploads
-        self._allocations = parts.allocations
-        self._refusals = parts.refusals
-        self._asking = parts.asking
-        self._where = parts.where
+    def __init__(
+        self,
+        means: PutContext,
+        file: KeyedFile,
+        began_s: float,
+        changed: Callable[[], None],
+        reports: PutReports,
+    ) -> None:
+        geometry, shares, settings = file.geometry, file.shares, means.settings
+        self._clock = means.grid.clock
+        servers = ring(shares.storage_index, means.grid.takers)
+        self.plan: UploadPlan[Peer] = UploadPlan(
+            servers, geometry.total_shares, file.happy, geometry.required_shares
+        )
+        self.uploads = ActiveShares(self.plan, settings.silence_s)
+        self.allocations = Allocations(shares, changed)
+        self.refusals = Refusals(self._clock, shares, changed, means.full)
+        self.asking = Asking(
+            means.history, self.plan, self.allocations, shares, began_s, settings.grace_s
+        )
+        self.where = StoredShares(self.plan, shares.share_bytes, reports.progress, reports.found)
         self._others_uploading = self._aborted = False
 
     @property
     def contended(self) -> bool:
         """Whether another client seems to be storing the same file."""
-        return self._others_uploading or self._aborted or self._refusals.contended
+        return self._others_uploading or self._aborted or self.refusals.contended
 
     def drain(self) -> bool:
         """Process all events since the last call; return whether there were any."""
         news = self.take_responses()
-        for peer, there in self._refusals.take_lists():
-            self._where.found_at(peer, there)
+        for peer, there in self.refusals.take_lists():
+            self.where.found_at(peer, there)
             news = True
-        ended = self._uploads.take_ended(self._clock.seconds())
+        ended = self.uploads.take_ended(self._clock.seconds())
         for upload in ended:
             self._ended(upload)
         return news or bool(ended)
 
     def take_responses(self) -> bool:
         """Process the responses to allocations; return whether there were any."""
-        answers = self._allocations.take_responses()
+        answers = self.allocations.take_responses()
         if answers:
-            self._asking.answered(self._clock.seconds(), len(answers))
+            self.asking.hold.answered(self._clock.seconds(), len(answers))
         for answer in answers:
             if not isinstance(answer.result, Failure):
                 self._allocated(answer.result, answer)
             elif isinstance(answer.result.value, NoSpace):
                 self._refused_all(answer, answer.result.value)
             elif answer.result.check(ServerError, CancelledError):
-                self._uploads.peer_failed(answer.peer, answer.result.value)
+                self.uploads.peer_failed(answer.peer, answer.result.value)
             else:
                 answer.result.raiseException()
         return bool(answers)
 
     def _allocated(self, allocation: Allocation, answer: AllocationResponse) -> None:
         peer = answer.peer
-        there = self._where.found_at(peer, allocation.already_have, answer.sent_before)
-        for upload in self._uploads.open:
+        there = self.where.found_at(peer, allocation.already_have, answer.sent_before)
+        for upload in self.uploads.open:
             if upload.peer is peer and upload.share_number in answer.numbers:
                 upload.last_activity = self._clock.seconds()
                 if upload.share_number in there:
@@ -228,8 +191,8 @@ class UploadEvents:
     def _refused_all(self, answer: AllocationResponse, error: ServerError) -> None:
         """Record a server that says why it takes none of the shares; what it is sent is refused, too."""
         for number in answer.numbers:
-            self._refusals.note(answer.peer, number, error)
-        for upload in self._uploads.open:
+            self.refusals.note(answer.peer, number, error)
+        for upload in self.uploads.open:
             if upload.peer is answer.peer and upload.share_number in answer.numbers:
                 upload.last_activity = self._clock.seconds()
                 upload.granted = False
@@ -237,20 +200,20 @@ class UploadEvents:
     def _ended(self, upload: ShareUpload) -> None:
         peer, number = upload.peer, upload.share_number
         if upload.state is ShareState.STORED:
-            self._where.stored(peer, number)
+            self.where.stored(peer, number)
         elif upload.state is ShareState.LOST:
             # Another client with the same secrets may have aborted the share, for instance after its own
             # put failed.
             self._aborted = self._aborted or isinstance(upload.error, NoSuchShare)
-            self._plan.lost(number, peer)
+            self.plan.lost(number, peer)
         elif upload.state is ShareState.REFUSED:
             if isinstance(upload.error, WrongSecret):
                 self._others_uploading = True
             elif is_unexplained(upload.state, upload.error) or isinstance(upload.error, NoSpace):
-                self._refusals.note(peer, number, upload.error)
-            self._plan.refused(number, peer)
+                self.refusals.note(peer, number, upload.error)
+            self.plan.refused(number, peer)
         elif upload.state is ShareState.FAILED:
-            self._plan.failed(peer)
+            self.plan.failed(peer)
 
 
 # Putting one file on a grid, usually in one round trip.
@@ -291,11 +254,11 @@ class Upload:
         self._uneventful = 0  # number of shares that may be stored before the next decision
         self._begun = begun
         self._started = clock.seconds() if begun is None else begun.started
-        parts = new_parts(means, file, self._started, self._changed.fire, reports)
-        self._plan, self._uploads, self._where = parts.plan, parts.uploads, parts.where
-        self._allocations, self._refusals = parts.allocations, parts.refusals
-        self._asking = parts.asking
-        self._events = UploadEvents(clock, parts)
+        events = UploadEvents(means, file, self._started, self._changed.fire, reports)
+        self._plan, self._uploads, self._where = events.plan, events.uploads, events.where
+        self._allocations, self._refusals = events.allocations, events.refusals
+        self._asking = events.asking
+        self._events = events
         self._segments = Segments(file, means.grid, self._uploads)
         self._pace: StragglerPolicy[ShareUpload] = StragglerPolicy(
             means.settings, self._started, None if begun is None else begun.happy_since
@@ -323,16 +286,11 @@ class Upload:
             # Unfinished shares stay allocated, so that a rerun can resume them.
             self._release_all()
             raise
-        except UnhappyError:
+        except BaseException as error:
             # If servers failed midway, a rerun can resume when they are back, provided that the shares
             # are where the first placement of the rerun expects them.
-            self._release_all(
-                abort=True, keep=self._plan.first() if self._uploads.lost_midway else {}
-            )
-            await self._uploads.wait_for_aborts(self._clock)
-            raise
-        except BaseException:
-            self._release_all(abort=True)
+            resumable = isinstance(error, UnhappyError) and self._uploads.lost_midway
+            self._release_all(abort=True, keep=self._plan.first() if resumable else {})
             await self._uploads.wait_for_aborts(self._clock)
             raise
         finally:
@@ -345,7 +303,7 @@ class Upload:
                 self._release_all()
                 raise
         self._release_all()
-        self._where.finish()
+        self._where.progress.finish()
         self._asking.ended(self._where.found)
         return self._result()
 
@@ -446,7 +404,7 @@ class Upload:
                 break
             if self._held:
                 wait_s = min(wait_s, self._asking.left_s(now))
-            self._uneventful = 0 if self._where.is_followed else self._until_decision() - 1
+            self._uneventful = 0 if self._where.progress.is_wanted else self._until_decision() - 1
             await self._changed.wait(max(TICK_S, wait_s))
             self._uneventful = 0
         if not self._plan.is_enough:

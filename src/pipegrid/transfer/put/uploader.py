@@ -223,19 +223,18 @@ class Uploader:
             source = BytesSource(data, source.name)
         note = await self._take_note(source, geometry) if convergence is None else None
         secret = convergence if note is None else note.secret
-        done = False
         try:
             file = await with_key(
                 source, geometry, happy, secret, self._means.grid, reports.hashing
             )
             stored = await store(self._means, file, reports)
-            done = True
-            return stored
-        finally:
-            if note is not None and done:
-                note.remove()
-            elif note is not None:
+        except BaseException:
+            if note is not None:
                 note.keep()
+            raise
+        if note is not None:
+            note.remove()
+        return stored
 
     async def _take_note(self, source: Source, geometry: Geometry) -> KeyNote | None:
         """Return the key note of a put with a random key; None if the put cannot be resumed."""

@@ -109,12 +109,7 @@ class ResumeRanges:
 
     def covers(self, begin: int, end: int) -> bool:
         """Return whether the server has all of these bytes, so that they need not be sent."""
-        return (
-            begin < self.upto
-            and self._trusted
-            and self._spans is not None
-            and self._spans.contains(begin, end)
-        )
+        return begin < self.upto and self._spans is not None and self._spans.contains(begin, end)
 
     def needs_segment(self, segment: int) -> bool:
         """Return whether this is the next segment to be encoded again."""
