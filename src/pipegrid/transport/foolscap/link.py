@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from foolscap import eventual
 from foolscap.api import DeadReferenceError, Referenceable, Violation
@@ -44,10 +44,6 @@ from pipegrid.wire.banana_receiver import Bounds, LimitExceeded
 from pipegrid.wire.foolscap_broker import KEEPALIVE_S, call_remote, make_tub
 from pipegrid.wire.foolscap_interfaces import ALLOCATED, RIStorageServer, answer_cost
 from pipegrid.wire.server_address import Furl
-
-if TYPE_CHECKING:
-    from pipegrid.transport.throttle import Throttle
-
 
 # The connection to one Foolscap server: established when needed, watched while responses are outstanding,
 # and closed.
@@ -166,13 +162,16 @@ class FoolscapLink:
         answer.addBoth(self._answered, share_bytes)
         return answer.addErrback(self._explained, method)
 
+    async def call_storage(self, method: str, *arguments: Any, share_bytes: int = 0) -> Any:
+        """Call a method of the storage server itself, like ``call``; connects if needed."""
+        return await self.call(await self.storage(), method, *arguments, share_bytes=share_bytes)
+
     def close(self) -> Deferred[Any]:
         """Close the connection permanently, and fail unanswered calls; fires when it is closed."""
         self._closed = True
         self._drop(ServerUnreachable(f"{self._server} was disconnected here", self._server, True))
-        connecting = self._connecting
-        if connecting is not None:
-            connecting.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
         return self._connector.close()
 
     # Connecting.

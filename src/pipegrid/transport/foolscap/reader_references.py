@@ -88,8 +88,7 @@ class FoolscapReaders:
 
     async def _answer(self, storage_index: bytes, question: Waiters[dict[int, Any]]) -> None:
         try:
-            storage = await self._link.storage()
-            readers = await self._link.call(storage, "get_buckets", storage_index)
+            readers = await self._link.call_storage("get_buckets", storage_index)
             check_numbers(self._server, "a question for shares", readers)
         except Exception as error:  # of any kind, since a caller waits
             question.fail(error)
@@ -139,7 +138,7 @@ class FoolscapReaders:
 
     async def _read_all(self, reader: Any, offset: int, length: int) -> bytes:
         found = await all_ended([self._read(reader, *each) for each in in_pieces(offset, length)])
-        return found[0] if len(found) == 1 else b"".join(found)
+        return b"".join(found)
 
     # Streams.
 
