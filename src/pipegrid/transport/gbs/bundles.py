@@ -448,19 +448,12 @@ class GbsBundles:
         """
         failed = self._refusals(upload, refused)
         for number in [number for number, status in refused.items() if status == 404]:
-            error = await self._find_out_one(upload.storage_index, number)
-            if error is None:
+            try:
+                await self._ordinary.was_completed(upload.storage_index, number)
                 del failed[number]
-            else:
+            except ServerError as error:  # noqa: PERF203  it is rare that there are several
                 failed[number] = error
         return Stored(allocation, failed)
-
-    async def _find_out_one(self, storage_index: bytes, number: int) -> ServerError | None:
-        try:
-            await self._ordinary.was_completed(storage_index, number)
-        except ServerError as error:
-            return error
-        return None
 
     def _settle(self, held: HeldAllocation, result: BundledAnswer, repeated: bool) -> None:
         allocation = result.allocation
@@ -557,7 +550,7 @@ MAX_SMALL_READ_BYTES = READ_BYTES // 4
 """Longer shares gain nothing from a bundle."""
 
 NOT_TAKEN = (404, 405)
-"""Statuses of a server that does not take read bundles."""
+"""Statuses of a server that does not take read bundles, surveys, or releases of leases."""
 
 
 class _HeldRead:
@@ -686,9 +679,7 @@ class GbsReadBundles:
         return DeferredList([self._read(each) for each in held]).addCallback(lambda _: None)
 
     def _read(self, held: _HeldRead) -> Deferred[None]:
-        read = held.read
-        alone = self._read_alone(read.storage_index, read.share_number, read.length)
-        held.alone = alone.addBoth(_tell, held)
+        held.alone = self._read_alone(*held.read).addBoth(_tell, held)
         return held.alone
 
     def _answered(self, answer: RawResponse, held: Sequence[_HeldRead]) -> Deferred[None] | None:

@@ -8,20 +8,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred, fail
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
 
-from pipegrid.errors import PipegridError
+from pipegrid.errors import PipegridError, ServerUnreachable
 from pipegrid.http11.dialer import Endpoints
 from pipegrid.http11.exchange import RawRequest, RawResponse
 from pipegrid.http11.upload_connection import Answered, UploadConnection
 from pipegrid.transport.gbs.bundles import GbsBundles, OrdinaryRequests
 from pipegrid.transport.gbs.requests import GbsRequests, GbsSettings
 from pipegrid.transport.gbs.response_outcomes import GbsAnswers
-from pipegrid.transport.interface import no_upload, store_by_writes
+from pipegrid.transport.interface import disconnected, no_upload, store_by_writes
 from pipegrid.wire.gbs_bundles import BundledUpload
 from pipegrid.wire.storage_messages import (
     Allocation,
@@ -34,6 +35,7 @@ from pipegrid.wire.storage_messages import (
 )
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 CROWD_BYTES = 256 << 10
 CROWD_BYTES_PER_S = 2.5e6
@@ -54,11 +56,49 @@ of shares takes milliseconds, and half a second on a disk under load.
 """
 
 
-class Track(Protocol):
-    """Tracks Deferreds that must be cancelled one by one when the server is disconnected."""
+class PendingQuestions:
+    """
+    The unanswered questions to one server, which disconnecting must cancel one by one.
 
-    def __call__(self, start: Callable[[], Deferred[T]]) -> Deferred[T]:
-        """Start the operation, and track it until it has ended."""
+    Only questions are tracked here. Changes end with their connection, or with what they wait for.
+
+    Attributes:
+        disconnected: whether questions are refused.
+    """
+
+    def __init__(self, server: str) -> None:
+        self.disconnected = False
+        self._server = server
+        self._leaving = False
+        self._waiting: set[Deferred[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def track(self, start: Callable[[], Deferred[T]]) -> Deferred[T]:
+        """Ask, and track the question until it fires, fails or is cancelled; fails if disconnected."""
+        if self.disconnected:
+            return fail(self.gone())
+        waiting = start()
+        self._waiting.add(waiting)
+        return waiting.addBoth(self._answered, waiting)
+
+    def give_up(self) -> None:
+        """Cancel all questions; their callers get ``gone``."""
+        self.disconnected = self._leaving = True
+        for waiting in list(self._waiting):
+            waiting.cancel()
+        self._leaving = False
+
+    def gone(self) -> ServerUnreachable:
+        """Return the error that all callers get."""
+        return disconnected(self._server)
+
+    def _answered(self, result: R, waiting: Deferred[Any]) -> R | Failure:
+        self._waiting.discard(waiting)
+        if self._leaving and isinstance(result, Failure) and result.check(CancelledError):
+            return Failure(self.gone())
+        return result
 
 
 class GbsContext(NamedTuple):
@@ -70,6 +110,7 @@ class GbsContext(NamedTuple):
         name: the server's name for messages.
         requests: builds requests as bytes.
         answers: interprets responses.
+        asked: tracks operations of more than one request.
     """
 
     clock: IReactorTime
@@ -78,6 +119,7 @@ class GbsContext(NamedTuple):
     settings: GbsSettings
     requests: GbsRequests
     answers: GbsAnswers
+    asked: PendingQuestions
 
 
 class GbsUploads:
@@ -93,38 +135,30 @@ class GbsUploads:
     for writes whose bytes were dropped: they fail with ``WriteLost``, and the caller repeats them.
 
     Args:
-        track: for operations of more than one request.
         bundle_bytes: the largest bundle that the server's announcement offers, or 0; its responses may
             offer bundles, too.
     """
 
-    def __init__(
-        self,
-        context: GbsContext,
-        track: Track,
-        bundle_bytes: int,
-    ) -> None:
-        clock, name = context.clock, context.name
-        requests, answers = context.requests, context.answers
-        self._clock = clock
-        self._name = name
-        self._requests = requests
-        self._answers = answers
-        self._track = track
+    def __init__(self, context: GbsContext, bundle_bytes: int) -> None:
+        self._clock = context.clock
+        self._name = context.name
+        self._requests = context.requests
+        self._answers = context.answers
+        self._track = context.asked.track
         self._questions = 0
         self._question_bytes = 0
         self._connection = UploadConnection(
-            clock,
+            context.clock,
             context.endpoints,
-            name,
+            context.name,
             context.settings.limits(1),
             context.settings.time_limit_s,
             crowd_bytes=self._crowd_bytes,
         )
         self._bundles = GbsBundles(
-            clock,
-            requests,
-            answers,
+            context.clock,
+            context.requests,
+            context.answers,
             lambda request: self._connection.request(request),
             OrdinaryRequests(self._allocate, self._write, self._store_apart, self._was_completed),
             bundle_bytes,
