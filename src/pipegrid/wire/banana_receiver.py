@@ -31,8 +31,11 @@ MAX_NUMBER_BITS = 63
 """The limit of a token's number, nine bytes: lengths, counts, and integers below 2^31."""
 
 
-class BananaTooLong(ValueError):
-    """A number has more bytes than allowed."""
+class LimitExceeded(BananaError):
+    """The other end exceeded a limit, or violated the protocol; the text says how."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class Tokens:
@@ -100,7 +103,7 @@ class Tokens:
         Return the next token's type and number, or None if it has not arrived.
 
         Raises:
-            BananaTooLong: a number of more than ``MAX_NUMBER_BITS``.
+            LimitExceeded: a number of more than ``MAX_NUMBER_BITS``.
         """
         if self._skip and not self._skipped():
             return None
@@ -114,7 +117,7 @@ class Tokens:
                     self._at, self._value, self._shift = at, 0, 0
                     return byte, value
                 if self._shift >= MAX_NUMBER_BITS:
-                    raise BananaTooLong("a token's number has more than 9 bytes")
+                    raise LimitExceeded("a token's number has more than 9 bytes")
                 self._value |= byte << self._shift
                 self._shift += 7
             self._at = at
@@ -202,30 +205,8 @@ def nothing_pattern(words: Mapping[int, bytes]) -> re.Pattern[bytes] | None:
     answer, none = numbers.get(b"answer"), numbers.get(b"none")
     if answer is None or none is None or max(answer, none) > 0x7F:
         return None
-    return re.compile(
-        b"".join(
-            (
-                *(
-                    b"(?P<outer>",
-                    NUMBER,
-                    b")",
-                    byte_pattern(OPEN),
-                    byte_pattern(answer),
-                    byte_pattern(VOCAB),
-                ),
-                *(b"(?P<request>", NUMBER, b")", byte_pattern(INT)),
-                *(
-                    b"(?P<inner>",
-                    NUMBER,
-                    b")",
-                    byte_pattern(OPEN),
-                    byte_pattern(none),
-                    byte_pattern(VOCAB),
-                ),
-                *(b"(?P=inner)", byte_pattern(CLOSE), b"(?P=outer)", byte_pattern(CLOSE)),
-            )
-        )
-    )
+    outer, inner = _opened(0, answer), _opened(1, none)
+    return re.compile(outer + _integer(b"request", NUMBER) + inner + _closed(1) + _closed(0))
 
 
 def number_of(digits: bytes) -> int:
@@ -239,6 +220,21 @@ def number_of(digits: bytes) -> int:
 def byte_pattern(value: int) -> bytes:
     """Return a pattern for this byte."""
     return re.escape(bytes((value,)))
+
+
+def _integer(name: bytes, digits: bytes) -> bytes:
+    """Return a pattern for an integer; ``digits`` matches its number, which becomes a group of this name."""
+    return b"(?P<%b>%b)" % (name, digits) + byte_pattern(INT)
+
+
+def _opened(place: int, kind: int) -> bytes:
+    """Return a pattern for the beginning of an object; ``place`` is the object's in the pattern."""
+    parts = b"(?P<open%d>" % place, NUMBER, b")", byte_pattern(OPEN), byte_pattern(kind)
+    return b"".join((*parts, byte_pattern(VOCAB)))
+
+
+def _closed(place: int) -> bytes:
+    return b"(?P=open%d)" % place + byte_pattern(CLOSE)
 
 
 # The answer that allocates one share, parsed in one piece: no existing shares, and one writer, as for most
@@ -289,10 +285,9 @@ class AllocatedAnswers:
         return re.compile(
             b"".join(
                 (
-                    *(answer, b"(?P<request>", NUMBER, b")", byte_pattern(INT)),
-                    *(pair, there, _closed(2), writers),
-                    *(b"(?P<share>", _SHARE_NUMBER, b")", byte_pattern(INT)),
-                    *(_opened(4, reference), b"(?P<clid>", NUMBER, b")", byte_pattern(INT)),
+                    *(answer, _integer(b"request", NUMBER), pair, there, _closed(2), writers),
+                    *(_integer(b"share", _SHARE_NUMBER), _opened(4, reference)),
+                    _integer(b"clid", NUMBER),
                     *(byte_pattern(len(name)), byte_pattern(STRING), re.escape(name)),
                     *(b"(?P<size>", _SHARE_NUMBER, b")", byte_pattern(STRING)),
                     *(b"(?P<furl>[!-~]{1,%d})" % MAX_FURL_BYTES, _closed(4)),
@@ -326,15 +321,6 @@ def parsed(found: re.Match[bytes]) -> Allocated | None:
         return None
     request, share, clid = (number_of(found[name]) for name in ("request", "share", "clid"))
     return Allocated(request, share, clid, furl.decode("ascii"))
-
-
-def _opened(place: int, kind: int) -> bytes:
-    parts = b"(?P<open%d>" % place, NUMBER, b")", byte_pattern(OPEN), byte_pattern(kind)
-    return b"".join((*parts, byte_pattern(VOCAB)))
-
-
-def _closed(place: int) -> bytes:
-    return b"(?P=open%d)" % place + byte_pattern(CLOSE)
 
 
 # The memory of a message is counted before it is allocated. Every message starts with a few KiB, and is
@@ -371,13 +357,6 @@ least 531.
 """
 
 MAX_TOKENS = MAX_SMALL_TOKENS + 5 * MAX_FOOLSCAP_WRITES
-
-
-class LimitExceeded(BananaError):
-    """The other end exceeded a limit, or violated the protocol; the text says how."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 @attrs.frozen
@@ -530,9 +509,6 @@ class BoundedReceiver(Broker):
             turn_ended = self._take_tokens()
         except BananaError as error:
             self.refuse(str(error.args[0]) if error.args else "it broke the protocol")
-            return
-        except BananaTooLong as error:
-            self.refuse(str(error))
             return
         except Exception as error:
             # Foolscap asserts on, and decodes, untrusted input.

@@ -29,7 +29,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.reactor.connection_policy import ConnectionPolicy, RefusedConnection
-from pipegrid.reactor.deferreds import Waiters
+from pipegrid.reactor.deferreds import Timer, Waiters
 from pipegrid.reactor.tcp_socks5_endpoints import endpoint_through
 from pipegrid.reactor.tcp_transport import StallWatch, unsent_bytes
 from pipegrid.reactor.tls_settings import bound_handshakes, only_forward_secret, self_signed_pem
@@ -75,7 +75,7 @@ class DeferredRefRelease:
         self._give_back = give_back
         self._busy = busy
         self._unneeded: deque[tuple[Any, int]] = deque()
-        self._timer: IDelayedCall | None = None
+        self._timer = Timer(eventual.reactor, self._release_some)
 
     def later(self, tracker: Any, count: int) -> None:
         """
@@ -89,16 +89,13 @@ class DeferredRefRelease:
     def stop(self) -> None:
         """Drop all: the connection is lost, and with it all references."""
         self._unneeded.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.stop()
 
     def _schedule(self) -> None:
-        if self._timer is None and self._unneeded:
-            self._timer = eventual.reactor.callLater(IDLE_CHECK_S, self._release_some)
+        if self._unneeded:
+            self._timer.set(IDLE_CHECK_S)
 
     def _release_some(self) -> None:
-        self._timer = None
         if not self._busy():
             for _ in range(min(RELEASES_PER_CHECK, len(self._unneeded))):
                 self._give_back(*self._unneeded.popleft())
@@ -255,7 +252,7 @@ class BoundedBroker(BoundedReceiver):
 
     def __init__(self, *args: Any, bounds: Bounds | None = None, **kwargs: Any) -> None:
         super().__init__(*args, bounds=bounds, **kwargs)
-        self._aborting: IDelayedCall | None = None
+        self._aborting = Timer(eventual.reactor, self._abort)
         self._unneeded = DeferredRefRelease(
             super().freeYourReference, lambda: bool(self.waitingForAnswers)
         )
@@ -379,8 +376,8 @@ class BoundedBroker(BoundedReceiver):
             not self.connectionAbandoned
         )  # nothing more is read from a peer that was rejected
         self.connectionAbandoned = True
-        if self._aborting is None and not self.disconnected:
-            self._aborting = eventual.reactor.callLater(GRACE_S, self._abort)
+        if not self.disconnected:
+            self._aborting.set(GRACE_S)
         super().shutdown(why, fireDisconnectWatchers)
 
     def finish(self, why: Failure) -> None:
@@ -389,7 +386,6 @@ class BoundedBroker(BoundedReceiver):
         super().finish(why)
 
     def _abort(self) -> None:
-        self._aborting = None
         abort = getattr(self.transport, "abortConnection", None)
         if abort is not None:
             abort()
@@ -397,9 +393,7 @@ class BoundedBroker(BoundedReceiver):
     def connectionLost(self, why: Failure) -> None:
         """Release everything when the connection is lost."""
         self.connectionAbandoned = True
-        if self._aborting is not None:
-            self._aborting.cancel()
-            self._aborting = None
+        self._aborting.stop()
         if self.stalls is not None:
             self.stalls.stop()
         super().connectionLost(why)

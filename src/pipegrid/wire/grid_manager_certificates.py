@@ -199,15 +199,11 @@ def read_certificates(announced: object) -> tuple[SignedCertificate, ...]:
     """Return the certificates of an announcement, which is untrusted; malformed ones are left out."""
     found = []
     for each in announced[:MAX_READ_CERTIFICATES] if isinstance(announced, list) else ():
-        text, signature = (
-            (each.get("certificate"), each.get("signature"))
-            if isinstance(each, dict)
-            else (None, None)
-        )
-        if isinstance(text, str) and isinstance(signature, str):
-            is_short = len(text) <= MAX_CERTIFICATE_CHARACTERS
-            if is_short and len(signature) == _SIGNATURE_CHARACTERS:
-                found.append(SignedCertificate(text, signature))
+        match each:
+            case {"certificate": str(text), "signature": str(signature)}:
+                is_short = len(text) <= MAX_CERTIFICATE_CHARACTERS
+                if is_short and len(signature) == _SIGNATURE_CHARACTERS:
+                    found.append(SignedCertificate(text, signature))
     return tuple(found)
 
 
