@@ -72,20 +72,9 @@ class AgentExchange(Exchange):
         uri: bytes,
         headers: Headers | None,
         head: bytes,
-        expected_response_bytes: int | None = None,
-        timeout_s: float | None = None,
-        idempotent: bool | None = None,
-        again_after_silence: bool = True,
+        idempotent: bool | None,
     ) -> None:
-        Exchange.__init__(
-            self,
-            method,
-            head,
-            idempotent=idempotent,
-            expected_response_bytes=expected_response_bytes,
-            timeout_s=timeout_s,
-            again_after_silence=again_after_silence,
-        )
+        Exchange.__init__(self, method, head, idempotent=idempotent)
         self.clock = clock
         self.uri = uri
         self.request_headers = headers
@@ -434,17 +423,10 @@ class PipelinedAgent:
             except UsageError as error:
                 return fail(error)
             raise
-        exchange = AgentExchange(
-            self._clock,
-            method,
-            uri,
-            headers,
-            head,
-            expected_response_bytes,
-            timeout_s,
-            idempotent,
-            again_after_silence,
-        )
+        exchange = AgentExchange(self._clock, method, uri, headers, head, idempotent)
+        exchange.expected_response_bytes = expected_response_bytes
+        exchange.timeout_s = timeout_s
+        exchange.again_after_silence = again_after_silence
         if headers is not None:
             exchange.closes = _closes(headers)
             exchange.expects_continue = bodyProducer is not None and headers.hasHeader(b"expect")

@@ -92,13 +92,10 @@ class Tunnel(Protocol):
         opened.callback(inner)
 
     def _refuse(self, what: str) -> None:
-        self._fail(TunnelRefused(f"the proxy {self._proxy} {what} to {self._target}"))
-
-    def _fail(self, error: Exception) -> None:
         opened = self._opened
         self.give_up()
         if opened is not None:
-            opened.errback(error)
+            opened.errback(TunnelRefused(f"the proxy {self._proxy} {what} to {self._target}"))
 
     def give_up(self) -> None:
         """Abort the connection, if there is one yet, and report nothing."""
@@ -114,11 +111,7 @@ class Tunnel(Protocol):
             if self._is_through:
                 self._inner.connectionLost(reason)
         else:
-            self._fail(
-                TunnelRefused(
-                    f"the proxy {self._proxy} closes the connection when asked to connect to {self._target}"
-                )
-            )
+            self._refuse("closes the connection when asked to connect")
 
 
 @implementer(IStreamClientEndpoint)
