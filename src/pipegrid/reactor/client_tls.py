@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import (
     IHandshakeListener,
@@ -513,12 +513,28 @@ class PreconnectedEndpoint:
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
         """Connect; fires with the protocol over TLS. May be cancelled."""
-        attempt = _Attempt(self, protocolFactory)
-        if not self._ahead.take(self._address, attempt.ready):
-            return self._otherwise.connect(protocolFactory)
-        return attempt.made
+        return Deferred.fromCoroutine(self._connect(protocolFactory))
 
-    def adopt(self, begun: Preconnected, factory: IProtocolFactory) -> IProtocol:
+    async def _connect(self, factory: IProtocolFactory) -> IProtocol:
+        waiting: Deferred[Preconnected | None] = Deferred()
+
+        def arrived(begun: Preconnected | None) -> None:
+            if not waiting.called:
+                waiting.callback(begun)
+            elif begun is not None:  # it was cancelled
+                begun.socket.close()
+
+        def ready(begun: Preconnected | None) -> None:
+            """Continue in the reactor's thread, from any thread."""
+            self.reactor.callFromThread(arrived, begun)
+
+        begun = await waiting if self._ahead.take(self._address, ready) else None
+        if begun is not None:
+            with suppress(Exception):  # connecting again will report what is wrong
+                return self._adopt(begun, factory)
+        return await self._otherwise.connect(factory)
+
+    def _adopt(self, begun: Preconnected, factory: IProtocolFactory) -> IProtocol:
         """
         Return the protocol over a preconnected connection.
 
@@ -538,43 +554,3 @@ class PreconnectedEndpoint:
             raise OSError("it is not wanted any more")
         wrapped: IProtocol = tls.built.wrappedProtocol
         return wrapped
-
-    def dial(self, factory: IProtocolFactory) -> Deferred[IProtocol]:
-        """Connect without a preconnected connection."""
-        return self._otherwise.connect(factory)
-
-
-class _Attempt:
-    """Waits for the connection that is being preconnected."""
-
-    def __init__(self, endpoint: PreconnectedEndpoint, factory: IProtocolFactory) -> None:
-        self.made: Deferred[IProtocol] = Deferred(self._cancelled)
-        self._endpoint = endpoint
-        self._factory = factory
-        self._dialling: Deferred[IProtocol] | None = None
-
-    def ready(self, begun: Preconnected | None) -> None:
-        """Continue in the reactor's thread, from any thread."""
-        self._endpoint.reactor.callFromThread(self._go_on, begun)
-
-    def _go_on(self, begun: Preconnected | None) -> None:
-        if begun is not None:
-            if self.made.called:  # it was cancelled
-                begun.socket.close()
-                return
-            try:
-                protocol = self._endpoint.adopt(begun, self._factory)
-            except Exception:
-                pass  # connecting again will report what is wrong
-            else:
-                self.made.callback(protocol)
-                return
-        if not self.made.called:
-            self._dialling = self._endpoint.dial(self._factory)
-            self._dialling.chainDeferred(self.made)
-
-    def _cancelled(self, made: Deferred[IProtocol]) -> None:
-        if self._dialling is not None:
-            self._dialling.cancel()
-        if not made.called:
-            made.errback(CancelledError())

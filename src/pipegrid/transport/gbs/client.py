@@ -38,7 +38,7 @@ from pipegrid.transport.gbs.bundles import (
     GbsReadBundles,
 )
 from pipegrid.transport.gbs.foolscap_offload import FoolscapOffload, OffloadServer
-from pipegrid.transport.gbs.read_streams import GbsStreams
+from pipegrid.transport.gbs.read_streams import GbsStreams, Stream
 from pipegrid.transport.gbs.requests import GbsRequests, GbsSettings
 from pipegrid.transport.gbs.response_outcomes import GbsAnswers
 from pipegrid.transport.gbs.uploads import BEHIND_BYTES, GbsContext, GbsUploads, PendingQuestions
@@ -367,9 +367,10 @@ class GbsServer:
             return self.read(storage_index, share_number, offset, 0).addCallback(len)
 
         def start(begun: Callable[[], None]) -> Deferred[int]:
-            return self._streams.stream(
-                storage_index, share_number, offset, length, consumer, begun
-            )
+            asked = storage_index, share_number, offset, length
+            stream = Stream(self._streams, *asked, consumer, begun)
+            self._streams.enqueue(stream)
+            return stream.result
 
         return self._asked.track(lambda: self._order.ask_apart(storage_index, share_number, start))
 
