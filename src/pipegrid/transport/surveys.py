@@ -82,9 +82,8 @@ def takes(server: StorageServer) -> bool:
     return isinstance(server, TakesSurveys) and server.is_known_to_take_surveys
 
 
-def survey(
-    server: StorageServer, questions: Sequence[Question], told: OnSurveyed
-) -> Deferred[None]:
+@as_deferred
+async def survey(server: StorageServer, questions: Sequence[Question], told: OnSurveyed) -> None:
     """
     Ask a server many questions, in one request if it supports surveys (``wire.gbs_surveys_releases``),
     otherwise in ordinary requests that are sent at the same time: in both cases it is one round trip. The
@@ -101,27 +100,18 @@ def survey(
         Cancelling it cancels the unanswered questions.
     """
     asked = server.survey(questions) if isinstance(server, TakesSurveys) else None
-    if asked is None:
-        return _ask_apart(server, questions, told)
-
-    def answered(answers: list[Surveyed | ServerError] | None) -> Deferred[None] | None:
-        if answers is None:
-            return _ask_apart(server, questions, told)
-        for number, answer in enumerate(answers):
-            told(number, answer)
-        return None
-
-    def failed(failure: Failure) -> None:
-        error = failure.value
-        if not isinstance(error, ServerError):
-            failure.raiseException()
-        for number in range(len(questions)):
-            told(number, error)
-
-    return asked.addCallbacks(answered, failed)
+    answers: Sequence[Surveyed | ServerError] | None
+    try:
+        answers = None if asked is None else await asked
+    except ServerError as error:
+        answers = [error] * len(questions)
+    if answers is None:
+        await _ask_apart(server, questions, told)
+        return
+    for number, answer in enumerate(answers):
+        told(number, answer)
 
 
-@as_deferred
 async def _ask_apart(
     server: StorageServer, questions: Sequence[Question], told: OnSurveyed
 ) -> None:

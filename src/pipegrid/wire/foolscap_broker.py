@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from foolscap import crypto, eventual
 from foolscap.api import Tub
@@ -609,13 +609,10 @@ MAX_CALL_BYTES = 128 * 1024
 _END_OF_SMALL = 1 << 31
 
 
-class KnownReference:
+class KnownReference(NamedTuple):
     """An object of ours that the other end knows already, as an argument of a call."""
 
-    __slots__ = ("clid",)
-
-    def __init__(self, clid: int) -> None:
-        self.clid = clid
+    clid: int
 
 
 def can_pack(arguments: tuple[Any, ...]) -> bool:

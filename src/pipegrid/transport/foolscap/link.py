@@ -157,10 +157,14 @@ class FoolscapLink:
             share_bytes: share data in the call or its response, if there may be much: the time limit
                 grows with it.
         """
-        self._add_outstanding(share_bytes)
+        self._outstanding += 1
+        self._outstanding_bytes += share_bytes
+        if self._outstanding == 1:
+            self.heard_s = self._clock.seconds()
+            self._timer.set(self._timeout_s)
         answer = call_remote(reference, method, *arguments)
         answer.addBoth(self._answered, share_bytes)
-        return answer.addErrback(self._explained, method)
+        return answer.addErrback(lambda failure: Failure(self._explain(failure, method)))
 
     async def call_storage(self, method: str, *arguments: Any, share_bytes: int = 0) -> Any:
         """Call a method of the storage server itself, like ``call``; connects if needed."""
@@ -234,13 +238,6 @@ class FoolscapLink:
 
     # Time limits.
 
-    def _add_outstanding(self, share_bytes: int) -> None:
-        self._outstanding += 1
-        self._outstanding_bytes += share_bytes
-        if self._outstanding == 1:
-            self.heard_s = self._clock.seconds()
-            self._timer.set(self._timeout_s)
-
     def _answered(self, result: Any, share_bytes: int) -> Any:
         self._outstanding -= 1
         self._outstanding_bytes -= share_bytes
@@ -264,9 +261,6 @@ class FoolscapLink:
         )
 
     # Errors.
-
-    def _explained(self, failure: Failure, method: str) -> Failure:
-        return Failure(self._explain(failure, method))
 
     def _explain(self, failure: Failure, method: str) -> Exception:
         server = self._server

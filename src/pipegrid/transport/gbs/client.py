@@ -162,7 +162,7 @@ class GbsServer:
             *talk,
             self._ask_read_bundle,
             lambda index, number, length: self.read(index, number, 0, length),
-            lambda: gbs_bundles.read_limit_bytes(self._uploads.bundle_bytes),
+            lambda: gbs_bundles.read_limit_bytes(self._uploads.bundles.max_bytes),
         )
         self._beside = None if open_beside is None else FoolscapOffload(clock, open_beside)
 
@@ -175,13 +175,13 @@ class GbsServer:
     @property
     def round_trip_s(self) -> float | None:
         """The shortest round trip measured on the uploads' connection; None if there is none."""
-        return self._uploads.round_trip_s
+        return self._uploads.connection.round_trip_s
 
     @property
     def last_activity_s(self) -> float:
         """When bytes last came from the server or went to it, by the clock."""
         beside_s = -math.inf if self._beside is None else self._beside.last_activity_s
-        return max(self._uploads.last_activity_s, self._reads.last_activity_s, beside_s)
+        return max(self._uploads.connection.last_activity_s, self._reads.last_activity_s, beside_s)
 
     def version(self) -> Deferred[ServerVersion]:
         """Ask the server for its version and limits."""
@@ -255,12 +255,12 @@ class GbsServer:
     @property
     def bundle_bytes(self) -> int:
         """The longest bundle that the server takes, as far as it is known now; 0: none."""
-        return self._uploads.bundle_bytes
+        return self._uploads.bundles.max_bytes
 
     @property
     def takes_bundles(self) -> bool:
         """Whether the server's responses or its announcement have offered bundles."""
-        return self._uploads.bundle_bytes > 0
+        return self._uploads.bundles.max_bytes > 0
 
     def store_whole(
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets

@@ -104,12 +104,11 @@ class GbsRequests:
 
     def __init__(self, nurl: Nurl, timeout_s: float) -> None:
         host = f"[{nurl.host}]" if ":" in nurl.host else nurl.host
+        place = f"{host}:{nurl.port}".encode("ascii")
+        authorization = gbs_paths_headers.authorization(nurl.swissnum)
         self._timeout_s = timeout_s
         # The part of each request head after the path; the same for all requests to this server.
-        self._common = b" HTTP/1.1\r\nHost: %s:%d\r\n" % (
-            host.encode("ascii"),
-            nurl.port,
-        ) + b"Authorization: %s\r\n" % gbs_paths_headers.authorization(nurl.swissnum)
+        self._common = b" HTTP/1.1\r\nHost: %s\r\nAuthorization: %s\r\n" % (place, authorization)
 
     def version(self) -> RawRequest:
         """Ask the server for its version and limits."""

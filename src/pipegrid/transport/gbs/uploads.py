@@ -137,6 +137,10 @@ class GbsUploads:
     Args:
         bundle_bytes: the largest bundle that the server's announcement offers, or 0; its responses may
             offer bundles, too.
+
+    Attributes:
+        connection: the one for all changes.
+        bundles: the small shares.
     """
 
     def __init__(self, context: GbsContext, bundle_bytes: int) -> None:
@@ -147,7 +151,7 @@ class GbsUploads:
         self._track = context.asked.track
         self._questions = 0
         self._question_bytes = 0
-        self._connection = UploadConnection(
+        self.connection = UploadConnection(
             context.clock,
             context.endpoints,
             context.name,
@@ -155,50 +159,35 @@ class GbsUploads:
             context.settings.time_limit_s,
             crowd_bytes=self._crowd_bytes,
         )
-        self._bundles = GbsBundles(
+        self.bundles = GbsBundles(
             context.clock,
             context.requests,
             context.answers,
-            lambda request: self._connection.request(request),
+            lambda request: self.connection.request(request),
             OrdinaryRequests(self._allocate, self._write, self._store_apart, self._was_completed),
             bundle_bytes,
         )
 
     def __repr__(self) -> str:
-        return f"<GbsUploads {self._connection}, {self._bundles}>"
-
-    @property
-    def round_trip_s(self) -> float | None:
-        """The shortest round trip that the connection has measured; None if there is none."""
-        return self._connection.round_trip_s
-
-    @property
-    def last_activity_s(self) -> float:
-        """When the connection last sent or received bytes, by the clock."""
-        return self._connection.last_activity_s
-
-    @property
-    def bundle_bytes(self) -> int:
-        """Size of the largest bundle that the server accepts; 0 if it has not offered bundles."""
-        return self._bundles.max_bytes
+        return f"<GbsUploads {self.connection}, {self.bundles}>"
 
     def _crowd_bytes(self) -> float:
         """Return the limit of pending bytes of small requests; none if the server supports bundles."""
-        if self.bundle_bytes:
+        if self.bundles.max_bytes:
             return math.inf
-        return max(CROWD_BYTES, CROWD_BYTES_PER_S * (self.round_trip_s or 0.0))
+        return max(CROWD_BYTES, CROWD_BYTES_PER_S * (self.connection.round_trip_s or 0.0))
 
     def close(self, reason: Callable[[], PipegridError]) -> Deferred[None]:
         """Fail all unanswered requests, each with its own error; fires when the connection is closed."""
-        self._bundles.give_up(reason)
-        return self._connection.close(reason)
+        self.bundles.give_up(reason)
+        return self.connection.close(reason)
 
     def allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
         """Request space; see the contract."""
         call = storage_index, share_numbers, share_bytes, secrets
-        return self._bundles.allocate(*call) or self._allocate(*call)
+        return self.bundles.allocate(*call) or self._allocate(*call)
 
     def _allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
@@ -221,7 +210,7 @@ class GbsUploads:
         """Write to an unfinished share; see the contract."""
         bundled = None
         if not offset:
-            bundled = self._bundles.write(storage_index, share_number, data, upload_secret)
+            bundled = self.bundles.write(storage_index, share_number, data, upload_secret)
         if bundled is not None:
             return bundled
         return self._write(storage_index, share_number, offset, data, upload_secret, again, release)
@@ -254,7 +243,7 @@ class GbsUploads:
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored]:
         """Store whole shares; see the contract."""
-        bundled = self._bundles.store(storage_index, shares, share_bytes, secrets)
+        bundled = self.bundles.store(storage_index, shares, share_bytes, secrets)
         if bundled is not None:
             return bundled
         upload = BundledUpload(storage_index, secrets, share_bytes, frozenset(shares), dict(shares))
@@ -272,7 +261,7 @@ class GbsUploads:
                 upload.secrets,
             )
         )
-        self._connection.flush()  # the other servers' shares are prepared while this one begins
+        self.connection.flush()  # the other servers' shares are prepared while this one begins
         return stored
 
     def abort(
@@ -308,8 +297,8 @@ class GbsUploads:
         expected_bytes = self._question_bytes + (request.expected_response_bytes or 0)
         return (
             expected_bytes <= BEHIND_BYTES
-            and self._connection.is_up
-            and self._connection.unanswered == self._questions
+            and self.connection.is_up
+            and self.connection.unanswered == self._questions
         )
 
     def question(self, request: RawRequest) -> Deferred[RawResponse]:
@@ -328,7 +317,7 @@ class GbsUploads:
             self._question_bytes -= expected_bytes
             return result
 
-        sent = self._connection.request(request, once=True)
+        sent = self.connection.request(request, once=True)
         answer: Deferred[RawResponse] = sent.addCallback(lambda answered: answered[0])
         return answer.addBoth(ended)
 
@@ -337,14 +326,14 @@ class GbsUploads:
     ) -> Deferred[T]:
         """Send a request like ``upload``; ``unpack`` also gets whether it was sent more than once."""
         changed = self._send(request, storage_index).addCallback(lambda answered: unpack(*answered))
-        self._connection.flush()
+        self.connection.flush()
         return changed
 
     def _send(self, request: RawRequest, storage_index: bytes) -> Deferred[Answered]:
         """Send a request on the uploads' connection, after all earlier ones for its storage index."""
-        self._bundles.flush(storage_index)
-        return self._connection.request(request)
+        self.bundles.flush(storage_index)
+        return self.connection.request(request)
 
     def heard(self, answer: RawResponse, unpack: Callable[[RawResponse], T]) -> T:
-        self._bundles.heard(answer)
+        self.bundles.heard(answer)
         return unpack(answer)
