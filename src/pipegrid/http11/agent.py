@@ -550,9 +550,7 @@ def _serial_hosts(serial: object) -> Literal[True] | frozenset[bytes]:
 
 def _closes(headers: Headers) -> bool:
     """Return whether a request has ``Connection: close``."""
-    if not headers.hasHeader(b"connection"):
-        return False
-    return b"close" in b",".join(headers.getRawHeaders(b"connection") or []).lower()
+    return b"close" in b",".join(headers.getRawHeaders(b"connection", [])).lower()
 
 
 def _add_body(exchange: AgentExchange, body: IBodyProducer) -> None:

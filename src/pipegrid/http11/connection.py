@@ -268,7 +268,7 @@ class PipelinedConnection(Protocol):
         transport: Any = self.transport
         self._stalls = be_prompt(transport, self._clock)
         set_bulk_buffers(transport, RECEIVE_BYTES)
-        self._read_pause.attach(transport)
+        self._read_pause.transport = transport
         self._writer.attach(transport)
         # Test the class: wrappers around TLS provide the same interfaces, but do not report the handshake.
         if INegotiated.implementedBy(type(transport)):
@@ -450,11 +450,12 @@ class PipelinedConnection(Protocol):
         self._writer.stop()
         self._wait_timer.stop()
         if self._phase is Phase.LEAVING and self.transport is not None:
-            self._writer.detach()
+            transport: Any = self.transport
+            transport.unregisterProducer()
             self._read_pause.open()  # read on, to see the server close its side
             if clean and not written and not how.garbage:
                 self._close_timer.set(self._limits.close_timeout_s)
-                self.transport.loseConnection()
+                transport.loseConnection()
             else:
                 self._abort_transport()
         self.owner.lost(self, loss, given_back(written, queued, loss, self._server))

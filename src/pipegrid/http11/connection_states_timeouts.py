@@ -141,20 +141,17 @@ class ReadPause:
     Pauses and resumes the reading of one connection.
 
     Attributes:
+        transport: to pause and resume; None until the connection is made.
         reader: the state of the current response's reader.
         blocked: whether its pause is so long that requests should use another connection.
     """
 
-    __slots__ = ("_transport", "blocked", "reader")
+    __slots__ = ("blocked", "reader", "transport")
 
     def __init__(self) -> None:
-        self._transport: Any = None
+        self.transport: Any = None
         self.reader = ReaderState.READS
         self.blocked = False
-
-    def attach(self, transport: Any) -> None:
-        """Keep the transport, to pause and resume it; called when the connection is made."""
-        self._transport = transport
 
     def _move(self, reading: Reading) -> None:
         self.reader = READER.after(self.reader, reading)
@@ -166,7 +163,7 @@ class ReadPause:
             return
         if self.reader is ReaderState.READS:
             self._move(Reading.PAUSES)
-            self._transport.pauseProducing()
+            self.transport.pauseProducing()
         else:
             self.open()
 
@@ -174,7 +171,7 @@ class ReadPause:
         """Read on, even if the reader is paused."""
         if self.reader is not ReaderState.READS:
             self._move(Reading.GOES_ON)
-            self._transport.resumeProducing()
+            self.transport.resumeProducing()
 
     def takes_long(self, written: Sequence[Exchange]) -> None:
         """The reader of the first response has paused for as long as its state allows."""

@@ -45,9 +45,9 @@ class RequestWriter:
     Args:
         progress: called when a request begins to wait for its response, and whenever the transport has
             taken bytes.
-        body_failed: called when a request's body fails.
 
     Attributes:
+        body_failed: called when a request's body will never be complete.
         enabled: whether it may write: from the time the connection is ready until it accepts no more.
     """
 
@@ -68,7 +68,7 @@ class RequestWriter:
         self._continue_timeout_s = continue_timeout_s
         self._continue_timer = Timer(clock, self.send_body)
         self._progress = progress
-        self._body_failed = body_failed
+        self.body_failed = body_failed
         self._transport: Any = None
         self._write_pieces: Callable[[list[Buffer]], None] | None = None
         self._socket: Any = None
@@ -99,10 +99,6 @@ class RequestWriter:
         self._write_pieces = getattr(transport, "write_pieces", None)
         self._socket = socket_of(transport)
         transport.registerProducer(self, True)
-
-    def detach(self) -> None:
-        """The connection is about to be closed, but still exists."""
-        self._transport.unregisterProducer()
 
     def schedule(self) -> None:
         """Write at the end of this turn of the reactor."""
@@ -241,10 +237,6 @@ class RequestWriter:
         exchange.sent = True
         self._sender = None
         self.pump()
-
-    def body_failed(self, exchange: Exchange, error: PipegridError) -> None:
-        """The body will never be complete."""
-        self._body_failed(exchange, error)
 
     # For the transport.
 

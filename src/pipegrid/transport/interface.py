@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, succeed
@@ -399,15 +399,12 @@ class PausableStream:
 def streaming(streams: set[PausableStream], consumer: IConsumer) -> Iterator[PausableStream]:
     """Register a stream as the consumer's producer, and keep it in ``streams`` until it ends."""
     stream = PausableStream()
-    streams.add(stream)
-    try:
+    with ExitStack() as at_its_end:
+        streams.add(stream)
+        at_its_end.callback(streams.discard, stream)
         consumer.registerProducer(stream, True)
-        try:
-            yield stream
-        finally:
-            consumer.unregisterProducer()
-    finally:
-        streams.discard(stream)
+        at_its_end.callback(consumer.unregisterProducer)
+        yield stream
 
 
 # ``store_whole`` in terms of ``allocate`` and ``write``, for servers without a combined request.
