@@ -149,13 +149,11 @@ class LocalServer(StoresApart):
         if share_bytes > self._inline_bytes:
             return super().store_whole(storage_index, shares, share_bytes, secrets)
         call = storage_index, dict(shares), share_bytes, secrets
-        return self._submit(
-            storage_index, None, True, lambda one: self._store_now(lambda: one.wanted, *call)
-        )
+        return self._submit(storage_index, None, True, lambda one: self._store_now(one, *call))
 
     def _store_now(
         self,
-        wanted: Callable[[], bool],
+        operation: OrderedCall,
         storage_index: bytes,
         shares: Shares,
         share_bytes: int,
@@ -163,9 +161,6 @@ class LocalServer(StoresApart):
     ) -> Deferred[Stored]:
         """
         Write shares in this thread; fires when all of them are durable, or have failed.
-
-        Args:
-            wanted: returns whether the caller still waits.
 
         Raises:
             ServerRefused, UsageError: as the allocation; nothing was stored.
@@ -185,7 +180,7 @@ class LocalServer(StoresApart):
         for number in sorted(others - allocation.already_have):
             try:
                 share = self.store.upload(storage_index, number, secrets.upload)
-                share.write(0, [shares[number]], wanted)
+                share.write(0, [shares[number]], lambda: operation.wanted)
                 if share.complete:
                     complete.append(share)
                 else:

@@ -53,14 +53,19 @@ class ManagerKey(NamedTuple):
 
     def has_signed(self, message: bytes, signature: bytes) -> bool:
         """Return whether the manager has signed these bytes."""
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+        return is_signed(self.public_bytes, message, signature)
 
-        try:
-            Ed25519PublicKey.from_public_bytes(self.public_bytes).verify(signature, message)
-        except (InvalidSignature, ValueError):
-            return False
-        return True
+
+def is_signed(public_bytes: bytes, message: bytes, signature: bytes) -> bool:
+    """Return whether the owner of an Ed25519 key has signed these bytes."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(public_bytes).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def parse_manager_key(name: str, text: str) -> ManagerKey:
