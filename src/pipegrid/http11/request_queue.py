@@ -141,7 +141,7 @@ class RequestQueue:
 
     def has_space(self, exchange: Exchange) -> bool:
         """Return whether the request, added last, could be written at once."""
-        return self._may_follow(exchange, behind_queued=True)
+        return self._may_follow(exchange, True)
 
     def add(self, exchange: Exchange) -> None:
         """Accept a request. The caller limits how many."""
@@ -158,7 +158,7 @@ class RequestQueue:
         if not self.queued:
             return None
         exchange = self.queued[0]
-        if not self._may_follow(exchange, behind_queued=False):
+        if not self._may_follow(exchange, False):
             return None
         self.queued.popleft()
         self._charged_queued -= exchange.charged_bytes
@@ -274,7 +274,8 @@ class RequestQueue:
     def _may_follow(self, exchange: Exchange, behind_queued: bool) -> bool:
         """Return whether a request may be written after the written ones, or after the queued ones, too."""
         before = self.written
-        count, charged_bytes = len(before), self._charged_written
+        count = len(before)
+        charged_bytes = self._charged_written
         request_bytes = self._request_bytes_written
         if behind_queued and self.queued:
             before = self.queued

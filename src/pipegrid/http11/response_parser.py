@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import groupby
 from typing import Any, Final
 
 import httptools
@@ -409,7 +408,15 @@ def _connection_options(head: ResponseHead) -> list[bytes]:
 def _joined(events: list[Event]) -> list[Event]:
     """Return the events with adjacent pieces of a body joined."""
     joined: list[Event] = []
-    for is_body, run in groupby(events, lambda event: isinstance(event, bytes)):
-        pieces: list[Any] = list(run)
-        joined += [b"".join(pieces)] if is_body else pieces
+    run: list[bytes] = []
+    for event in events:
+        if isinstance(event, bytes):
+            run.append(event)
+            continue
+        if run:
+            joined.append(b"".join(run))
+            run = []
+        joined.append(event)
+    if run:
+        joined.append(b"".join(run))
     return joined
