@@ -88,6 +88,8 @@ class PipelinedConnection(Protocol):
             head; None if there was no such request.
     """
 
+    transport: Any
+
     def __init__(
         self,
         clock: IReactorTime,
@@ -265,7 +267,7 @@ class PipelinedConnection(Protocol):
     # From the transport.
 
     def connectionMade(self) -> None:
-        transport: Any = self.transport
+        transport = self.transport
         self._stalls = be_prompt(transport, self._clock)
         set_bulk_buffers(transport, RECEIVE_BYTES)
         self._read_pause.transport = transport
@@ -450,19 +452,17 @@ class PipelinedConnection(Protocol):
         self._writer.stop()
         self._wait_timer.stop()
         if self._phase is Phase.LEAVING and self.transport is not None:
-            transport: Any = self.transport
-            transport.unregisterProducer()
+            self.transport.unregisterProducer()
             self._read_pause.open()  # read on, to see the server close its side
             if clean and not written and not how.garbage:
                 self._close_timer.set(self._limits.close_timeout_s)
-                transport.loseConnection()
+                self.transport.loseConnection()
             else:
                 self._abort_transport()
         self.owner.lost(self, loss, given_back(written, queued, loss, self._server))
 
     def _abort_transport(self) -> None:
-        transport: Any = self.transport
-        getattr(transport, "abortConnection", transport.loseConnection)()
+        getattr(self.transport, "abortConnection", self.transport.loseConnection)()
 
     def _check_invariants(self) -> None:
         self.lane._check_invariants()

@@ -81,6 +81,8 @@ class ClientTLS(Protocol):
         disconnecting: no more may be written.
     """
 
+    transport: Any
+
     def __init__(
         self,
         context: ssl.SSLContext,
@@ -298,8 +300,7 @@ class ClientTLS(Protocol):
             return
         if not streaming:
             producer = self._pulling = _Pulling(producer, self)
-        transport: Any = self.transport
-        transport.registerProducer(producer, True)
+        self.transport.registerProducer(producer, True)
         self._producer = producer
         if self._pulling is not None:
             self._pulling.startStreaming()
@@ -312,8 +313,7 @@ class ClientTLS(Protocol):
         if pulling is not None:
             pulling.stopStreaming()
         self._producer = None
-        transport: Any = self.transport
-        transport.unregisterProducer()
+        self.transport.unregisterProducer()
         if self.disconnecting and not self._handshaking and not self._lost:
             self._send_close_notify()
 
@@ -332,9 +332,8 @@ class ClientTLS(Protocol):
     def abortConnection(self) -> None:
         """Close now, whatever is unsent; nothing more is delivered."""
         self.disconnecting = self._lost = self._aborted = True
-        transport: Any = self.transport
-        if transport is not None:
-            getattr(transport, "abortConnection", transport.loseConnection)()
+        if self.transport is not None:
+            getattr(self.transport, "abortConnection", self.transport.loseConnection)()
 
     def _send_close_notify(self) -> None:
         """Send close_notify, as the first or as the answer, and close."""
@@ -348,7 +347,6 @@ class ClientTLS(Protocol):
         except (OSError, ValueError):
             pass  # the peer has not sent close_notify: see the class
         self._flush()
-        assert self.transport is not None
         self.transport.loseConnection()  # after its unsent data
 
     def _fail(self, error: Exception) -> None:
@@ -357,7 +355,6 @@ class ClientTLS(Protocol):
         self._reason = Failure(error)
         self._flush()
         self.disconnecting = True
-        assert self.transport is not None
         self.transport.loseConnection()
 
 

@@ -167,15 +167,13 @@ class BoundedNegotiation(StrictNegotiation):
     def _end(self) -> None:
         # The reason is being sent; a peer that does not read it, or sends more, is disconnected.
         self.buffer = b""
-        transport: Any = self.transport
-        if self._aborting is None and transport.connected:
-            transport.pauseProducing()
+        if self._aborting is None and self.transport.connected:
+            self.transport.pauseProducing()
             self._aborting = eventual.reactor.callLater(GRACE_S, self._abort)
 
     def _abort(self) -> None:
         self._aborting = None
-        transport: Any = self.transport
-        transport.abortConnection()
+        self.transport.abortConnection()
 
 
 # Limits of a connection. Each token is handled as in Foolscap, but is read by ``wire.banana_receiver``. For
