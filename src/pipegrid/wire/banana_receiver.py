@@ -377,54 +377,6 @@ class Bounds:
     allocated: AllocatedAnswers | None = None
 
 
-class Allowance:
-    """
-    The allowance of the message that is being received.
-
-    Attributes:
-        held_cost: the memory that it takes so far.
-    """
-
-    __slots__ = ("_cost_left", "_tokens_earned", "_tokens_left", "held_cost")
-
-    def __init__(self) -> None:
-        self.held_cost = 0
-        self._cost_left = 0
-        self._tokens_left = self._tokens_earned = 0
-
-    def begin(self) -> None:
-        """Start the allowance of another message."""
-        self.held_cost = 0
-        self._cost_left = FIRST_COST
-        self._tokens_left = MAX_SMALL_TOKENS
-        self._tokens_earned = MAX_TOKENS - MAX_SMALL_TOKENS
-
-    def count_body(self, size: int) -> None:
-        """Count a body, which allows more tokens."""
-        more = min(size // TOKEN_BYTES, self._tokens_earned)
-        self._tokens_earned -= more
-        self._tokens_left += more
-
-    def count_token(self) -> None:
-        """Count a token; raises LimitExceeded beyond the limit."""
-        self._tokens_left -= 1
-        if self._tokens_left < 0:
-            raise LimitExceeded("a message had more tokens than one of its size may have")
-
-    def charge(self, cost: int) -> None:
-        """Charge memory; raises LimitExceeded beyond the allowance."""
-        self._cost_left -= cost
-        self.held_cost += cost
-        if self._cost_left < 0:
-            raise LimitExceeded(
-                f"a message became larger than its kind may be, at {self.held_cost} bytes"
-            )
-
-    def allow(self, cost: int) -> None:
-        """Raise the allowance to ``cost`` in all, since the kind of message is known."""
-        self._cost_left = max(self._cost_left, cost - self.held_cost)
-
-
 # mypy: disable-error-code="misc"
 
 
@@ -452,6 +404,9 @@ class BoundedReceiver(Broker):
 
     Args:
         bounds: limits that differ between connections; the other arguments are Foolscap's.
+
+    Attributes:
+        held_cost: the memory that the message being received takes so far.
     """
 
     logReceiveErrors = False
@@ -464,7 +419,8 @@ class BoundedReceiver(Broker):
     def __init__(self, *args: Any, bounds: Bounds | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.bounds = bounds or Bounds()
-        self._allowance = Allowance()
+        self.held_cost = self._cost_left = 0
+        self._tokens_left = self._tokens_earned = 0
         self._tokens = Tokens()
         words, answers = self.incomingVocabulary, self.bounds.allocated
         self._nothing = nothing_pattern(words)
@@ -541,18 +497,38 @@ class BoundedReceiver(Broker):
         """Schedule ``go_on`` after other connections were served."""
         eventual.eventually(self.go_on)
 
-    @property
-    def held_cost(self) -> int:
-        """The memory that the message being received takes so far."""
-        return self._allowance.held_cost
-
-    def charge(self, cost: int) -> None:
-        """Charge that message with memory; raises LimitExceeded beyond its allowance."""
-        self._allowance.charge(cost)
+    # The allowance of the message that is being received.
 
     def message_begins(self) -> None:
         """Start the allowance of another message."""
-        self._allowance.begin()
+        self.held_cost = 0
+        self._cost_left = FIRST_COST
+        self._tokens_left = MAX_SMALL_TOKENS
+        self._tokens_earned = MAX_TOKENS - MAX_SMALL_TOKENS
+
+    def charge(self, cost: int) -> None:
+        """Charge the message with memory; raises LimitExceeded beyond its allowance."""
+        self._cost_left -= cost
+        self.held_cost += cost
+        if self._cost_left < 0:
+            raise LimitExceeded(
+                f"a message became larger than its kind may be, at {self.held_cost} bytes"
+            )
+
+    def allow(self, cost: int) -> None:
+        """Raise the allowance to ``cost`` in all, since the kind of message is known."""
+        self._cost_left = max(self._cost_left, cost - self.held_cost)
+
+    def _count_token(self) -> None:
+        self._tokens_left -= 1
+        if self._tokens_left < 0:
+            raise LimitExceeded("a message had more tokens than one of its size may have")
+
+    def _count_body(self, size: int) -> None:
+        """Count a body, which allows more tokens."""
+        more = min(size // TOKEN_BYTES, self._tokens_earned)
+        self._tokens_earned -= more
+        self._tokens_left += more
 
     def _read(self, reading: bool) -> None:
         if reading is not self._reading:
@@ -655,7 +631,7 @@ class BoundedReceiver(Broker):
         elif was_in_open and kind in (CLOSE, ABORT):
             raise LimitExceeded("it ended something before its name")
         if kind != ERROR:  # which is outside of messages, and has its own limit
-            self._allowance.count_token()
+            self._count_token()
             self.charge(TOKEN_COST)
         if not rejected and kind not in _ALWAYS_LEGAL:
             rejected = not self._is_welcome(typebyte, number, was_in_open)
@@ -664,7 +640,7 @@ class BoundedReceiver(Broker):
                 self._tokens.skip(number)
                 return
             self.charge(number)
-            self._allowance.count_body(number)
+            self._count_body(number)
             self._body = kind, number, False
         elif kind == FLOAT:
             self._body = kind, FLOAT_BYTES, rejected

@@ -267,14 +267,14 @@ class BoundedBroker(BoundedReceiver):
         request = self.waitingForAnswers.get(reqID)
         if request is None:
             raise LimitExceeded("it answered a call that was not made")
-        self._allowance.allow(getattr(request, "answer_cost", ANSWER_COST))
+        self.allow(getattr(request, "answer_cost", ANSWER_COST))
         return request
 
     def getMyReferenceByCLID(self, clid: int) -> Any:
         """Return our object that a call is for; KeyError if it does not exist."""
         found = super().getMyReferenceByCLID(clid)
         if clid:
-            self._allowance.allow(self.bounds.call_cost)
+            self.allow(self.bounds.call_cost)
         return found
 
     def getTrackerForYourReference(self, clid: int, *args: Any, **kwargs: Any) -> Any:

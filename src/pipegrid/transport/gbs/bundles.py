@@ -101,7 +101,7 @@ class HeldAllocation:
         return len(self.upload.shares) == len(self.upload.share_numbers)
 
     @property
-    def is_wanted(self) -> bool:
+    def wanted(self) -> bool:
         return self.allocation.wanted or any(write.wanted for write in self.writes.values())
 
     def fail(self, error: Exception | Failure) -> None:
@@ -127,10 +127,6 @@ class WholeCall(UploadPart[Stored]):
         super().__init__(cancelled)
         self.upload = upload
         self.bundle: SentBundle | None = None
-
-    @property
-    def is_wanted(self) -> bool:
-        return self.wanted
 
 
 class SentBundle:
@@ -426,7 +422,7 @@ class GbsBundles:
         }
         if not refused:
             whole.fire(Stored(allocation))
-        elif repeated and 404 in refused.values() and whole.is_wanted:
+        elif repeated and 404 in refused.values() and whole.wanted:
             whole.follow(Deferred.fromCoroutine(self._find_out(whole.upload, allocation, refused)))
         else:
             whole.fire(Stored(allocation, self._refusals(whole.upload, refused)))
@@ -484,7 +480,7 @@ class GbsBundles:
         Args:
             repeated: whether a bundle may have carried them out before.
         """
-        if not held.is_wanted:
+        if not held.wanted:
             return
         upload = held.upload
         if isinstance(held, WholeCall):
@@ -509,10 +505,10 @@ class GbsBundles:
             if share_number is not None and isinstance(held, HeldAllocation):
                 held.upload.shares.pop(share_number, None)
                 held.writes.pop(share_number, None)
-            if not held.is_wanted:
+            if not held.wanted:
                 del self._held[storage_index]
                 self._end_turn_if_empty()
-        elif bundle.request is not None and not any(one.is_wanted for one in bundle.held):
+        elif bundle.request is not None and not any(one.wanted for one in bundle.held):
             bundle.request.cancel()
 
     def _end_turn_if_empty(self) -> None:
