@@ -533,9 +533,8 @@ class BoundedReceiver(Broker):
     def _read(self, reading: bool) -> None:
         if reading is not self._reading:
             self._reading = reading
-            transport = self.transport
             name = "resumeProducing" if reading else "pauseProducing"
-            act = getattr(transport, name, None)  # in-memory transports of tests have none
+            act = getattr(self.transport, name, None)  # in-memory transports of tests have none
             if act is not None:
                 act()
 

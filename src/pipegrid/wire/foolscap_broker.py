@@ -62,46 +62,6 @@ RELEASES_PER_CHECK = 128
 """How many are released in one check: a tenth of a second's work for a server."""
 
 
-class DeferredRefRelease:
-    """
-    The remote objects to release on one connection.
-
-    Args:
-        give_back: releases one at the other end; its arguments are those of ``later``.
-        busy: returns whether an answer from the other end is awaited.
-    """
-
-    def __init__(self, give_back: Callable[[Any, int], None], busy: Callable[[], bool]) -> None:
-        self._give_back = give_back
-        self._busy = busy
-        self._unneeded: deque[tuple[Any, int]] = deque()
-        self._timer = Timer(eventual.reactor, self._release_some)
-
-    def later(self, tracker: Any, count: int) -> None:
-        """
-        Add an object that is not needed any more; ``count`` is how many times the other end has sent it.
-        """
-        self._unneeded.append((tracker, count))
-        if len(self._unneeded) > MAX_UNNEEDED:
-            self._give_back(*self._unneeded.popleft())
-        self._schedule()
-
-    def stop(self) -> None:
-        """Drop all: the connection is lost, and with it all references."""
-        self._unneeded.clear()
-        self._timer.stop()
-
-    def _schedule(self) -> None:
-        if self._unneeded:
-            self._timer.set(IDLE_CHECK_S)
-
-    def _release_some(self) -> None:
-        if not self._busy():
-            for _ in range(min(RELEASES_PER_CHECK, len(self._unneeded))):
-                self._give_back(*self._unneeded.popleft())
-        self._schedule()
-
-
 # Negotiation as in Foolscap, but with strong ciphers only, and with limits.
 
 NEGOTIATION_S = 30
@@ -251,9 +211,8 @@ class BoundedBroker(BoundedReceiver):
     def __init__(self, *args: Any, bounds: Bounds | None = None, **kwargs: Any) -> None:
         super().__init__(*args, bounds=bounds, **kwargs)
         self._aborting = Timer(eventual.reactor, self._abort)
-        self._unneeded = DeferredRefRelease(
-            super().freeYourReference, lambda: bool(self.waitingForAnswers)
-        )
+        self._unneeded: deque[tuple[Any, int]] = deque()
+        self._release_timer = Timer(eventual.reactor, self._release_some)
 
     # Methods that Foolscap calls on its broker.
 
@@ -287,9 +246,24 @@ class BoundedBroker(BoundedReceiver):
         return super().getTrackerForYourReference(clid, *args, **kwargs)
 
     def freeYourReference(self, tracker: Any, count: int) -> None:
-        """Release an object at the other end when the connection is idle."""
+        """
+        Release an object at the other end when the connection is idle.
+
+        Args:
+            count: how many times the other end has sent it.
+        """
         if not self.disconnected:
-            self._unneeded.later(tracker, count)
+            self._unneeded.append((tracker, count))
+            if len(self._unneeded) > MAX_UNNEEDED:
+                super().freeYourReference(*self._unneeded.popleft())
+            self._release_timer.set(IDLE_CHECK_S)
+
+    def _release_some(self) -> None:
+        if not self.waitingForAnswers:
+            for _ in range(min(RELEASES_PER_CHECK, len(self._unneeded))):
+                super().freeYourReference(*self._unneeded.popleft())
+        if self._unneeded:
+            self._release_timer.set(IDLE_CHECK_S)
 
     def is_idle(self) -> bool:
         """Whether bytes written to the transport now follow everything that was sent before."""
@@ -380,7 +354,8 @@ class BoundedBroker(BoundedReceiver):
 
     def finish(self, why: Failure) -> None:
         """Fail all calls; the connection may still be closing."""
-        self._unneeded.stop()
+        self._unneeded.clear()  # all references are lost with the connection
+        self._release_timer.stop()
         super().finish(why)
 
     def _abort(self) -> None:
