@@ -14,7 +14,6 @@ from twisted.internet.interfaces import (
     IProtocol,
     IPushProducer,
     IReactorTime,
-    IStreamClientEndpoint,
     ITransport,
 )
 from twisted.python.failure import Failure
@@ -505,11 +504,13 @@ class PipelinedAgent:
         key = (parsed.scheme, parsed.host, parsed.port)
         pool = self._pools.get(key)
         if pool is None:
-            self._forget_idle_hosts()
+            if len(self._pools) >= MAX_HOSTS:
+                self._pools = {key: pool for key, pool in self._pools.items() if not pool.is_idle}
+                self._origins.clear()
             server = f"{parsed.host.decode('latin-1')}:{parsed.port}"
             pool = self._pools[key] = HostPool(
                 self._clock,
-                lambda: self._endpoint(parsed),
+                lambda: self._endpoints.endpointForURI(parsed),
                 server,
                 self._limits,
                 serial=self._serial is True or parsed.host in self._serial,
@@ -524,14 +525,6 @@ class PipelinedAgent:
             proxy = proxy if proxy is None or proxy.socks is None else None  # it takes no requests
         origin = self._origins[prefix] = _Origin(pool, len(prefix), netloc, proxy)
         return origin
-
-    def _endpoint(self, uri: URI) -> IStreamClientEndpoint:
-        return cast(IStreamClientEndpoint, self._endpoints.endpointForURI(uri))
-
-    def _forget_idle_hosts(self) -> None:
-        if len(self._pools) >= MAX_HOSTS:
-            self._pools = {key: pool for key, pool in self._pools.items() if not pool.is_idle}
-            self._origins.clear()
 
 
 def _serial_hosts(serial: object) -> Literal[True] | frozenset[bytes]:

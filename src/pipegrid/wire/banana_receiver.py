@@ -519,11 +519,6 @@ class BoundedReceiver(Broker):
         """Raise the allowance to ``cost`` in all, since the kind of message is known."""
         self._cost_left = max(self._cost_left, cost - self.held_cost)
 
-    def _count_token(self) -> None:
-        self._tokens_left -= 1
-        if self._tokens_left < 0:
-            raise LimitExceeded("a message had more tokens than one of its size may have")
-
     def _count_body(self, size: int) -> None:
         """Count a body, which allows more tokens."""
         more = min(size // TOKEN_BYTES, self._tokens_earned)
@@ -630,7 +625,9 @@ class BoundedReceiver(Broker):
         elif was_in_open and kind in (CLOSE, ABORT):
             raise LimitExceeded("it ended something before its name")
         if kind != ERROR:  # which is outside of messages, and has its own limit
-            self._count_token()
+            self._tokens_left -= 1
+            if self._tokens_left < 0:
+                raise LimitExceeded("a message had more tokens than one of its size may have")
             self.charge(TOKEN_COST)
         if not rejected and kind not in _ALWAYS_LEGAL:
             rejected = not self._is_welcome(typebyte, number, was_in_open)

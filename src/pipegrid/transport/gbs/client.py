@@ -144,7 +144,6 @@ class GbsServer:
         name = identity.nickname
         self.nurl = nurl
         self.identity = identity
-        self._clock = clock
         self._requests = GbsRequests(nurl, settings.timeout_s)
         self._answers = GbsAnswers(name)
         self._order = GbsOrder()
