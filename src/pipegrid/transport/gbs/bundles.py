@@ -559,15 +559,10 @@ class _HeldRead:
 
     __slots__ = ("alone", "read", "result")
 
-    def __init__(
-        self,
-        read: BundledRead,
-        result: Deferred[bytes] | None = None,
-        alone: Deferred[None] | None = None,
-    ) -> None:
+    def __init__(self, read: BundledRead) -> None:
         self.read = read
-        self.result = result
-        self.alone = alone
+        self.result: Deferred[bytes] | None = None
+        self.alone: Deferred[None] | None = None
 
 
 class GbsReadBundles:
