@@ -89,8 +89,7 @@ def run(data: bytes) -> None:
         tokens = ours._tokens
         assert ours.held_cost <= max(CALL_COST, FIRST_COST) + TOKEN_COST or ours.connectionAbandoned
         assert tokens.waiting_bytes <= 9 or ours.connectionAbandoned, "tokens were left"
-    if ours._aborting is not None:
-        ours._aborting.cancel()
+    ours._aborting.stop()
     ours.disconnected = (
         True  # objects that it was given are given back to nobody, and without a timer
     )

@@ -15,14 +15,14 @@ from tests.transport.gbs_world import GbsWorld
 
 def places(server: GbsServer) -> dict[str, int]:
     """Return how many writes stand where, below the caller's own book and the pipeline's."""
-    uploads = server._uploads._connection
+    uploads = server._uploads.connection
     uploads._check_invariants()
     connection = uploads._connection
     lane: Any = () if connection is None else (*connection.lane.written, *connection.lane.queued)
     held = {
         "not sent yet": server._order.held,
         "for the next bundle": sum(
-            len(each.upload.shares) for each in server._uploads._bundles._held.values()
+            len(each.upload.shares) for each in server._uploads.bundles._held.values()
         ),
         "for a connection": len(uploads._waiting),
         "on a connection": sum(not each.abandoned for each in lane),

@@ -1290,8 +1290,8 @@ class ServerTests(SynchronousTestCase):
             raise AssertionError("nothing here needs a connection")
 
         server = GbsServer(IDENTITY, NURL, endpoint, self.clock, bundle_bytes=bundle_bytes)
-        self.patch(server._uploads._connection, "request", calls.send)
-        self.patch(server._uploads._connection, "close", calls.close)
+        self.patch(server._uploads.connection, "request", calls.send)
+        self.patch(server._uploads.connection, "close", calls.close)
         return server, calls
 
     def upload(
@@ -1458,7 +1458,7 @@ class ServerTests(SynchronousTestCase):
         refused, in_flight = self.upload(self.server, 1), self.upload(self.server, 2, (0, 1))
         self.clock.advance(0)
         self.calls.made[0].answer(404)
-        self.server._uploads._bundles.heard(response(200, b"", OFFER))
+        self.server._uploads.bundles.heard(response(200, b"", OFFER))
         in_flight += self.upload(self.server, 3)
         self.clock.advance(0)
         held = self.upload(self.server, 4)

@@ -27,7 +27,7 @@ SHARES = {3: b"whole"}
 
 def without_bundles(server: GbsServer) -> GbsServer:
     """Have a client not hear that its server takes bundles, as one of Tahoe-LAFS's does not."""
-    server._uploads._bundles.heard = lambda answer: None  # type: ignore[method-assign]
+    server._uploads.bundles.heard = lambda answer: None  # type: ignore[method-assign]
     return server
 
 

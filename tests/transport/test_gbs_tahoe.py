@@ -105,7 +105,7 @@ class TahoeTests(SynchronousTestCase):
         port = self.world.network.host(name).listen(PORT, Factory.forProtocol(Deaf))
         self.addCleanup(port.stopListening)
         server = self.world.connect(int(name[1:]))
-        server._uploads._bundles.max_bytes = (1 << 20) * bundles
+        server._uploads.bundles.max_bytes = (1 << 20) * bundles
         for number in range(200):
             index = number.to_bytes(16, "big")
             server.write(index, 0, 50, [b"x" * 10_000], SECRETS.upload).addErrback(lambda _: None)

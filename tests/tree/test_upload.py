@@ -232,7 +232,7 @@ class TreeUploadTests(SynchronousTestCase):
         for n in range(400):
             self.write(f"s{n:03}", random.randbytes(100))
         for peer in self.client.grid._peers:
-            peer.server._uploads._bundles.max_bytes = 0  # type: ignore[attr-defined]
+            peer.server._uploads.bundles.max_bytes = 0  # type: ignore[attr-defined]
         self.patch(GbsBundles, "heard", lambda *_: None)
         self.patch(depths, "QUEUED_S", 0.5 * RTT)
         self.patch(depths, "QUEUED_FACTOR", 0.5)  # so that even one round trip is too long

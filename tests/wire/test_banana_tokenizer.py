@@ -5,7 +5,7 @@ from __future__ import annotations
 from misc.attack.foolscap import call, string, token, value
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.wire.banana_receiver import CLOSE, INT, OPEN, PING, STRING, BananaTooLong, Tokens
+from pipegrid.wire.banana_receiver import CLOSE, INT, OPEN, PING, STRING, LimitExceeded, Tokens
 
 STREAM = call(1, 1, b"write", value(1 << 30), value(b"data" * 50)) + token(PING, 300) + string(b"")
 
@@ -77,5 +77,5 @@ class TokensTests(SynchronousTestCase):
         tokens.feed(b"\x7f" * 9 + bytes((INT,)))
         self.assertEqual(tokens.header(), (INT, (1 << 63) - 1))
         tokens.feed(b"\x00" * 10)
-        with self.assertRaises(BananaTooLong):
+        with self.assertRaises(LimitExceeded):
             tokens.header()

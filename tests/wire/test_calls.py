@@ -22,6 +22,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.wire.banana_receiver import CLOSE, INT, OPEN, STRING, VOCAB, Bounds, LimitExceeded
 from pipegrid.wire.foolscap_broker import (
+    GRACE_S,
     IDLE_CHECK_S,
     MAX_CALL_BYTES,
     MAX_UNNEEDED,
@@ -337,6 +338,6 @@ class GivingBackTests(BrokerTestCase):
         self.take(2)
         self.broker.shutdown(Failure(ConnectionDone()))
         self.settle()
-        self.assertEqual([each.func for each in self.clock.calls], [self.broker._abort])
+        self.assertEqual([each.time for each in self.clock.calls], [GRACE_S])
         self.broker.connectionLost(Failure(ConnectionDone()))
         self.assertEqual(self.clock.getDelayedCalls(), [])

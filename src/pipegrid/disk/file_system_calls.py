@@ -270,15 +270,10 @@ def free_bytes(path: str) -> int | None:
 
 def is_writable(path: str) -> bool:
     """Return whether this process may write in a directory, or create it if it does not exist."""
-    return os.access(_existing(path), os.W_OK | os.X_OK)
-
-
-def _existing(path: str) -> str:
-    """Return path, or its nearest parent that exists: directories are created with the first share."""
     path = os.path.abspath(path)
-    while not os.path.lexists(path):
+    while not os.path.lexists(path):  # directories are created with the first share
         path = os.path.dirname(path)
-    return path
+    return os.access(path, os.W_OK | os.X_OK)
 
 
 def read_boot_id() -> bytes:

@@ -257,15 +257,12 @@ class GroupCommit:
 
     def flush(self) -> Deferred[None]:
         """Close the current group; fires when everything is committed or has failed."""
-        waiting: Deferred[None] = Deferred(self._idle_remove)
+        waiting: Deferred[None] = Deferred(lambda _: self._idle.remove(waiting))
         self._idle.append(waiting)
         self._grouping.hurry()
         self._advance()
         self._look_idle()
         return waiting
-
-    def _idle_remove(self, waiting: Deferred[None]) -> None:
-        self._idle.remove(waiting)
 
     def _disk_calls(self) -> Disk:
         if self._disk is None:

@@ -123,7 +123,7 @@ class PartFile:
             if error.errno == errno.ENAMETOOLONG:
                 raise self._error(error) from error
             if error.errno == errno.ELOOP and not replace:
-                raise self._exists() from error
+                raise exists_already(path) from error
             mode = None
         if mode is not None and not (follow or stat.S_ISDIR(mode)):
             mode = stat.S_IFREG
@@ -136,7 +136,7 @@ class PartFile:
             self._mode = mode & 0o777 if follow else None
             if not replace:
                 remove_stale_link(self._target, inside)
-                raise self._exists()
+                raise exists_already(path)
         try:
             if mode is not None and not stat.S_ISREG(mode):
                 with interruptible():  # a pipe, which waits for its reader
@@ -221,8 +221,8 @@ class PartFile:
         if names_inode(part, (status.st_dev, status.st_ino), self._directory):
             status = os.fstat(fd)  # checked again under the lock
             if status.st_nlink == 1 and status.st_uid == os.geteuid():
-                if not is_new:
-                    self._tighten(fd, status.st_mode)
+                if not is_new and (laxer := status.st_mode & current_umask() & 0o777):
+                    os.fchmod(fd, stat.S_IMODE(status.st_mode) & ~laxer)
                 return True
             with suppress(FileNotFoundError):
                 os.unlink(part, dir_fd=self._directory)
@@ -233,11 +233,6 @@ class PartFile:
             f"cannot write {self.path}: {part}, where its part file belongs, is not a part file of "
             "PipeGrid; remove it"
         )
-
-    def _tighten(self, fd: int, mode: int) -> None:
-        mask = current_umask()
-        if mode & mask & 0o777:
-            os.fchmod(fd, stat.S_IMODE(mode) & ~mask)
 
     def _set_mode(self, more: int = 0) -> None:
         if (
@@ -389,11 +384,11 @@ class PartFile:
         try:  # unless another process has created it meanwhile
             os.link(part, self._target, **inside)
         except FileExistsError:
-            raise self._exists() from None
+            raise exists_already(self.path) from None
         except OSError:  # a file system without hard links
             with suppress(FileNotFoundError):
                 os.lstat(self._target, dir_fd=self._directory)
-                raise self._exists() from None
+                raise exists_already(self.path) from None
             os.rename(part, self._target, **inside)
         else:
             with suppress(OSError):  # another process may have removed it, or the next writer does
@@ -412,9 +407,6 @@ class PartFile:
             sync_directory(self._directory)
         else:
             sync_name(self._target)
-
-    def _exists(self) -> TargetExists:
-        return exists_already(self.path)
 
     def _error(self, error: OSError) -> SinkError:
         return SinkError(f"cannot write {self.path}: {error.strerror}")

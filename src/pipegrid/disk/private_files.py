@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 
 from pipegrid.disk.interruptible_pipe_writes import interruptible, is_pipe
 
@@ -59,11 +59,7 @@ def make_directory(path: Path, mode: int = 0o755) -> None:
     Raises:
         OSError: it cannot be created, or something else has its name.
     """
-    try:
-        _make(path, mode)
-    except FileNotFoundError:
-        make_directory(path.parent)
-        _make(path, mode)  # may be impossible nevertheless, as below /proc
+    _make(str(path), mode, 0o755)
 
 
 def make_private(path: str) -> None:
@@ -73,18 +69,7 @@ def make_private(path: str) -> None:
     Raises:
         OSError: it cannot be created, or something else has its name.
     """
-    try:
-        os.mkdir(path, PRIVATE_DIRECTORY)
-    except FileNotFoundError:
-        parent = os.path.dirname(path)
-        if parent in ("", path):
-            raise
-        make_private(parent)
-        with suppress(FileExistsError):
-            os.mkdir(path, PRIVATE_DIRECTORY)
-    except OSError:  # it may exist: a read-only disk reports other errors first
-        if not os.path.isdir(path):
-            raise
+    _make(path, PRIVATE_DIRECTORY, PRIVATE_DIRECTORY)
 
 
 def keep_private(directory: str) -> str | None:
@@ -116,11 +101,23 @@ def others_may(directory: str) -> str | None:
     return f"its mode is {mode:04o}" if mode & 0o007 else None
 
 
-def _make(path: Path, mode: int) -> None:
+def _make(path: str, mode: int, mode_above: int) -> None:
+    """Create a directory with a mode, and its missing parents with another one."""
+    try:
+        _make_one(path, mode)
+    except FileNotFoundError:
+        above = os.path.dirname(path)
+        if above in ("", path):
+            raise
+        _make(above, mode_above, mode_above)
+        _make_one(path, mode)  # may be impossible nevertheless, as below /proc
+
+
+def _make_one(path: str, mode: int) -> None:
     try:
         os.mkdir(path, mode)
     except FileNotFoundError:
         raise
     except OSError:  # it may exist: a read-only disk reports other errors first
-        if not path.is_dir():
+        if not os.path.isdir(path):
             raise

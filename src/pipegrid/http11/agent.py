@@ -14,7 +14,6 @@ from twisted.internet.interfaces import (
     IProtocol,
     IPushProducer,
     IReactorTime,
-    IStreamClientEndpoint,
     ITransport,
 )
 from twisted.python.failure import Failure
@@ -72,20 +71,9 @@ class AgentExchange(Exchange):
         uri: bytes,
         headers: Headers | None,
         head: bytes,
-        expected_response_bytes: int | None = None,
-        timeout_s: float | None = None,
-        idempotent: bool | None = None,
-        again_after_silence: bool = True,
+        idempotent: bool | None,
     ) -> None:
-        Exchange.__init__(
-            self,
-            method,
-            head,
-            idempotent=idempotent,
-            expected_response_bytes=expected_response_bytes,
-            timeout_s=timeout_s,
-            again_after_silence=again_after_silence,
-        )
+        Exchange.__init__(self, method, head, idempotent=idempotent)
         self.clock = clock
         self.uri = uri
         self.request_headers = headers
@@ -434,17 +422,10 @@ class PipelinedAgent:
             except UsageError as error:
                 return fail(error)
             raise
-        exchange = AgentExchange(
-            self._clock,
-            method,
-            uri,
-            headers,
-            head,
-            expected_response_bytes,
-            timeout_s,
-            idempotent,
-            again_after_silence,
-        )
+        exchange = AgentExchange(self._clock, method, uri, headers, head, idempotent)
+        exchange.expected_response_bytes = expected_response_bytes
+        exchange.timeout_s = timeout_s
+        exchange.again_after_silence = again_after_silence
         if headers is not None:
             exchange.closes = _closes(headers)
             exchange.expects_continue = bodyProducer is not None and headers.hasHeader(b"expect")
@@ -523,11 +504,13 @@ class PipelinedAgent:
         key = (parsed.scheme, parsed.host, parsed.port)
         pool = self._pools.get(key)
         if pool is None:
-            self._forget_idle_hosts()
+            if len(self._pools) >= MAX_HOSTS:
+                self._pools = {key: pool for key, pool in self._pools.items() if not pool.is_idle}
+                self._origins.clear()
             server = f"{parsed.host.decode('latin-1')}:{parsed.port}"
             pool = self._pools[key] = HostPool(
                 self._clock,
-                lambda: self._endpoint(parsed),
+                lambda: self._endpoints.endpointForURI(parsed),
                 server,
                 self._limits,
                 serial=self._serial is True or parsed.host in self._serial,
@@ -542,14 +525,6 @@ class PipelinedAgent:
             proxy = proxy if proxy is None or proxy.socks is None else None  # it takes no requests
         origin = self._origins[prefix] = _Origin(pool, len(prefix), netloc, proxy)
         return origin
-
-    def _endpoint(self, uri: URI) -> IStreamClientEndpoint:
-        return cast(IStreamClientEndpoint, self._endpoints.endpointForURI(uri))
-
-    def _forget_idle_hosts(self) -> None:
-        if len(self._pools) >= MAX_HOSTS:
-            self._pools = {key: pool for key, pool in self._pools.items() if not pool.is_idle}
-            self._origins.clear()
 
 
 def _serial_hosts(serial: object) -> Literal[True] | frozenset[bytes]:
@@ -568,9 +543,7 @@ def _serial_hosts(serial: object) -> Literal[True] | frozenset[bytes]:
 
 def _closes(headers: Headers) -> bool:
     """Return whether a request has ``Connection: close``."""
-    if not headers.hasHeader(b"connection"):
-        return False
-    return b"close" in b",".join(headers.getRawHeaders(b"connection") or []).lower()
+    return b"close" in b",".join(headers.getRawHeaders(b"connection", [])).lower()
 
 
 def _add_body(exchange: AgentExchange, body: IBodyProducer) -> None:

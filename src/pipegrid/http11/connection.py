@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import ConnectionDone, ConnectionLost
-from twisted.internet.interfaces import IDelayedCall, IHandshakeListener, INegotiated, IReactorTime
+from twisted.internet.interfaces import IHandshakeListener, INegotiated, IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -40,139 +40,18 @@ from pipegrid.http11.exchange import (
 from pipegrid.http11.request_queue import RequestQueue
 from pipegrid.http11.request_sender import RequestWriter
 from pipegrid.http11.response_parser import END, Event, ResponseHead, ResponseParser
-from pipegrid.reactor.deferreds import Waiters
+from pipegrid.reactor.deferreds import Timer, Waiters
 from pipegrid.reactor.tcp_transport import be_prompt, set_bulk_buffers
 
-# Received events go to the request that they answer: the first unanswered one on the connection.
-#
-# The response to a withdrawn request is read to its end if little of it is left; else the connection ends. If
-# a reader raises, only its own request fails.
-
 _log = Logger()
-
-
-class ResponseDispatch:
-    """
-    Passes the received events of one connection to its requests.
-
-    Attributes:
-        round_trip_s: the shortest time from a small request, alone on the connection, to its response's head;
-            None if there was no such request.
-        over: whether the connection has ended, so that no more events are passed on.
-    """
-
-    __slots__ = ("_clock", "_discard_limit_bytes", "_lane", "_receiver", "over", "round_trip_s")
-
-    def __init__(
-        self,
-        clock: IReactorTime,
-        lane: RequestQueue,
-        discard_limit_bytes: int,
-        receiver: PipelinedConnection,
-    ) -> None:
-        self._clock = clock
-        self._lane = lane
-        self._discard_limit_bytes = discard_limit_bytes
-        self._receiver = receiver
-        self.round_trip_s: float | None = None
-        self.over = False
-
-    def hand_out(self, events: Iterable[Event], server: str) -> None:
-        """Pass events to their requests, whose code may call any method of the connection."""
-        written = self._lane.written
-        for event in events:
-            if self.over:
-                break  # an earlier event has ended the connection
-            exchange = written[0]
-            try:
-                if type(event) is bytes:
-                    exchange.received_bytes += len(event)
-                    if not exchange.abandoned:
-                        exchange.body_received(event)
-                    else:
-                        self.discard(exchange)
-                elif event is END:
-                    self._receiver.response_is_complete(exchange)
-                elif type(event) is ResponseHead:
-                    self._note_round_trip(exchange)
-                    exchange.response = event
-                    exchange.received_bytes = event.head_bytes
-                    if not exchange.abandoned:
-                        exchange.head_received(event)
-                    else:
-                        self.discard(exchange)
-                elif exchange.expects_continue:
-                    self._receiver.may_send_body()
-            except Exception as error:  # raised by a reader
-                _log.failure("The reader of an HTTP response failed")
-                message = f"The reader of a response of {server} failed ({error!r})."
-                self._receiver.cancel(exchange, ResponseError(message, server))
-
-    def discard(self, exchange: Exchange) -> None:
-        """Count bytes of an unwanted response, which is read to its end only if few bytes are left."""
-        head = exchange.response
-        assert head is not None
-        answer_bytes = exchange.received_bytes
-        if head.length is not None:
-            answer_bytes = head.head_bytes + head.length
-        if answer_bytes - exchange.wanted_bytes > self._discard_limit_bytes:
-            self._receiver.too_much(self._discard_limit_bytes)
-
-    def _note_round_trip(self, exchange: Exchange) -> None:
-        if exchange.written_s is not None:
-            round_trip_s = self._clock.seconds() - exchange.written_s
-            if self.round_trip_s is None or round_trip_s < self.round_trip_s:
-                self.round_trip_s = round_trip_s
-
-
-# Closing a transport: orderly if that is quick, else by aborting; and reporting when it is closed.
-#
-# An orderly close delivers what was written and sends TLS's close_notify. If the server does not close its
-# side within ``time_limit_s``, the connection is aborted.
-
-
-class Shutdown:
-    """
-    The closing of one connection's transport: ``begin`` starts it, ``gone`` is called when it is closed.
-    """
-
-    def __init__(self, clock: IReactorTime, time_limit_s: float) -> None:
-        self._clock = clock
-        self._time_limit_s = time_limit_s
-        self._call: IDelayedCall | None = None
-        self._waiting: Waiters[None] = Waiters()
-        self._gone = False
-
-    def when_gone(self) -> Deferred[None]:
-        """Return a Deferred that fires once the transport is closed, for whatever reason."""
-        return succeed(None) if self._gone else self._waiting.wait()
-
-    def begin(self, transport: Any, politely: bool) -> None:
-        """Close or abort the transport; ``gone`` follows."""
-        if politely:
-            self._call = self._clock.callLater(self._time_limit_s, self._abort, transport)
-            transport.loseConnection()
-        else:
-            self._abort(transport)
-
-    def gone(self) -> None:
-        """The transport is closed: fire every ``when_gone``."""
-        self._gone = True
-        call, self._call = self._call, None
-        if call is not None and call.active():
-            call.cancel()
-        self._waiting.fire(None)
-
-    def _abort(self, transport: Any) -> None:
-        getattr(transport, "abortConnection", transport.loseConnection)()
 
 
 # One connection: requests are written one after the other, and responses arrive in the same order.
 #
 # ``RequestQueue`` decides what may be written, ``RequestWriter`` writes it, ``ResponseParser`` parses what
-# arrives, ``ResponseDispatch`` passes it to the requests, and ``ReadPause`` stops reading while a reader is
-# paused. This class connects them with the transport. The first table in ``connection_states_timeouts`` has
-# the phases of a connection and what happens to its requests in each; only ``_move`` changes the phase.
+# arrives, and ``ReadPause`` stops reading while a reader is paused. This class connects them with the
+# transport, and passes what has arrived to the requests. The first table in ``connection_states_timeouts``
+# has the phases of a connection and what happens to its requests in each; only ``_move`` changes the phase.
 #
 # **Timeout.** ``timeout_s`` bounds the server's silence while a response is outstanding. Any received byte,
 # and any drain of the transport, restarts it. A caller that wants a deadline cancels.
@@ -205,7 +84,11 @@ class PipelinedConnection(Protocol):
         open: whether it accepts requests. False once it is closing, closed or lost.
         answered: how many responses it has received.
         answered_after: how many of them came while other responses were outstanding: working pipelining.
+        round_trip_s: the shortest time from a small request, alone on the connection, to its response's
+            head; None if there was no such request.
     """
+
+    transport: Any
 
     def __init__(
         self,
@@ -220,7 +103,6 @@ class PipelinedConnection(Protocol):
         self.owner: Owner[PipelinedConnection] = owner or NoOwner()
         self._parser = parser = ResponseParser(limits.max_header_bytes, limits.max_headers)
         self.lane = lane = RequestQueue(limits)
-        self._answers = ResponseDispatch(clock, lane, limits.discard_limit_bytes, self)
         self._read_pause = ReadPause()
         self._wait_timer = timer = WaitTimer(
             clock,
@@ -239,10 +121,14 @@ class PipelinedConnection(Protocol):
         self.open = True
         self.answered_after = 0
         self.answered = 0
+        self.round_trip_s: float | None = None
         self._corked = False  # while a read is processed; writes that it causes wait for its end
         self._announced_close = False  # the server's last response had Connection: close
         self._loss: Loss | None = None  # set when LEAVING begins
-        self._farewell = Shutdown(clock, limits.close_timeout_s)
+        # An orderly close delivers what was written and sends TLS's close_notify. If the server does not
+        # close its side in time, the connection is aborted.
+        self._close_timer = Timer(clock, self._abort_transport)
+        self._gone: Waiters[None] | None = Waiters()  # None: the transport is closed
 
     def __repr__(self) -> str:
         phase = self._phase.name.lower() + (f" ({self._loss.reason})" if self._loss else "")
@@ -313,7 +199,7 @@ class PipelinedConnection(Protocol):
         elif not exchange.sent:
             self._doom(exchange)
         elif exchange.response is not None:
-            self._answers.discard(exchange)
+            self._discard(exchange)
         if self._loss is None:
             self._close_if_done()
             self._update_reading()
@@ -328,16 +214,9 @@ class PipelinedConnection(Protocol):
         return self._read_pause.blocked
 
     @property
-    def round_trip_s(self) -> float | None:
-        """
-        The shortest measured round trip, from a small request alone to its response's head; None if unknown.
-        """
-        return self._answers.round_trip_s
-
-    @property
     def last_activity_s(self) -> float:
         """The time of the last received or sent bytes, or when a request began to wait alone."""
-        return self._wait_timer.timer.since_s
+        return self._wait_timer.since_s
 
     @property
     def is_wanted(self) -> bool:
@@ -362,7 +241,7 @@ class PipelinedConnection(Protocol):
 
     def when_lost(self) -> Deferred[None]:
         """Return a Deferred that fires once the transport is closed, for whatever reason."""
-        return self._farewell.when_gone()
+        return succeed(None) if self._gone is None else self._gone.wait()
 
     def move_followers(self) -> list[Exchange]:
         """
@@ -388,10 +267,10 @@ class PipelinedConnection(Protocol):
     # From the transport.
 
     def connectionMade(self) -> None:
-        transport: Any = self.transport
+        transport = self.transport
         self._stalls = be_prompt(transport, self._clock)
         set_bulk_buffers(transport, RECEIVE_BYTES)
-        self._read_pause.attach(transport)
+        self._read_pause.transport = transport
         self._writer.attach(transport)
         # Test the class: wrappers around TLS provide the same interfaces, but do not report the handshake.
         if INegotiated.implementedBy(type(transport)):
@@ -415,7 +294,7 @@ class PipelinedConnection(Protocol):
         parser = self._parser
         self._corked = True
         try:
-            self._answers.hand_out(parser.feed(data), self._server)
+            self._hand_out(parser.feed(data))
             if self.lane.written:
                 self.lane.received()
             if self.open and parser.error is None and not parser.closed:
@@ -439,7 +318,7 @@ class PipelinedConnection(Protocol):
         if self._loss is None:
             clean = reason.check(ConnectionDone) is not None
             if clean:
-                self._answers.hand_out(self._parser.end(), self._server)
+                self._hand_out(self._parser.end())
             value = reason.value
             self._end(
                 Loss(
@@ -449,11 +328,66 @@ class PipelinedConnection(Protocol):
                     cut=clean or isinstance(value, ConnectionLost),
                 )
             )
-        self._farewell.gone()
+        self._close_timer.stop()
+        gone, self._gone = self._gone, None
+        assert gone is not None
+        gone.fire(None)
 
-    # Responses: called by ``ResponseDispatch``.
+    # Received events go to the request that they answer: the first unanswered one on the connection.
+    #
+    # The response to a withdrawn request is read to its end if little of it is left; else the connection
+    # ends. If a reader raises, only its own request fails.
 
-    def response_is_complete(self, exchange: Exchange) -> None:
+    def _hand_out(self, events: Iterable[Event]) -> None:
+        """Pass events to their requests, whose code may call any method of the connection."""
+        written = self.lane.written
+        for event in events:
+            if self._loss is not None:
+                break  # an earlier event has ended the connection
+            exchange = written[0]
+            try:
+                if type(event) is bytes:
+                    exchange.received_bytes += len(event)
+                    if not exchange.abandoned:
+                        exchange.body_received(event)
+                    else:
+                        self._discard(exchange)
+                elif event is END:
+                    self._response_is_complete(exchange)
+                elif type(event) is ResponseHead:
+                    self._note_round_trip(exchange)
+                    exchange.response = event
+                    exchange.received_bytes = event.head_bytes
+                    if not exchange.abandoned:
+                        exchange.head_received(event)
+                    else:
+                        self._discard(exchange)
+                elif exchange.expects_continue:
+                    self._writer.send_body()
+            except Exception as error:  # raised by a reader
+                _log.failure("The reader of an HTTP response failed")
+                message = f"The reader of a response of {self._server} failed ({error!r})."
+                self.cancel(exchange, ResponseError(message, self._server))
+
+    def _discard(self, exchange: Exchange) -> None:
+        """Count bytes of an unwanted response, which is read to its end only if few bytes are left."""
+        head = exchange.response
+        assert head is not None
+        answer_bytes = exchange.received_bytes
+        if head.length is not None:
+            answer_bytes = head.head_bytes + head.length
+        limit_bytes = self._limits.discard_limit_bytes
+        if answer_bytes - exchange.wanted_bytes > limit_bytes:
+            reason = f"more than {limit_bytes} bytes of an unwanted response were outstanding"
+            self._end(Loss(reason=reason))
+
+    def _note_round_trip(self, exchange: Exchange) -> None:
+        if exchange.written_s is not None:
+            round_trip_s = self._clock.seconds() - exchange.written_s
+            if self.round_trip_s is None or round_trip_s < self.round_trip_s:
+                self.round_trip_s = round_trip_s
+
+    def _response_is_complete(self, exchange: Exchange) -> None:
         head = exchange.response
         assert head is not None
         if not exchange.sent:
@@ -473,15 +407,6 @@ class PipelinedConnection(Protocol):
         self.owner.answered(self, exchange)
         if not exchange.abandoned:
             exchange.completed()
-
-    def may_send_body(self) -> None:
-        """For ``ResponseDispatch``: the server has sent 100 Continue, so the body may be sent."""
-        self._writer.send_body()
-
-    def too_much(self, limit_bytes: int) -> None:
-        self._end(
-            Loss(reason=f"more than {limit_bytes} bytes of an unwanted response were outstanding")
-        )
 
     def _update_reading(self) -> None:
         if self._loss is None and not self._corked:
@@ -524,14 +449,20 @@ class PipelinedConnection(Protocol):
             answered=self.answered,
             in_flight=len(written),
         )
-        self._answers.over = True
         self._writer.stop()
         self._wait_timer.stop()
         if self._phase is Phase.LEAVING and self.transport is not None:
-            self._writer.detach()
+            self.transport.unregisterProducer()
             self._read_pause.open()  # read on, to see the server close its side
-            self._farewell.begin(self.transport, politely=clean and not written and not how.garbage)
+            if clean and not written and not how.garbage:
+                self._close_timer.set(self._limits.close_timeout_s)
+                self.transport.loseConnection()
+            else:
+                self._abort_transport()
         self.owner.lost(self, loss, given_back(written, queued, loss, self._server))
+
+    def _abort_transport(self) -> None:
+        getattr(self.transport, "abortConnection", self.transport.loseConnection)()
 
     def _check_invariants(self) -> None:
         self.lane._check_invariants()

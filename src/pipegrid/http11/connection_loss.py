@@ -116,12 +116,7 @@ def given_back(
     for each in (*written, *queued):
         each.connection = None
     unanswered = [
-        Unanswered(
-            each,
-            not_answered(
-                each, server, loss, was_due=not place, announced_close=loss.announced_close
-            ),
-        )
+        Unanswered(each, not_answered(each, server, loss, was_due=not place))
         for place, each in enumerate(written)
         if not each.abandoned
     ]
@@ -134,15 +129,12 @@ def not_sent(exchange: Exchange, server: str, reason: str) -> RequestNotSent:
     return RequestNotSent(f"The {_method(exchange)} was not sent to {server} ({reason}).", server)
 
 
-def not_answered(
-    exchange: Exchange, server: str, loss: Loss, *, was_due: bool, announced_close: bool
-) -> PipegridError:
+def not_answered(exchange: Exchange, server: str, loss: Loss, *, was_due: bool) -> PipegridError:
     """
     Return the error of a request that was written, at least in part.
 
     Args:
         was_due: its response was the next one.
-        announced_close: the last response excludes that later requests are processed.
     """
     method, reason = _method(exchange), loss.reason
     if exchange.response is not None:
@@ -151,7 +143,7 @@ def not_answered(
             f" {exchange.received_bytes} bytes ({reason}); ask again.",
             server,
         )
-    if announced_close:
+    if loss.announced_close:
         return RequestNotSent(f"The {method} was not processed by {server} ({reason}).", server)
     if loss.timed_out and was_due:
         return RequestTimedOut(

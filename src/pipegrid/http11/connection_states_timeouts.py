@@ -141,20 +141,17 @@ class ReadPause:
     Pauses and resumes the reading of one connection.
 
     Attributes:
+        transport: to pause and resume; None until the connection is made.
         reader: the state of the current response's reader.
         blocked: whether its pause is so long that requests should use another connection.
     """
 
-    __slots__ = ("_transport", "blocked", "reader")
+    __slots__ = ("blocked", "reader", "transport")
 
     def __init__(self) -> None:
-        self._transport: Any = None
+        self.transport: Any = None
         self.reader = ReaderState.READS
         self.blocked = False
-
-    def attach(self, transport: Any) -> None:
-        """Keep the transport, to pause and resume it; called when the connection is made."""
-        self._transport = transport
 
     def _move(self, reading: Reading) -> None:
         self.reader = READER.after(self.reader, reading)
@@ -166,7 +163,7 @@ class ReadPause:
             return
         if self.reader is ReaderState.READS:
             self._move(Reading.PAUSES)
-            self._transport.pauseProducing()
+            self.transport.pauseProducing()
         else:
             self.open()
 
@@ -174,7 +171,7 @@ class ReadPause:
         """Read on, even if the reader is paused."""
         if self.reader is not ReaderState.READS:
             self._move(Reading.GOES_ON)
-            self._transport.resumeProducing()
+            self.transport.resumeProducing()
 
     def takes_long(self, written: Sequence[Exchange]) -> None:
         """The reader of the first response has paused for as long as its state allows."""
@@ -193,63 +190,6 @@ class ReadPause:
 
 
 FOREVER = float("inf")
-
-
-# One timer for a whole connection: it bounds the time without progress.
-#
-# Progress does not reset the timer. It fires early instead, computes the time that is left, and waits
-# again. A timer for each request cost 7 % of the requests per second.
-
-
-class ProgressTimer:
-    """
-    A timer that progress restarts.
-
-    Args:
-        how_long_s: returns the time limit; called whenever it is needed.
-        is_up: called with the time waited, after ``how_long_s`` seconds without progress.
-
-    Attributes:
-        since_s: the time of the last progress.
-    """
-
-    def __init__(
-        self, clock: IReactorTime, how_long_s: Callable[[], float], is_up: Callable[[float], None]
-    ) -> None:
-        self._clock = clock
-        self._how_long_s = how_long_s
-        self._is_up = is_up
-        self._stopped = False
-        self.since_s = clock.seconds()
-        self._call: IDelayedCall | None = None
-        self._due = FOREVER  # when the timer fires
-
-    def progress(self) -> None:
-        self.since_s = self._clock.seconds()
-        self.adjust()
-
-    def adjust(self) -> None:
-        """Compute the timer again after the wait may have changed."""
-        due = self.since_s + self._how_long_s()
-        if due < self._due and not self._stopped:
-            if self._call is not None:
-                self._call.cancel()
-            self._due = due
-            self._call = self._clock.callLater(max(0.0, due - self._clock.seconds()), self._fire)
-
-    def stop(self) -> None:
-        self._stopped = True
-        call, self._call = self._call, None
-        if call is not None:
-            call.cancel()
-
-    def _fire(self) -> None:
-        self._call, self._due = None, FOREVER
-        how_long_s = self._how_long_s()
-        if self._clock.seconds() < self.since_s + how_long_s:
-            self.adjust()
-        else:
-            self._is_up(how_long_s)
 
 
 # What a connection waits for, how long it may take, and how the connection ends after that.
@@ -330,7 +270,10 @@ def how_long_s(wait: Wait, lane: RequestQueue, limits: Limits, scheduled: bool) 
 
 class WaitTimer:
     """
-    Ends one connection when a wait takes too long.
+    Ends one connection when a wait takes too long: one timer, which bounds the time without progress.
+
+    Progress does not reset the timer. It fires early instead, computes the time that is left, and waits
+    again. A timer for each request cost 7 % of the requests per second.
 
     Args:
         is_scheduled: returns whether the queued requests will be written at the end of this turn.
@@ -339,7 +282,7 @@ class WaitTimer:
 
     Attributes:
         usable: whether the connection is.
-        timer: it records the time of the last progress.
+        since_s: the time of the last progress.
     """
 
     def __init__(
@@ -353,16 +296,44 @@ class WaitTimer:
         reader_takes_long: Callable[[], None],
     ) -> None:
         self.usable = False
+        self.since_s = clock.seconds()
+        self._clock = clock
         self._limits = limits
         self._lane = lane
         self._read_pause = read_pause
         self._is_scheduled = is_scheduled
         self._end = end
         self._reader_takes_long = reader_takes_long
-        timer = self.timer = ProgressTimer(clock, self._how_long_s, self._time_is_up)
-        self.progress = timer.progress
-        self.adjust = timer.adjust
-        self.stop = timer.stop
+        self._stopped = False
+        self._call: IDelayedCall | None = None
+        self._due = FOREVER  # when the timer fires
+
+    def progress(self) -> None:
+        self.since_s = self._clock.seconds()
+        self.adjust()
+
+    def adjust(self) -> None:
+        """Compute the timer again after the wait may have changed."""
+        due = self.since_s + self._how_long_s()
+        if due < self._due and not self._stopped:
+            if self._call is not None:
+                self._call.cancel()
+            self._due = due
+            self._call = self._clock.callLater(max(0.0, due - self._clock.seconds()), self._fire)
+
+    def stop(self) -> None:
+        self._stopped = True
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+
+    def _fire(self) -> None:
+        self._call, self._due = None, FOREVER
+        waited_s = self._how_long_s()
+        if self._clock.seconds() < self.since_s + waited_s:
+            self.adjust()
+        else:
+            self._time_is_up(waited_s)
 
     def _how_long_s(self) -> float:
         wait = what_for(self.usable, self._lane, self._read_pause.reader)

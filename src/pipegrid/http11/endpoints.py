@@ -48,6 +48,8 @@ class Tunnel(Protocol):
         opened: fires then, with ``inner``.
     """
 
+    transport: Any
+
     def __init__(
         self, target: str, authorization: bytes, proxy: str, inner: IProtocol, opened: Deferred[Any]
     ) -> None:
@@ -60,9 +62,8 @@ class Tunnel(Protocol):
         self._is_through = False
 
     def connectionMade(self) -> None:
-        transport: Any = self.transport
         target = self._target.encode("ascii")
-        transport.write(
+        self.transport.write(
             b"CONNECT %s HTTP/1.1\r\nHost: %s\r\n%s\r\n" % (target, target, self._authorization)
         )
 
@@ -92,33 +93,25 @@ class Tunnel(Protocol):
         opened.callback(inner)
 
     def _refuse(self, what: str) -> None:
-        self._fail(TunnelRefused(f"the proxy {self._proxy} {what} to {self._target}"))
-
-    def _fail(self, error: Exception) -> None:
         opened = self._opened
         self.give_up()
         if opened is not None:
-            opened.errback(error)
+            opened.errback(TunnelRefused(f"the proxy {self._proxy} {what} to {self._target}"))
 
     def give_up(self) -> None:
         """Abort the connection, if there is one yet, and report nothing."""
-        transport: Any = self.transport
         self._opened = None
         self._head = b""
         self.dataReceived = lambda data: None  # type: ignore[method-assign]
-        if transport is not None:
-            transport.abortConnection()
+        if self.transport is not None:
+            self.transport.abortConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self._opened is None:
             if self._is_through:
                 self._inner.connectionLost(reason)
         else:
-            self._fail(
-                TunnelRefused(
-                    f"the proxy {self._proxy} closes the connection when asked to connect to {self._target}"
-                )
-            )
+            self._refuse("closes the connection when asked to connect")
 
 
 @implementer(IStreamClientEndpoint)

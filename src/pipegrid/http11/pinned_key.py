@@ -6,6 +6,7 @@ import hashlib
 import hmac
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -264,13 +265,11 @@ def problem_of(der: bytes, pin: bytes, server: str) -> WrongServerKey | None:
         der: the certificate.
         pin, server: as for ``pin_endpoint``.
     """
-    try:
+    with suppress(UnusualCertificate):
         certificate = read(der)
         check_signed_by_itself(certificate)
-    except UnusualCertificate:
-        return _second_look(der, pin, server)
-    if hmac.compare_digest(sha256(certificate.key).digest(), pin):
-        return None
+        if hmac.compare_digest(sha256(certificate.key).digest(), pin):
+            return None
     return _second_look(der, pin, server)
 
 

@@ -141,13 +141,7 @@ class RequestQueue:
 
     def has_space(self, exchange: Exchange) -> bool:
         """Return whether the request, added last, could be written at once."""
-        return self._may_follow(
-            exchange,
-            len(self.written) + len(self.queued),
-            self._charged_written + self._charged_queued,
-            self._request_bytes_written + self._request_bytes_queued,
-            (self.queued or self.written),
-        )
+        return self._may_follow(exchange, True)
 
     def add(self, exchange: Exchange) -> None:
         """Accept a request. The caller limits how many."""
@@ -164,13 +158,7 @@ class RequestQueue:
         if not self.queued:
             return None
         exchange = self.queued[0]
-        if not self._may_follow(
-            exchange,
-            len(self.written),
-            self._charged_written,
-            self._request_bytes_written,
-            self.written,
-        ):
+        if not self._may_follow(exchange, False):
             return None
         self.queued.popleft()
         self._charged_queued -= exchange.charged_bytes
@@ -283,14 +271,17 @@ class RequestQueue:
         self._charged_written = self._request_bytes_written = 0
         return written, self.take_queued()
 
-    def _may_follow(
-        self,
-        exchange: Exchange,
-        count: int,
-        charged_bytes: int,
-        request_bytes: int,
-        predecessors: deque[Exchange],
-    ) -> bool:
+    def _may_follow(self, exchange: Exchange, behind_queued: bool) -> bool:
+        """Return whether a request may be written after the written ones, or after the queued ones, too."""
+        before = self.written
+        count = len(before)
+        charged_bytes = self._charged_written
+        request_bytes = self._request_bytes_written
+        if behind_queued and self.queued:
+            before = self.queued
+            count += len(before)
+            charged_bytes += self._charged_queued
+            request_bytes += self._request_bytes_queued
         if not count:
             return True
         limits = self.limits
@@ -304,7 +295,7 @@ class RequestQueue:
                 or self.crowd_bytes is None
                 or request_bytes < self.crowd_bytes()
             )
-            and not predecessors[-1].closes
+            and not before[-1].closes
         )
 
     def _check_invariants(self) -> None:

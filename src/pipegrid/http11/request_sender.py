@@ -12,6 +12,7 @@ from pipegrid.errors import PipegridError
 from pipegrid.http11.exchange import Exchange
 from pipegrid.http11.request_queue import RequestQueue
 from pipegrid.http11.response_parser import ResponseParser
+from pipegrid.reactor.deferreds import Timer
 from pipegrid.reactor.tcp_transport import Buffer, send_now, socket_of
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ class RequestWriter:
     Args:
         progress: called when a request begins to wait for its response, and whenever the transport has
             taken bytes.
-        body_failed: called when a request's body fails.
 
     Attributes:
+        body_failed: called when a request's body will never be complete.
         enabled: whether it may write: from the time the connection is ready until it accepts no more.
     """
 
@@ -65,8 +66,9 @@ class RequestWriter:
         self._parser = parser
         self._server = server
         self._continue_timeout_s = continue_timeout_s
+        self._continue_timer = Timer(clock, self.send_body)
         self._progress = progress
-        self._body_failed = body_failed
+        self.body_failed = body_failed
         self._transport: Any = None
         self._write_pieces: Callable[[list[Buffer]], None] | None = None
         self._socket: Any = None
@@ -76,7 +78,6 @@ class RequestWriter:
         self._call: IDelayedCall | None = None
         self._pieces: Iterator[Buffer] | None = None
         self._sender: BodySender | None = None
-        self._continue_call: IDelayedCall | None = None
 
     def __repr__(self) -> str:
         body = "producer" if self._sender else "pieces" if self._pieces else "no"
@@ -98,10 +99,6 @@ class RequestWriter:
         self._write_pieces = getattr(transport, "write_pieces", None)
         self._socket = socket_of(transport)
         transport.registerProducer(self, True)
-
-    def detach(self) -> None:
-        """The connection is about to be closed, but still exists."""
-        self._transport.unregisterProducer()
 
     def schedule(self) -> None:
         """Write at the end of this turn of the reactor."""
@@ -203,13 +200,13 @@ class RequestWriter:
 
         self._sender = BodySender(self, exchange, self._server)
         if exchange.expects_continue:
-            self._continue_call = self._clock.callLater(self._continue_timeout_s, self.send_body)
+            self._continue_timer.set(self._continue_timeout_s)
         else:
             self._sender.start()
 
     def send_body(self) -> None:
         """Send the body that waits for "100 Continue", if there is one."""
-        self._stop_waiting()
+        self._continue_timer.stop()
         if self._sender is not None:
             self._sender.start()
 
@@ -217,7 +214,7 @@ class RequestWriter:
         """The body that is being written, if there is one, stays incomplete."""
         self._pieces = None
         sender, self._sender = self._sender, None
-        self._stop_waiting()
+        self._continue_timer.stop()
         if sender is not None:
             sender.stop()
 
@@ -226,11 +223,6 @@ class RequestWriter:
         self.break_off()
         call, self._call = self._call, None
         if call is not None:
-            call.cancel()
-
-    def _stop_waiting(self) -> None:
-        call, self._continue_call = self._continue_call, None
-        if call is not None and call.active():
             call.cancel()
 
     # For the body sender.
@@ -245,10 +237,6 @@ class RequestWriter:
         exchange.sent = True
         self._sender = None
         self.pump()
-
-    def body_failed(self, exchange: Exchange, error: PipegridError) -> None:
-        """The body will never be complete."""
-        self._body_failed(exchange, error)
 
     # For the transport.
 

@@ -242,10 +242,8 @@ class ResponseParser:
             return
         if not self._starts_line:
             # It is examined as a whole; ``feed`` limits it.
-            self._line, self._starts_line = (
-                line,
-                True,
-            )
+            self._line = line
+            self._starts_line = True
             return
         self._line = b""
         values = {each.strip(b" \t\r\n") for each in line[len(_LENGTH_FIELD) :].split(b",")}

@@ -117,6 +117,9 @@ class UploadConnection:
         server: the server's name for messages.
         time_limit_s: see above.
         crowd_bytes: the bytes of many small requests that may wait at the server; see ``RequestQueue``.
+
+    Attributes:
+        unanswered: how many requests are unanswered, sent or not.
     """
 
     def __init__(
@@ -136,7 +139,7 @@ class UploadConnection:
         self._time_limit_s = time_limit_s
         # The requests on no connection, in order; they follow all that are on one.
         self._waiting: dict[_Upload, None] = {}
-        self._unanswered = 0
+        self.unanswered = 0
         self._connection: PipelinedConnection | None = None
         self._connecting: Deferred[PipelinedConnection] | None = None
         self._retry = Timer(clock, self._try_again)
@@ -146,7 +149,7 @@ class UploadConnection:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<UploadConnection {self._unanswered} unanswered on {self._connection}>"
+        return f"<UploadConnection {self.unanswered} unanswered on {self._connection}>"
 
     @property
     def round_trip_s(self) -> float | None:
@@ -157,11 +160,6 @@ class UploadConnection:
     def last_activity_s(self) -> float:
         """The time of the last received or sent bytes of the current connection, by the clock."""
         return -math.inf if self._connection is None else self._connection.last_activity_s
-
-    @property
-    def unanswered(self) -> int:
-        """How many requests are unanswered, sent or not."""
-        return self._unanswered
 
     @property
     def is_up(self) -> bool:
@@ -187,10 +185,10 @@ class UploadConnection:
         upload = _Upload(request, once, self._cancelled)
         if self._closed:
             upload.result.errback(no_connection(self._server, "it was disconnected here"))
-        elif self._unanswered >= self._limits.max_waiting:
-            upload.result.errback(too_many_waiting(self._unanswered, self._server))
+        elif self.unanswered >= self._limits.max_waiting:
+            upload.result.errback(too_many_waiting(self.unanswered, self._server))
         else:
-            self._unanswered += 1
+            self.unanswered += 1
             connection = self._connection
             if connection is not None and connection.open:
                 self._send(upload, connection)
@@ -252,7 +250,7 @@ class UploadConnection:
                 self._send(upload, result)
 
     def _no_connection(self, error: BaseException) -> None:
-        if self._closed or not self._unanswered:
+        if self._closed or not self.unanswered:
             return
         if not isinstance(error, WrongServerKey) and self._retry_later():
             return
@@ -269,7 +267,7 @@ class UploadConnection:
         return True
 
     def _try_again(self) -> None:
-        if self._unanswered:
+        if self.unanswered:
             self._open()
 
     def _send(self, upload: _Upload, connection: PipelinedConnection) -> None:
@@ -290,7 +288,7 @@ class UploadConnection:
 
     def _end(self, upload: _Upload) -> None:
         upload.ended = True
-        self._unanswered -= 1
+        self.unanswered -= 1
 
     def _cancelled(self, upload: _Upload) -> None:
         if upload.ended:
@@ -300,7 +298,7 @@ class UploadConnection:
         attempt, upload.attempt = upload.attempt, None
         if attempt is not None:
             attempt.withdraw()
-        if not self._unanswered:
+        if not self.unanswered:
             self._retry.stop()
 
     def _take_waiting(self) -> list[_Upload]:
@@ -385,7 +383,7 @@ class UploadConnection:
 
     def _go_on(self, loss: Loss, errors: dict[_Upload, PipegridError]) -> None:
         """Connect again after a loss, for the requests that wait, or fail them."""
-        if self._closed or not self._unanswered:
+        if self._closed or not self.unanswered:
             self._reset()
         elif loss.garbage or loss.timed_out:
             self._give_up(errors, no_connection(self._server, loss.reason))
@@ -429,6 +427,6 @@ class UploadConnection:
             for each in ((*lane.written, *lane.queued) if lane else ())
             if isinstance(each, _Attempt) and not each.abandoned
         ]
-        assert len(on_it) + len(self._waiting) == self._unanswered, self
+        assert len(on_it) + len(self._waiting) == self.unanswered, self
         assert not set(on_it) & self._waiting.keys(), self
         assert not any(upload.ended for upload in (*on_it, *self._waiting)), self

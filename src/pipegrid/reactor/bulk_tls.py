@@ -246,7 +246,6 @@ class BatchingTLSFactory(TLSMemoryBIOFactory):
     """Adds ``BatchingTLS`` to connections; called as its base is."""
 
     protocol = BatchingTLS
-    noisy = False
 
 
 # The private names that are needed; without them Twisted's own TLS is used.
@@ -393,14 +392,10 @@ def tls_factory(contexts: Any, is_client: bool, wrapped: Any, clock: Any) -> Any
     """
     Return a factory that adds TLS to connections, with the arguments of Twisted's ``TLSMemoryBIOFactory``.
     """
-    if is_ours():
-        return BatchingTLSFactory(contexts, is_client, wrapped, clock)
-    from twisted.protocols.tls import TLSMemoryBIOFactory
-
-    class Quiet(TLSMemoryBIOFactory):
-        noisy = False
-
-    return Quiet(contexts, is_client, wrapped, clock)
+    kind = BatchingTLSFactory if is_ours() else TLSMemoryBIOFactory
+    factory = kind(contexts, is_client, wrapped, clock)
+    factory.noisy = False
+    return factory
 
 
 def write_whole(context: SSL.Context) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import (
     IHandshakeListener,
@@ -80,6 +80,8 @@ class ClientTLS(Protocol):
         wrappedProtocol: the protocol over TLS.
         disconnecting: no more may be written.
     """
+
+    transport: Any
 
     def __init__(
         self,
@@ -298,8 +300,7 @@ class ClientTLS(Protocol):
             return
         if not streaming:
             producer = self._pulling = _Pulling(producer, self)
-        transport: Any = self.transport
-        transport.registerProducer(producer, True)
+        self.transport.registerProducer(producer, True)
         self._producer = producer
         if self._pulling is not None:
             self._pulling.startStreaming()
@@ -312,8 +313,7 @@ class ClientTLS(Protocol):
         if pulling is not None:
             pulling.stopStreaming()
         self._producer = None
-        transport: Any = self.transport
-        transport.unregisterProducer()
+        self.transport.unregisterProducer()
         if self.disconnecting and not self._handshaking and not self._lost:
             self._send_close_notify()
 
@@ -332,9 +332,8 @@ class ClientTLS(Protocol):
     def abortConnection(self) -> None:
         """Close now, whatever is unsent; nothing more is delivered."""
         self.disconnecting = self._lost = self._aborted = True
-        transport: Any = self.transport
-        if transport is not None:
-            getattr(transport, "abortConnection", transport.loseConnection)()
+        if self.transport is not None:
+            getattr(self.transport, "abortConnection", self.transport.loseConnection)()
 
     def _send_close_notify(self) -> None:
         """Send close_notify, as the first or as the answer, and close."""
@@ -348,7 +347,6 @@ class ClientTLS(Protocol):
         except (OSError, ValueError):
             pass  # the peer has not sent close_notify: see the class
         self._flush()
-        assert self.transport is not None
         self.transport.loseConnection()  # after its unsent data
 
     def _fail(self, error: Exception) -> None:
@@ -357,7 +355,6 @@ class ClientTLS(Protocol):
         self._reason = Failure(error)
         self._flush()
         self.disconnecting = True
-        assert self.transport is not None
         self.transport.loseConnection()
 
 
@@ -513,12 +510,28 @@ class PreconnectedEndpoint:
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
         """Connect; fires with the protocol over TLS. May be cancelled."""
-        attempt = _Attempt(self, protocolFactory)
-        if not self._ahead.take(self._address, attempt.ready):
-            return self._otherwise.connect(protocolFactory)
-        return attempt.made
+        return Deferred.fromCoroutine(self._connect(protocolFactory))
 
-    def adopt(self, begun: Preconnected, factory: IProtocolFactory) -> IProtocol:
+    async def _connect(self, factory: IProtocolFactory) -> IProtocol:
+        waiting: Deferred[Preconnected | None] = Deferred()
+
+        def arrived(begun: Preconnected | None) -> None:
+            if not waiting.called:
+                waiting.callback(begun)
+            elif begun is not None:  # it was cancelled
+                begun.socket.close()
+
+        def ready(begun: Preconnected | None) -> None:
+            """Continue in the reactor's thread, from any thread."""
+            self.reactor.callFromThread(arrived, begun)
+
+        begun = await waiting if self._ahead.take(self._address, ready) else None
+        if begun is not None:
+            with suppress(Exception):  # connecting again will report what is wrong
+                return self._adopt(begun, factory)
+        return await self._otherwise.connect(factory)
+
+    def _adopt(self, begun: Preconnected, factory: IProtocolFactory) -> IProtocol:
         """
         Return the protocol over a preconnected connection.
 
@@ -538,43 +551,3 @@ class PreconnectedEndpoint:
             raise OSError("it is not wanted any more")
         wrapped: IProtocol = tls.built.wrappedProtocol
         return wrapped
-
-    def dial(self, factory: IProtocolFactory) -> Deferred[IProtocol]:
-        """Connect without a preconnected connection."""
-        return self._otherwise.connect(factory)
-
-
-class _Attempt:
-    """Waits for the connection that is being preconnected."""
-
-    def __init__(self, endpoint: PreconnectedEndpoint, factory: IProtocolFactory) -> None:
-        self.made: Deferred[IProtocol] = Deferred(self._cancelled)
-        self._endpoint = endpoint
-        self._factory = factory
-        self._dialling: Deferred[IProtocol] | None = None
-
-    def ready(self, begun: Preconnected | None) -> None:
-        """Continue in the reactor's thread, from any thread."""
-        self._endpoint.reactor.callFromThread(self._go_on, begun)
-
-    def _go_on(self, begun: Preconnected | None) -> None:
-        if begun is not None:
-            if self.made.called:  # it was cancelled
-                begun.socket.close()
-                return
-            try:
-                protocol = self._endpoint.adopt(begun, self._factory)
-            except Exception:
-                pass  # connecting again will report what is wrong
-            else:
-                self.made.callback(protocol)
-                return
-        if not self.made.called:
-            self._dialling = self._endpoint.dial(self._factory)
-            self._dialling.chainDeferred(self.made)
-
-    def _cancelled(self, made: Deferred[IProtocol]) -> None:
-        if self._dialling is not None:
-            self._dialling.cancel()
-        if not made.called:
-            made.errback(CancelledError())

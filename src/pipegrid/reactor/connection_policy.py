@@ -140,9 +140,7 @@ class ConnectionPolicy(NamedTuple):
             return RefusedWay("it is an I2P service, and I2P is not supported")
         # Only Tor resolves such a name; a DNS query would reveal it (RFC 7686).
         if through_tor or name.endswith(".onion"):
-            return (
-                self.tor if not isinstance(self.tor, DirectWay) else RefusedWay("Tor is not used")
-            )
+            return RefusedWay("Tor is not used") if isinstance(self.tor, DirectWay) else self.tor
         return self.tcp
 
     def is_direct_to(self, host: str, _port: int = 0, through_tor: bool = False) -> bool:

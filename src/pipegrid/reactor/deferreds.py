@@ -444,11 +444,10 @@ class PerTurnLimit:
 
     def __init__(self, clock: IReactorTime, per_turn: int) -> None:
         assert per_turn > 0
-        self._clock = clock
         self._per_turn = per_turn
         self._left = per_turn
         self._waiting: deque[Deferred[None]] = deque()
-        self._next_turn: IDelayedCall | None = None
+        self._next_turn = Timer(clock, self._turn)
 
     def begin(self) -> Deferred[None]:
         """Return a Deferred that fires when the work may start: at once, or in a later turn."""
@@ -458,23 +457,20 @@ class PerTurnLimit:
             turn.callback(None)
         else:
             self._waiting.append(turn)
-            if self._next_turn is None:
-                self._next_turn = self._clock.callLater(0, self._turn)
+            self._next_turn.set(0)
         return turn
 
     def _turn(self) -> None:
         # Work that starts after an idle time may thus wait one turn without need: that is cheaper than a
         # timer for each start.
-        self._next_turn = None
         self._left = self._per_turn
         if len(self._waiting) > self._left:
-            self._next_turn = self._clock.callLater(0, self._turn)
+            self._next_turn.set(0)
         while self._waiting and self._left:
             self._left -= 1
             self._waiting.popleft().callback(None)
 
     def _cancelled(self, turn: Deferred[None]) -> None:
         self._waiting.remove(turn)
-        if not self._waiting and self._next_turn is not None:
-            self._next_turn.cancel()
-            self._next_turn = None
+        if not self._waiting:
+            self._next_turn.stop()

@@ -168,6 +168,8 @@ class SocksTunnel(Protocol):
         opened: fires then with that protocol, or fails with ``ProxyError``.
     """
 
+    transport: Any
+
     def __init__(
         self,
         factory: IProtocolFactory,
@@ -189,7 +191,7 @@ class SocksTunnel(Protocol):
     def connectionMade(self) -> None:
         methods = b"" if self._proxy.isolates else bytes([_NO_AUTHENTICATION])
         methods += b"" if self._credentials is None else bytes([_USER_PASSWORD])
-        self._write(bytes([_VERSION, len(methods)]) + methods)
+        self.transport.write(bytes([_VERSION, len(methods)]) + methods)
 
     def dataReceived(self, data: bytes) -> None:
         if self._inner is not None:
@@ -209,7 +211,7 @@ class SocksTunnel(Protocol):
             self._ask()
         elif reply[1] == _USER_PASSWORD and self._credentials is not None:
             name, password = self._credentials
-            self._write(
+            self.transport.write(
                 bytes([_PASSWORD_VERSION, len(name)]) + name + bytes([len(password)]) + password
             )
             self._next = self._read_login
@@ -231,7 +233,7 @@ class SocksTunnel(Protocol):
 
     def _ask(self) -> None:
         self._next = self._read_reply
-        self._write(self._request)
+        self.transport.write(self._request)
 
     def _read_reply(self) -> bool:
         head = self._received[:5]
@@ -253,7 +255,7 @@ class SocksTunnel(Protocol):
         return True
 
     def _open(self) -> None:
-        transport: Any = self.transport
+        transport = self.transport
         inner: Any = self._factory.buildProtocol(transport.getPeer())
         if inner is None:
             self._fail("connects, but the connection is not wanted any more")
@@ -274,10 +276,6 @@ class SocksTunnel(Protocol):
         taken, self._received = self._received[:size], self._received[size:]
         return taken
 
-    def _write(self, data: bytes) -> None:
-        transport: Any = self.transport
-        transport.write(data)
-
     def _fail(self, what: str) -> None:
         if self._over:
             return
@@ -286,10 +284,9 @@ class SocksTunnel(Protocol):
 
     def give_up(self) -> None:
         """Abort the connection, if it is still the proxy's, and report nothing."""
-        transport: Any = self.transport
         self._over = True
-        if transport is not None and self._inner is None:
-            transport.abortConnection()
+        if self.transport is not None and self._inner is None:
+            self.transport.abortConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self._inner is not None:

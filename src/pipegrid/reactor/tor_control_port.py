@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -229,8 +230,6 @@ def listeners_in(text: str) -> tuple[ProxyAddress, ...]:
     """Return the addresses in Tor's answer: quoted, separated by spaces; others are left out."""
     found = []
     for word in text.split():
-        try:
+        with suppress(ValueError):  # of a kind that is not used here
             found.append(parse_proxy_address(word.strip('"')))
-        except ValueError:  # noqa: PERF203  of a kind that is not used here
-            continue
     return tuple(found[:8])

@@ -36,14 +36,13 @@ class TraceSpan:
         track: int,
         began: float,
         facts: dict[str, object],
-        ended: bool = False,
     ) -> None:
         self.name = name
         self.row = row
         self.track = track
         self.began = began
         self.facts = facts
-        self.ended = ended
+        self.ended = False
 
 
 class Tracing(Protocol):

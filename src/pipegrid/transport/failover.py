@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredList, fail, succeed
 from twisted.internet.interfaces import IReactorTime
@@ -46,7 +46,7 @@ times at most.
 """
 
 
-class Route:
+class Route(NamedTuple):
     """
     One way to reach a server.
 
@@ -57,17 +57,9 @@ class Route:
             the route can report that.
     """
 
-    __slots__ = ("address", "open", "protocol")
-
-    def __init__(
-        self,
-        protocol: str,
-        address: str,
-        open: Callable[[Callable[[bool], None]], StorageServer],
-    ) -> None:
-        self.protocol = protocol
-        self.address = address
-        self.open = open
+    protocol: str
+    address: str
+    open: Callable[[Callable[[bool], None]], StorageServer]
 
 
 class _Call:

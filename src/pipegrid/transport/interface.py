@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, succeed
@@ -400,24 +399,18 @@ class PausableStream:
 def streaming(streams: set[PausableStream], consumer: IConsumer) -> Iterator[PausableStream]:
     """Register a stream as the consumer's producer, and keep it in ``streams`` until it ends."""
     stream = PausableStream()
-    streams.add(stream)
-    try:
+    with ExitStack() as at_its_end:
+        streams.add(stream)
+        at_its_end.callback(streams.discard, stream)
         consumer.registerProducer(stream, True)
-        try:
-            yield stream
-        finally:
-            consumer.unregisterProducer()
-    finally:
-        streams.discard(stream)
+        at_its_end.callback(consumer.unregisterProducer)
+        yield stream
 
 
 # ``store_whole`` in terms of ``allocate`` and ``write``, for servers without a combined request.
 
-Allocate = Callable[[bytes, Numbers, int, UploadSecrets], Deferred[Allocation]]
-WriteShare = Callable[[bytes, int, int, Pieces, bytes], Deferred[WriteAnswer]]
 
-
-class StoresApart(ABC):
+class StoresApart:
     """Base class of servers that store whole shares with ``allocate`` and ``write``."""
 
     @property
@@ -430,28 +423,15 @@ class StoresApart(ABC):
         """Counted: each share takes one request or more."""
         return SmallFileCapacity.COUNTED
 
-    def expect(self, objects: int) -> None:  # noqa: B027  not all have something to prepare
+    def expect(self, objects: int) -> None:
         """Do nothing: there is nothing to prepare."""
 
-    @abstractmethod
-    def allocate(
-        self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
-    ) -> Deferred[Allocation]:
-        """Request space; see the contract."""
-
-    @abstractmethod
-    def write(
-        self,
-        storage_index: bytes,
-        share_number: int,
-        offset: int,
-        data: Pieces,
-        upload_secret: bytes,
-    ) -> Deferred[WriteAnswer]:
-        """Write to an unfinished share; see the contract."""
-
     def store_whole(
-        self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
+        self: StorageServer,
+        storage_index: bytes,
+        shares: Shares,
+        share_bytes: int,
+        secrets: UploadSecrets,
     ) -> Deferred[Stored]:
         """Store whole shares; see the contract."""
         return store_by_writes(
@@ -460,8 +440,8 @@ class StoresApart(ABC):
 
 
 def store_by_writes(
-    allocate: Allocate,
-    write: WriteShare,
+    allocate: Callable[[bytes, Numbers, int, UploadSecrets], Deferred[Allocation]],
+    write: Callable[[bytes, int, int, Pieces, bytes], Deferred[WriteAnswer]],
     storage_index: bytes,
     shares: Shares,
     share_bytes: int,

@@ -41,120 +41,6 @@ from pipegrid.wire.storage_messages import (
     WriteAnswer,
 )
 
-# ``store_whole`` on a storage directory of this process: each share in one step if possible.
-
-_NONE: frozenset[int] = frozenset()
-
-
-class WholeStoring:
-    """
-    Stores whole shares.
-
-    Args:
-        named: adds the server's name to an error, and returns the error.
-    """
-
-    def __init__(
-        self,
-        store: ShareStore,
-        durability: GroupCommit,
-        named: Callable[[ServerError], ServerError],
-    ) -> None:
-        self._store = store
-        self._durability = durability
-        self._named = named
-
-    def begin(
-        self,
-        wanted: Callable[[], bool],
-        storage_index: bytes,
-        shares: Shares,
-        share_bytes: int,
-        secrets: UploadSecrets,
-    ) -> Deferred[Stored]:
-        """
-        Write shares in this thread; fires when all of them are durable, or have failed.
-
-        Args:
-            wanted: returns whether the caller still waits.
-
-        Raises:
-            ServerRefused, UsageError: as the allocation; nothing was stored.
-        """
-        complete = self._in_one_move(storage_index, shares, secrets)
-        taken = frozenset(share.share_number for share in complete)
-        if len(taken) == len(shares):
-            return self._commit(complete, Allocation(_NONE, taken), {})
-        try:
-            others = shares.keys() - taken
-            allocation = self._store.allocate(storage_index, others, share_bytes, secrets)
-        except BaseException:
-            for share in complete:
-                share.discard()
-            raise
-        failed: dict[int, ServerError] = {}
-        for number in sorted(others - allocation.already_have):
-            try:
-                share = self._store.upload(storage_index, number, secrets.upload)
-                share.write(0, [shares[number]], wanted)
-                if share.complete:
-                    complete.append(share)
-                else:
-                    share.checkpoint()  # its client had allocated a larger share before
-            except ServerError as error:  # noqa: PERF203  it is rare that there are several
-                failed[number] = self._named(error)
-        there = Allocation(allocation.already_have, allocation.allocated | taken)
-        return self._commit(complete, there, failed)
-
-    def _in_one_move(
-        self, storage_index: bytes, shares: Shares, secrets: UploadSecrets
-    ) -> list[IncomingShare]:
-        """
-        Store shares in one step each, up to the first that must be uploaded in several; return those
-        stored.
-        """
-        taken: list[IncomingShare] = []
-        if not self._durability.syncs_unnamed:
-            return taken
-        for number, data in shares.items():
-            share = self._store.take_whole(storage_index, number, data, secrets)
-            if share is None:
-                break
-            taken.append(share)
-        return taken
-
-    def _commit(
-        self,
-        shares: Sequence[IncomingShare],
-        allocation: Allocation,
-        failed: dict[int, ServerError],
-    ) -> Deferred[Stored]:
-        """Make complete shares durable; failures are in the result, too."""
-        if not shares:
-            return succeed(Stored(allocation, failed))
-        done: Deferred[Stored] = Deferred()  # the shares are made durable even if this is cancelled
-        left = len(shares)
-
-        def ended(share: Committable, outcome: Ending) -> None:
-            nonlocal left
-            left -= 1
-            if outcome is not None:
-                assert isinstance(share, IncomingShare)
-                failed[share.share_number] = self._named(_as_error(outcome))
-            if not left and not done.called:
-                done.callback(Stored(allocation, failed))
-
-        self._durability.commit_each(shares, ended)
-        return done
-
-
-def _as_error(outcome: Ending) -> ServerError:
-    error = outcome.value if isinstance(outcome, Failure) else outcome
-    if isinstance(error, ServerError):
-        return error
-    return ServerRefused(f"cannot make a share durable: {error}; try again or use another server")
-
-
 # A storage server in this process: the contract implemented on a storage directory.
 #
 # **Threads.** Operations of at most ``INLINE_BYTES`` run at once, in the reactor's thread: their system
@@ -168,6 +54,8 @@ def _as_error(outcome: Ending) -> ServerError:
 # Bytes that the thread writes from then on are not counted as received: see ``IncomingShare.write``.
 
 T = TypeVar("T")
+
+_NONE: frozenset[int] = frozenset()
 
 FAILED = 500
 """The status of a release that failed, as servers answer it."""
@@ -200,7 +88,6 @@ class LocalServer(StoresApart):
         self._workers = workers
         self._durability = durability
         self._inline_bytes = inline_bytes
-        self._whole = WholeStoring(store, durability, self._of_this)
         self._ordering = Ordering()
         self._streams: set[PausableStream] = set()
 
@@ -262,9 +149,87 @@ class LocalServer(StoresApart):
         if share_bytes > self._inline_bytes:
             return super().store_whole(storage_index, shares, share_bytes, secrets)
         call = storage_index, dict(shares), share_bytes, secrets
-        return self._submit(
-            storage_index, None, True, lambda one: self._whole.begin(lambda: one.wanted, *call)
-        )
+        return self._submit(storage_index, None, True, lambda one: self._store_now(one, *call))
+
+    def _store_now(
+        self,
+        operation: OrderedCall,
+        storage_index: bytes,
+        shares: Shares,
+        share_bytes: int,
+        secrets: UploadSecrets,
+    ) -> Deferred[Stored]:
+        """
+        Write shares in this thread; fires when all of them are durable, or have failed.
+
+        Raises:
+            ServerRefused, UsageError: as the allocation; nothing was stored.
+        """
+        complete = self._in_one_move(storage_index, shares, secrets)
+        taken = frozenset(share.share_number for share in complete)
+        if len(taken) == len(shares):
+            return self._commit(complete, Allocation(_NONE, taken), {})
+        try:
+            others = shares.keys() - taken
+            allocation = self.store.allocate(storage_index, others, share_bytes, secrets)
+        except BaseException:
+            for share in complete:
+                share.discard()
+            raise
+        failed: dict[int, ServerError] = {}
+        for number in sorted(others - allocation.already_have):
+            try:
+                share = self.store.upload(storage_index, number, secrets.upload)
+                share.write(0, [shares[number]], lambda: operation.wanted)
+                if share.complete:
+                    complete.append(share)
+                else:
+                    share.checkpoint()  # its client had allocated a larger share before
+            except ServerError as error:  # noqa: PERF203  it is rare that there are several
+                failed[number] = self._of_this(error)
+        there = Allocation(allocation.already_have, allocation.allocated | taken)
+        return self._commit(complete, there, failed)
+
+    def _in_one_move(
+        self, storage_index: bytes, shares: Shares, secrets: UploadSecrets
+    ) -> list[IncomingShare]:
+        """
+        Store shares in one step each, up to the first that must be uploaded in several; return those
+        stored.
+        """
+        taken: list[IncomingShare] = []
+        if not self._durability.syncs_unnamed:
+            return taken
+        for number, data in shares.items():
+            share = self.store.take_whole(storage_index, number, data, secrets)
+            if share is None:
+                break
+            taken.append(share)
+        return taken
+
+    def _commit(
+        self,
+        shares: Sequence[IncomingShare],
+        allocation: Allocation,
+        failed: dict[int, ServerError],
+    ) -> Deferred[Stored]:
+        """Make complete shares durable; failures are in the result, too."""
+        if not shares:
+            return succeed(Stored(allocation, failed))
+        done: Deferred[Stored] = Deferred()  # the shares are made durable even if this is cancelled
+        left = len(shares)
+
+        def ended(share: Committable, outcome: Ending) -> None:
+            nonlocal left
+            left -= 1
+            if outcome is not None:
+                assert isinstance(share, IncomingShare)
+                failed[share.share_number] = self._of_this(_as_error(outcome))
+            if not left and not done.called:
+                done.callback(Stored(allocation, failed))
+
+        self._durability.commit_each(shares, ended)
+        return done
 
     def _of_this(self, error: ServerError) -> ServerError:
         error.server = error.server or self.identity.nickname
@@ -314,10 +279,12 @@ class LocalServer(StoresApart):
         return Deferred.fromCoroutine(release())
 
     def advise_corrupt_share(
-        self, storage_index: bytes, share_number: int, reason: str
+        self, storage_index: bytes, share_number: int, reason: str, mutable: bool = False
     ) -> Deferred[None]:
         """Report a corrupt share to the server's operator."""
-        return self._advise(storage_index, share_number, reason, mutable=False)
+        advise = partial(self.store.advise_corrupt_share, mutable=mutable)
+        advised = self._ask(share_number, advise, storage_index, share_number, reason)
+        return advised.addCallback(lambda _: None)
 
     # Slots.
 
@@ -353,15 +320,13 @@ class LocalServer(StoresApart):
         """Read from one mutable share; see the contract."""
         return self._read(self.store.slots, storage_index, share_number, offset, length)
 
-    def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
-        """Add or renew a lease on every share of a slot."""
-        return self.add_lease(storage_index, lease)
+    add_slot_lease = add_lease  # the same for both kinds of shares
 
     def advise_corrupt_slot_share(
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
         """Report a corrupt mutable share to the server's operator."""
-        return self._advise(storage_index, share_number, reason, mutable=True)
+        return self.advise_corrupt_share(storage_index, share_number, reason, mutable=True)
 
     def disconnect(self) -> Deferred[None]:
         """
@@ -391,7 +356,7 @@ class LocalServer(StoresApart):
                 result.addErrback(lambda failure: self._named(failure.raiseException))
             return result
 
-        return self._ordering.submit(storage_index, share_number, changes, named)
+        return self._ordering.carry_out(storage_index, OrderedCall(share_number, changes, named))
 
     def _ask(
         self,
@@ -418,13 +383,6 @@ class LocalServer(StoresApart):
                 return reader.read(offset, length)
 
         return self._submit(storage_index, share_number, False, lambda _: self._run(length, read))
-
-    def _advise(
-        self, storage_index: bytes, share_number: int, reason: str, mutable: bool
-    ) -> Deferred[None]:
-        advise = partial(self.store.advise_corrupt_share, mutable=mutable)
-        advised = self._ask(share_number, advise, storage_index, share_number, reason)
-        return advised.addCallback(lambda _: None)
 
     def _run(self, size_bytes: int, function: Callable[..., T], *args: Any) -> Deferred[T]:
         if size_bytes <= self._inline_bytes:
@@ -481,3 +439,10 @@ class LocalServer(StoresApart):
             # The error of a stream that was cancelled refers to this frame, and to itself.
             chunk = b""
         return delivered
+
+
+def _as_error(outcome: Ending) -> ServerError:
+    error = outcome.value if isinstance(outcome, Failure) else outcome
+    if isinstance(error, ServerError):
+        return error
+    return ServerRefused(f"cannot make a share durable: {error}; try again or use another server")

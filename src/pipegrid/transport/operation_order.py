@@ -22,6 +22,7 @@ class OrderedCall:
         share_number: the share that it concerns, or None for all shares of the index.
         changes: whether it changes anything.
         wanted: False once its caller has cancelled it.
+        call: gets this operation; returns, or fires with, the result.
     """
 
     def __init__(
@@ -63,26 +64,13 @@ class Ordering:
         self._draining = False
         self._idle: Waiters[None] = Waiters()
 
-    def submit(
-        self,
-        storage_index: bytes,
-        share_number: int | None,
-        changes: bool,
-        call: Callable[[OrderedCall], Deferred[T] | T],
-    ) -> Deferred[T]:
-        """
-        Carry out a call when all calls that conflict with it have ended.
-
-        If the result is cancelled, a call that has not begun is dropped. One that has begun continues to
-        its end, and later ones wait for that; it can read ``OrderedCall.wanted``.
-
-        Args:
-            call: gets its operation; returns, or fires with, the result.
-        """
-        return self.carry_out(storage_index, OrderedCall(share_number, changes, call))
-
     def carry_out(self, storage_index: bytes, operation: OrderedCall) -> Deferred[Any]:
-        """Carry out an operation that decides by itself which operations conflict with it."""
+        """
+        Carry out an operation when all that conflict with it have ended.
+
+        If the result is cancelled, an operation that has not begun is dropped. One that has begun continues
+        to its end, and later ones wait for that; it can read ``OrderedCall.wanted``.
+        """
         operation.result = Deferred(
             lambda _: self._give_up(storage_index, operation, CancelledError())
         )

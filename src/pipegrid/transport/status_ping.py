@@ -8,7 +8,7 @@ and no byte of a body is read.
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import SplitResult, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from twisted.internet.defer import CancelledError, TimeoutError
 from twisted.internet.interfaces import IStreamClientEndpoint
@@ -41,29 +41,24 @@ def check_ping_url(text: str) -> str:
     Raises:
         ValueError: it is not such a URL; the text is a clause.
     """
-    parts = _split(text)
-    if (
-        parts is None
-        or parts.scheme not in ("http", "https")
-        or not parts.hostname
-        or not text.isascii()
-        or not text.isprintable()
-        or " " in text
-        or len(text) > MAX_URL_BYTES
-        or "@" in parts.netloc
-        or "\\" in parts.netloc
-    ):
-        raise ValueError("it must be a URL such as https://hc-ping.com/UUID")
-    return text
-
-
-def _split(text: str) -> SplitResult | None:
     try:
         parts = urlsplit(text)
-        assert parts.port is None or parts.port
-    except (ValueError, AssertionError):
-        return None
-    return parts
+        usable = (
+            parts.scheme in ("http", "https")
+            and parts.hostname
+            and parts.port != 0  # a ValueError if it is none
+            and text.isascii()
+            and text.isprintable()
+            and " " not in text
+            and len(text) <= MAX_URL_BYTES
+            and "@" not in parts.netloc
+            and "\\" not in parts.netloc
+        )
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError("it must be a URL such as https://hc-ping.com/UUID")
+    return text
 
 
 def url_of(url: str, event: str) -> str:

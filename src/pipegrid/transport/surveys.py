@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
 from pipegrid.errors import NoSuchShare, ServerError
+from pipegrid.reactor.deferreds import all_ended, as_deferred
 from pipegrid.transport.interface import StorageServer
 from pipegrid.wire.gbs_surveys_releases import MAX_QUESTIONS, Question, Sample
 from pipegrid.wire.storage_messages import LeaseSecrets
@@ -76,17 +77,13 @@ class LeasesListed(Protocol):
         """
 
 
-Leasing = Callable[[bytes, LeaseSecrets], Deferred[None]]
-
-
 def takes(server: StorageServer) -> bool:
     """Return whether many questions to this server will go in one request."""
     return isinstance(server, TakesSurveys) and server.is_known_to_take_surveys
 
 
-def survey(
-    server: StorageServer, questions: Sequence[Question], told: OnSurveyed
-) -> Deferred[None]:
+@as_deferred
+async def survey(server: StorageServer, questions: Sequence[Question], told: OnSurveyed) -> None:
     """
     Ask a server many questions, in one request if it supports surveys (``wire.gbs_surveys_releases``),
     otherwise in ordinary requests that are sent at the same time: in both cases it is one round trip. The
@@ -103,40 +100,33 @@ def survey(
         Cancelling it cancels the unanswered questions.
     """
     asked = server.survey(questions) if isinstance(server, TakesSurveys) else None
-    if asked is None:
-        return _ask_apart(server, questions, told)
-
-    def answered(answers: list[Surveyed | ServerError] | None) -> Deferred[None] | None:
-        if answers is None:
-            return _ask_apart(server, questions, told)
-        for number, answer in enumerate(answers):
-            told(number, answer)
-        return None
-
-    def failed(failure: Failure) -> None:
-        error = failure.value
-        if not isinstance(error, ServerError):
-            failure.raiseException()
-        for number in range(len(questions)):
-            told(number, error)
-
-    return asked.addCallbacks(answered, failed)
+    answers: Sequence[Surveyed | ServerError] | None
+    try:
+        answers = None if asked is None else await asked
+    except ServerError as error:
+        answers = [error] * len(questions)
+    if answers is None:
+        await _ask_apart(server, questions, told)
+        return
+    for number, answer in enumerate(answers):
+        told(number, answer)
 
 
-def _ask_apart(
+async def _ask_apart(
     server: StorageServer, questions: Sequence[Question], told: OnSurveyed
-) -> Deferred[None]:
+) -> None:
     add_lease = server.lease_listed if isinstance(server, LeasesListed) else server.add_lease
 
     async def ask(number: int) -> None:
         told(number, await _ask_one(server, questions[number], add_lease))
 
-    asked = [Deferred.fromCoroutine(ask(number)) for number in range(len(questions))]
-    return DeferredList(asked, consumeErrors=True).addCallback(_first_failure)
+    await all_ended([Deferred.fromCoroutine(ask(number)) for number in range(len(questions))])
 
 
 async def _ask_one(
-    server: StorageServer, question: Question, add_lease: Leasing
+    server: StorageServer,
+    question: Question,
+    add_lease: Callable[[bytes, LeaseSecrets], Deferred[None]],
 ) -> Surveyed | ServerError:
     index = question.storage_index
     requests: list[Deferred[Any]] = [server.list_shares(index)]
@@ -167,9 +157,3 @@ def _server_error(failure: Failure) -> ServerError:
     error = failure.value
     assert isinstance(error, ServerError)
     return error
-
-
-def _first_failure(outcomes: list[Any]) -> None:
-    for _, result in outcomes:
-        if isinstance(result, Failure):
-            result.raiseException()

@@ -155,8 +155,8 @@ class Throttle:
             return _MOST_PIECE_BYTES
         return int(min(_MOST_PIECE_BYTES, max(_LEAST_PIECE_BYTES, rate * _TURN_S)))
 
-    def _wait_s(self, bucket: TokenBucket) -> float:
-        """Return how long until the timetable permits the next bytes, or must be looked at again."""
+    def wait_s(self, bucket: TokenBucket) -> float:
+        """Return how long until the timetable permits the next bytes, or this must be asked again."""
         now_s = self.clock.seconds()
         if self._varies and not 0 <= now_s - self._looked_s < LOOK_S:
             self._looked_s = now_s
@@ -165,10 +165,6 @@ class Throttle:
             self.received.change(now_s, rates.received)
         wait_s = bucket.wait_s(now_s)
         return min(wait_s, _LONGEST_WAIT_S) if self._varies else wait_s
-
-    def receive_wait_s(self) -> float:
-        """Return how long until more bytes may be received, or this must be asked again."""
-        return self._wait_s(self.received)
 
     def endpoint(
         self, inner: IStreamClientEndpoint, kind: type[Throttled] | None = None
@@ -196,7 +192,7 @@ class Throttle:
 
     def _go_on(self) -> None:
         while self._waiting:
-            wait_s = self._wait_s(self.sent)
+            wait_s = self.wait_s(self.sent)
             if wait_s:
                 self._timer.set(wait_s)
                 return
@@ -289,7 +285,7 @@ class Throttled:
         bucket.take(clock.seconds(), len(data))
         self.protocol.dataReceived(data)
         if not self._lost and self._read_wait is None:
-            wait_s = self._throttle.receive_wait_s()
+            wait_s = self._throttle.wait_s(bucket)
             if bucket.bytes_per_s != self._fitted_rate:
                 self._fit_buffers()
             if wait_s:
@@ -313,7 +309,7 @@ class Throttled:
 
     def _may_read(self) -> None:
         self._read_wait = None
-        wait_s = self._throttle.receive_wait_s()
+        wait_s = self._throttle.wait_s(self._throttle.received)
         if wait_s:  # other connections have read meanwhile
             self._read_wait = self._throttle.clock.callLater(wait_s, self._may_read)
         elif not self._reader_paused:

@@ -24,6 +24,7 @@ from pipegrid.wire.grid_manager_certificates import (
     ManagerKey,
     SignedCertificate,
     certified_by,
+    is_signed,
     read_certificates,
 )
 from pipegrid.wire.server_address import Furl, Nurl
@@ -175,11 +176,9 @@ def verify(signed: object) -> Announcement:
         raise ValueError("message, signature and key are not all bytes")
     if len(message) > MAX_MESSAGE_BYTES:
         raise ValueError(f"it has {len(message)} bytes, and {MAX_MESSAGE_BYTES} are allowed")
-    _check_signature(
-        message,
-        _binary(signature, _SIGNATURE_CHARACTERS, "signature"),
-        _binary(key, _KEY_CHARACTERS, "key"),
-    )
+    signature_bytes = _binary(signature, _SIGNATURE_CHARACTERS, "signature")
+    if not is_signed(_binary(key, _KEY_CHARACTERS, "key"), message, signature_bytes):
+        raise ValueError("its signature is not that of its key; it was changed")
     try:
         fields = json.loads(message.decode("utf-8"))
     except (ValueError, RecursionError):
@@ -206,16 +205,6 @@ def _binary(text: bytes, characters: int, what: str) -> bytes:
         return base32.decode(text.removeprefix(prefix).decode("ascii"))
     except ValueError:
         raise ValueError(f"its {what} is not base32") from None
-
-
-def _check_signature(message: bytes, signature: bytes, key: bytes) -> None:
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-    try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
-    except (InvalidSignature, ValueError):
-        raise ValueError("its signature is not that of its key; it was changed") from None
 
 
 def kept(announcement: Announcement, managers: Sequence[ManagerKey] = ()) -> Announcement:

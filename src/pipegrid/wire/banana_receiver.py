@@ -31,8 +31,11 @@ MAX_NUMBER_BITS = 63
 """The limit of a token's number, nine bytes: lengths, counts, and integers below 2^31."""
 
 
-class BananaTooLong(ValueError):
-    """A number has more bytes than allowed."""
+class LimitExceeded(BananaError):
+    """The other end exceeded a limit, or violated the protocol; the text says how."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class Tokens:
@@ -100,7 +103,7 @@ class Tokens:
         Return the next token's type and number, or None if it has not arrived.
 
         Raises:
-            BananaTooLong: a number of more than ``MAX_NUMBER_BITS``.
+            LimitExceeded: a number of more than ``MAX_NUMBER_BITS``.
         """
         if self._skip and not self._skipped():
             return None
@@ -114,7 +117,7 @@ class Tokens:
                     self._at, self._value, self._shift = at, 0, 0
                     return byte, value
                 if self._shift >= MAX_NUMBER_BITS:
-                    raise BananaTooLong("a token's number has more than 9 bytes")
+                    raise LimitExceeded("a token's number has more than 9 bytes")
                 self._value |= byte << self._shift
                 self._shift += 7
             self._at = at
@@ -202,30 +205,8 @@ def nothing_pattern(words: Mapping[int, bytes]) -> re.Pattern[bytes] | None:
     answer, none = numbers.get(b"answer"), numbers.get(b"none")
     if answer is None or none is None or max(answer, none) > 0x7F:
         return None
-    return re.compile(
-        b"".join(
-            (
-                *(
-                    b"(?P<outer>",
-                    NUMBER,
-                    b")",
-                    byte_pattern(OPEN),
-                    byte_pattern(answer),
-                    byte_pattern(VOCAB),
-                ),
-                *(b"(?P<request>", NUMBER, b")", byte_pattern(INT)),
-                *(
-                    b"(?P<inner>",
-                    NUMBER,
-                    b")",
-                    byte_pattern(OPEN),
-                    byte_pattern(none),
-                    byte_pattern(VOCAB),
-                ),
-                *(b"(?P=inner)", byte_pattern(CLOSE), b"(?P=outer)", byte_pattern(CLOSE)),
-            )
-        )
-    )
+    outer, inner = _opened(0, answer), _opened(1, none)
+    return re.compile(outer + _integer(b"request", NUMBER) + inner + _closed(1) + _closed(0))
 
 
 def number_of(digits: bytes) -> int:
@@ -239,6 +220,21 @@ def number_of(digits: bytes) -> int:
 def byte_pattern(value: int) -> bytes:
     """Return a pattern for this byte."""
     return re.escape(bytes((value,)))
+
+
+def _integer(name: bytes, digits: bytes) -> bytes:
+    """Return a pattern for an integer; ``digits`` matches its number, which becomes a group of this name."""
+    return b"(?P<%b>%b)" % (name, digits) + byte_pattern(INT)
+
+
+def _opened(place: int, kind: int) -> bytes:
+    """Return a pattern for the beginning of an object; ``place`` is the object's in the pattern."""
+    parts = b"(?P<open%d>" % place, NUMBER, b")", byte_pattern(OPEN), byte_pattern(kind)
+    return b"".join((*parts, byte_pattern(VOCAB)))
+
+
+def _closed(place: int) -> bytes:
+    return b"(?P=open%d)" % place + byte_pattern(CLOSE)
 
 
 # The answer that allocates one share, parsed in one piece: no existing shares, and one writer, as for most
@@ -289,10 +285,9 @@ class AllocatedAnswers:
         return re.compile(
             b"".join(
                 (
-                    *(answer, b"(?P<request>", NUMBER, b")", byte_pattern(INT)),
-                    *(pair, there, _closed(2), writers),
-                    *(b"(?P<share>", _SHARE_NUMBER, b")", byte_pattern(INT)),
-                    *(_opened(4, reference), b"(?P<clid>", NUMBER, b")", byte_pattern(INT)),
+                    *(answer, _integer(b"request", NUMBER), pair, there, _closed(2), writers),
+                    *(_integer(b"share", _SHARE_NUMBER), _opened(4, reference)),
+                    _integer(b"clid", NUMBER),
                     *(byte_pattern(len(name)), byte_pattern(STRING), re.escape(name)),
                     *(b"(?P<size>", _SHARE_NUMBER, b")", byte_pattern(STRING)),
                     *(b"(?P<furl>[!-~]{1,%d})" % MAX_FURL_BYTES, _closed(4)),
@@ -326,15 +321,6 @@ def parsed(found: re.Match[bytes]) -> Allocated | None:
         return None
     request, share, clid = (number_of(found[name]) for name in ("request", "share", "clid"))
     return Allocated(request, share, clid, furl.decode("ascii"))
-
-
-def _opened(place: int, kind: int) -> bytes:
-    parts = b"(?P<open%d>" % place, NUMBER, b")", byte_pattern(OPEN), byte_pattern(kind)
-    return b"".join((*parts, byte_pattern(VOCAB)))
-
-
-def _closed(place: int) -> bytes:
-    return b"(?P=open%d)" % place + byte_pattern(CLOSE)
 
 
 # The memory of a message is counted before it is allocated. Every message starts with a few KiB, and is
@@ -373,13 +359,6 @@ least 531.
 MAX_TOKENS = MAX_SMALL_TOKENS + 5 * MAX_FOOLSCAP_WRITES
 
 
-class LimitExceeded(BananaError):
-    """The other end exceeded a limit, or violated the protocol; the text says how."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
 @attrs.frozen
 class Bounds:
     """
@@ -396,54 +375,6 @@ class Bounds:
     answer_cost: Callable[[str, tuple[Any, ...]], int] = lambda method, arguments: ANSWER_COST
     turn_tokens: int = 512
     allocated: AllocatedAnswers | None = None
-
-
-class Allowance:
-    """
-    The allowance of the message that is being received.
-
-    Attributes:
-        held_cost: the memory that it takes so far.
-    """
-
-    __slots__ = ("_cost_left", "_tokens_earned", "_tokens_left", "held_cost")
-
-    def __init__(self) -> None:
-        self.held_cost = 0
-        self._cost_left = 0
-        self._tokens_left = self._tokens_earned = 0
-
-    def begin(self) -> None:
-        """Start the allowance of another message."""
-        self.held_cost = 0
-        self._cost_left = FIRST_COST
-        self._tokens_left = MAX_SMALL_TOKENS
-        self._tokens_earned = MAX_TOKENS - MAX_SMALL_TOKENS
-
-    def count_body(self, size: int) -> None:
-        """Count a body, which allows more tokens."""
-        more = min(size // TOKEN_BYTES, self._tokens_earned)
-        self._tokens_earned -= more
-        self._tokens_left += more
-
-    def count_token(self) -> None:
-        """Count a token; raises LimitExceeded beyond the limit."""
-        self._tokens_left -= 1
-        if self._tokens_left < 0:
-            raise LimitExceeded("a message had more tokens than one of its size may have")
-
-    def charge(self, cost: int) -> None:
-        """Charge memory; raises LimitExceeded beyond the allowance."""
-        self._cost_left -= cost
-        self.held_cost += cost
-        if self._cost_left < 0:
-            raise LimitExceeded(
-                f"a message became larger than its kind may be, at {self.held_cost} bytes"
-            )
-
-    def allow(self, cost: int) -> None:
-        """Raise the allowance to ``cost`` in all, since the kind of message is known."""
-        self._cost_left = max(self._cost_left, cost - self.held_cost)
 
 
 # mypy: disable-error-code="misc"
@@ -473,6 +404,9 @@ class BoundedReceiver(Broker):
 
     Args:
         bounds: limits that differ between connections; the other arguments are Foolscap's.
+
+    Attributes:
+        held_cost: the memory that the message being received takes so far.
     """
 
     logReceiveErrors = False
@@ -485,7 +419,8 @@ class BoundedReceiver(Broker):
     def __init__(self, *args: Any, bounds: Bounds | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.bounds = bounds or Bounds()
-        self._allowance = Allowance()
+        self.held_cost = self._cost_left = 0
+        self._tokens_left = self._tokens_earned = 0
         self._tokens = Tokens()
         words, answers = self.incomingVocabulary, self.bounds.allocated
         self._nothing = nothing_pattern(words)
@@ -531,9 +466,6 @@ class BoundedReceiver(Broker):
         except BananaError as error:
             self.refuse(str(error.args[0]) if error.args else "it broke the protocol")
             return
-        except BananaTooLong as error:
-            self.refuse(str(error))
-            return
         except Exception as error:
             # Foolscap asserts on, and decodes, untrusted input.
             self.refuse(f"what it sent makes no sense ({type(error).__name__})")
@@ -565,25 +497,39 @@ class BoundedReceiver(Broker):
         """Schedule ``go_on`` after other connections were served."""
         eventual.eventually(self.go_on)
 
-    @property
-    def held_cost(self) -> int:
-        """The memory that the message being received takes so far."""
-        return self._allowance.held_cost
-
-    def charge(self, cost: int) -> None:
-        """Charge that message with memory; raises LimitExceeded beyond its allowance."""
-        self._allowance.charge(cost)
+    # The allowance of the message that is being received.
 
     def message_begins(self) -> None:
         """Start the allowance of another message."""
-        self._allowance.begin()
+        self.held_cost = 0
+        self._cost_left = FIRST_COST
+        self._tokens_left = MAX_SMALL_TOKENS
+        self._tokens_earned = MAX_TOKENS - MAX_SMALL_TOKENS
+
+    def charge(self, cost: int) -> None:
+        """Charge the message with memory; raises LimitExceeded beyond its allowance."""
+        self._cost_left -= cost
+        self.held_cost += cost
+        if self._cost_left < 0:
+            raise LimitExceeded(
+                f"a message became larger than its kind may be, at {self.held_cost} bytes"
+            )
+
+    def allow(self, cost: int) -> None:
+        """Raise the allowance to ``cost`` in all, since the kind of message is known."""
+        self._cost_left = max(self._cost_left, cost - self.held_cost)
+
+    def _count_body(self, size: int) -> None:
+        """Count a body, which allows more tokens."""
+        more = min(size // TOKEN_BYTES, self._tokens_earned)
+        self._tokens_earned -= more
+        self._tokens_left += more
 
     def _read(self, reading: bool) -> None:
         if reading is not self._reading:
             self._reading = reading
-            transport = self.transport
             name = "resumeProducing" if reading else "pauseProducing"
-            act = getattr(transport, name, None)  # in-memory transports of tests have none
+            act = getattr(self.transport, name, None)  # in-memory transports of tests have none
             if act is not None:
                 act()
 
@@ -679,7 +625,9 @@ class BoundedReceiver(Broker):
         elif was_in_open and kind in (CLOSE, ABORT):
             raise LimitExceeded("it ended something before its name")
         if kind != ERROR:  # which is outside of messages, and has its own limit
-            self._allowance.count_token()
+            self._tokens_left -= 1
+            if self._tokens_left < 0:
+                raise LimitExceeded("a message had more tokens than one of its size may have")
             self.charge(TOKEN_COST)
         if not rejected and kind not in _ALWAYS_LEGAL:
             rejected = not self._is_welcome(typebyte, number, was_in_open)
@@ -688,7 +636,7 @@ class BoundedReceiver(Broker):
                 self._tokens.skip(number)
                 return
             self.charge(number)
-            self._allowance.count_body(number)
+            self._count_body(number)
             self._body = kind, number, False
         elif kind == FLOAT:
             self._body = kind, FLOAT_BYTES, rejected

@@ -45,7 +45,6 @@ VIEW_TAG = 0x70676264
 """Encoded in five bytes, which is rejected in input: no tag of the protocols needs that."""
 
 _SET_TAG = 258
-_NO_STEP = 0
 _UINT, _INT, _BYTES, _TEXT, _ARRAY, _MAP, _TAG, _SIMPLE = range(8)
 _ARGUMENT_BYTES = {24: 1, 25: 2, 26: 4, 27: 8}
 _INDEFINITE = 31
@@ -61,7 +60,7 @@ def _step(initial: int) -> int:
         return 1 + _ARGUMENT_BYTES[detail]
     if detail == _INDEFINITE and major in (_BYTES, _TEXT, _ARRAY, _SIMPLE):
         return 1  # its pieces follow, and a break
-    return _NO_STEP
+    return 0
 
 
 _STEPS = tuple(map(_step, range(256)))

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from foolscap import crypto, eventual
 from foolscap.api import Tub
@@ -29,7 +29,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from pipegrid.reactor.connection_policy import ConnectionPolicy, RefusedConnection
-from pipegrid.reactor.deferreds import Waiters
+from pipegrid.reactor.deferreds import Timer, Waiters
 from pipegrid.reactor.tcp_socks5_endpoints import endpoint_through
 from pipegrid.reactor.tcp_transport import StallWatch, unsent_bytes
 from pipegrid.reactor.tls_settings import bound_handshakes, only_forward_secret, self_signed_pem
@@ -60,49 +60,6 @@ IDLE_CHECK_S = 1.0
 
 RELEASES_PER_CHECK = 128
 """How many are released in one check: a tenth of a second's work for a server."""
-
-
-class DeferredRefRelease:
-    """
-    The remote objects to release on one connection.
-
-    Args:
-        give_back: releases one at the other end; its arguments are those of ``later``.
-        busy: returns whether an answer from the other end is awaited.
-    """
-
-    def __init__(self, give_back: Callable[[Any, int], None], busy: Callable[[], bool]) -> None:
-        self._give_back = give_back
-        self._busy = busy
-        self._unneeded: deque[tuple[Any, int]] = deque()
-        self._timer: IDelayedCall | None = None
-
-    def later(self, tracker: Any, count: int) -> None:
-        """
-        Add an object that is not needed any more; ``count`` is how many times the other end has sent it.
-        """
-        self._unneeded.append((tracker, count))
-        if len(self._unneeded) > MAX_UNNEEDED:
-            self._give_back(*self._unneeded.popleft())
-        self._schedule()
-
-    def stop(self) -> None:
-        """Drop all: the connection is lost, and with it all references."""
-        self._unneeded.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _schedule(self) -> None:
-        if self._timer is None and self._unneeded:
-            self._timer = eventual.reactor.callLater(IDLE_CHECK_S, self._release_some)
-
-    def _release_some(self) -> None:
-        self._timer = None
-        if not self._busy():
-            for _ in range(min(RELEASES_PER_CHECK, len(self._unneeded))):
-                self._give_back(*self._unneeded.popleft())
-        self._schedule()
 
 
 # Negotiation as in Foolscap, but with strong ciphers only, and with limits.
@@ -170,15 +127,13 @@ class BoundedNegotiation(StrictNegotiation):
     def _end(self) -> None:
         # The reason is being sent; a peer that does not read it, or sends more, is disconnected.
         self.buffer = b""
-        transport: Any = self.transport
-        if self._aborting is None and transport.connected:
-            transport.pauseProducing()
+        if self._aborting is None and self.transport.connected:
+            self.transport.pauseProducing()
             self._aborting = eventual.reactor.callLater(GRACE_S, self._abort)
 
     def _abort(self) -> None:
         self._aborting = None
-        transport: Any = self.transport
-        transport.abortConnection()
+        self.transport.abortConnection()
 
 
 # Limits of a connection. Each token is handled as in Foolscap, but is read by ``wire.banana_receiver``. For
@@ -255,10 +210,9 @@ class BoundedBroker(BoundedReceiver):
 
     def __init__(self, *args: Any, bounds: Bounds | None = None, **kwargs: Any) -> None:
         super().__init__(*args, bounds=bounds, **kwargs)
-        self._aborting: IDelayedCall | None = None
-        self._unneeded = DeferredRefRelease(
-            super().freeYourReference, lambda: bool(self.waitingForAnswers)
-        )
+        self._aborting = Timer(eventual.reactor, self._abort)
+        self._unneeded: deque[tuple[Any, int]] = deque()
+        self._release_timer = Timer(eventual.reactor, self._release_some)
 
     # Methods that Foolscap calls on its broker.
 
@@ -272,14 +226,14 @@ class BoundedBroker(BoundedReceiver):
         request = self.waitingForAnswers.get(reqID)
         if request is None:
             raise LimitExceeded("it answered a call that was not made")
-        self._allowance.allow(getattr(request, "answer_cost", ANSWER_COST))
+        self.allow(getattr(request, "answer_cost", ANSWER_COST))
         return request
 
     def getMyReferenceByCLID(self, clid: int) -> Any:
         """Return our object that a call is for; KeyError if it does not exist."""
         found = super().getMyReferenceByCLID(clid)
         if clid:
-            self._allowance.allow(self.bounds.call_cost)
+            self.allow(self.bounds.call_cost)
         return found
 
     def getTrackerForYourReference(self, clid: int, *args: Any, **kwargs: Any) -> Any:
@@ -292,9 +246,24 @@ class BoundedBroker(BoundedReceiver):
         return super().getTrackerForYourReference(clid, *args, **kwargs)
 
     def freeYourReference(self, tracker: Any, count: int) -> None:
-        """Release an object at the other end when the connection is idle."""
+        """
+        Release an object at the other end when the connection is idle.
+
+        Args:
+            count: how many times the other end has sent it.
+        """
         if not self.disconnected:
-            self._unneeded.later(tracker, count)
+            self._unneeded.append((tracker, count))
+            if len(self._unneeded) > MAX_UNNEEDED:
+                super().freeYourReference(*self._unneeded.popleft())
+            self._release_timer.set(IDLE_CHECK_S)
+
+    def _release_some(self) -> None:
+        if not self.waitingForAnswers:
+            for _ in range(min(RELEASES_PER_CHECK, len(self._unneeded))):
+                super().freeYourReference(*self._unneeded.popleft())
+        if self._unneeded:
+            self._release_timer.set(IDLE_CHECK_S)
 
     def is_idle(self) -> bool:
         """Whether bytes written to the transport now follow everything that was sent before."""
@@ -379,17 +348,17 @@ class BoundedBroker(BoundedReceiver):
             not self.connectionAbandoned
         )  # nothing more is read from a peer that was rejected
         self.connectionAbandoned = True
-        if self._aborting is None and not self.disconnected:
-            self._aborting = eventual.reactor.callLater(GRACE_S, self._abort)
+        if not self.disconnected:
+            self._aborting.set(GRACE_S)
         super().shutdown(why, fireDisconnectWatchers)
 
     def finish(self, why: Failure) -> None:
         """Fail all calls; the connection may still be closing."""
-        self._unneeded.stop()
+        self._unneeded.clear()  # all references are lost with the connection
+        self._release_timer.stop()
         super().finish(why)
 
     def _abort(self) -> None:
-        self._aborting = None
         abort = getattr(self.transport, "abortConnection", None)
         if abort is not None:
             abort()
@@ -397,9 +366,7 @@ class BoundedBroker(BoundedReceiver):
     def connectionLost(self, why: Failure) -> None:
         """Release everything when the connection is lost."""
         self.connectionAbandoned = True
-        if self._aborting is not None:
-            self._aborting.cancel()
-            self._aborting = None
+        self._aborting.stop()
         if self.stalls is not None:
             self.stalls.stop()
         super().connectionLost(why)
@@ -615,13 +582,10 @@ MAX_CALL_BYTES = 128 * 1024
 _END_OF_SMALL = 1 << 31
 
 
-class KnownReference:
+class KnownReference(NamedTuple):
     """An object of ours that the other end knows already, as an argument of a call."""
 
-    __slots__ = ("clid",)
-
-    def __init__(self, clid: int) -> None:
-        self.clid = clid
+    clid: int
 
 
 def can_pack(arguments: tuple[Any, ...]) -> bool:

@@ -189,10 +189,6 @@ def _packed_answer(answer: BundledAnswer) -> bytes:
     return cbor.dumps([sorted(allocation.already_have), sorted(allocation.allocated), statuses])
 
 
-def _packed_all_stored(numbers: Sequence[int]) -> bytes:
-    return cbor.head(_ARRAY, len(numbers)) + b"".join(map(_packed_stored, numbers))
-
-
 @lru_cache(maxsize=MAX_SHARE_NUMBERS)
 def _stored(number: int) -> BundledAnswer:
     return BundledAnswer(Allocation(frozenset(), frozenset({number})), {number: _STORED})
@@ -212,7 +208,7 @@ def unpack_answers(body: Buffer, uploads: Sequence[BundledUpload]) -> list[Bundl
             break
         numbers += upload.shares
     else:  # the usual answer is known in advance
-        if body == _packed_all_stored(numbers):
+        if body == cbor.head(_ARRAY, len(numbers)) + b"".join(map(_packed_stored, numbers)):
             return [_stored(number) for number in numbers]
     value = cbor.loads(body, MAX_ANSWER_BYTES, _ANSWER_ITEMS)
     answers = cbor.expect_answers(value, len(uploads), "uploads")

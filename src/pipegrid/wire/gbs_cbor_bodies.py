@@ -140,14 +140,10 @@ def unpack_allocate(body: Buffer) -> AllocateRequest:
     )
 
 
+@lru_cache(_REMEMBERED)
 def pack_allocation(allocation: Allocation) -> bytes:
     """Return the answer to an allocate request."""
-    return _pack_allocation(allocation.already_have, allocation.allocated)
-
-
-@lru_cache(_REMEMBERED)
-def _pack_allocation(already_have: frozenset[int], allocated: frozenset[int]) -> bytes:
-    return cbor.dumps({_HAVE: already_have, _ALLOCATED: allocated})
+    return cbor.dumps({_HAVE: allocation.already_have, _ALLOCATED: allocation.allocated})
 
 
 _ALLOCATION_KEYS = frozenset({_HAVE, _ALLOCATED})

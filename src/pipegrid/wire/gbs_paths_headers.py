@@ -165,8 +165,8 @@ RENEW_SECRET = "lease-renew-secret"
 CANCEL_SECRET = "lease-cancel-secret"
 UPLOAD_SECRET = "upload-secret"
 WRITE_ENABLER = "write-enabler"
-_LEASE_KINDS = frozenset({RENEW_SECRET, CANCEL_SECRET})
-_KINDS = {kind.encode("ascii"): kind for kind in (*_LEASE_KINDS, UPLOAD_SECRET, WRITE_ENABLER)}
+LEASE_SECRETS = frozenset({RENEW_SECRET, CANCEL_SECRET})
+_KINDS = {kind.encode("ascii"): kind for kind in (*LEASE_SECRETS, UPLOAD_SECRET, WRITE_ENABLER)}
 _LEASE_SECRET_BYTES = 32
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?\Z")
 
@@ -174,10 +174,9 @@ _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]
 NO_SECRETS: frozenset[str] = frozenset()
 
 
-LEASE_SECRETS = _LEASE_KINDS
-ALLOCATE_SECRETS = _LEASE_KINDS | {UPLOAD_SECRET}
+ALLOCATE_SECRETS = LEASE_SECRETS | {UPLOAD_SECRET}
 UPLOAD_SECRETS = frozenset({UPLOAD_SECRET})
-MUTABLE_SECRETS = _LEASE_KINDS | {WRITE_ENABLER}
+MUTABLE_SECRETS = LEASE_SECRETS | {WRITE_ENABLER}
 
 
 def authorization(swissnum: str) -> bytes:
@@ -224,7 +223,7 @@ def _parse_secret(line: bytes) -> tuple[str, bytes]:
     if not text or not _BASE64.match(text):
         raise ValueError(f"the secret {kind} is empty, or not base64")
     secret = binascii.a2b_base64(text)
-    if kind in _LEASE_KINDS and len(secret) != _LEASE_SECRET_BYTES:
+    if kind in LEASE_SECRETS and len(secret) != _LEASE_SECRET_BYTES:
         raise ValueError("lease secrets must be 32 bytes long")
     return kind, secret
 

@@ -165,7 +165,6 @@ def _unpack_answer(value: Any, question: Question) -> SurveyAnswer | int:
 
 MAX_RELEASE_BYTES = 8 * 1024
 
-_CANCEL_SECRET_BYTES = 32
 _RELEASE_ITEMS = 3 + 3 * MAX_RELEASES
 _RELEASE_ANSWER_ITEMS = 3 + 4 * MAX_RELEASES
 
@@ -188,19 +187,14 @@ def unpack_releases(body: Buffer) -> LeaseReleases:
 
 def _unpack_release(value: Any) -> LeaseRelease:
     index, secret = cbor.expect_fields(value, 2, "a release")
-    what = "a lease cancel secret"
-    return LeaseRelease(
-        cbor.expect_index(index), cbor.expect_sized(secret, what, _CANCEL_SECRET_BYTES)
-    )
+    cbor.expect_sized(secret, "a lease cancel secret", cbor.LEASE_SECRET_BYTES)
+    return LeaseRelease(cbor.expect_index(index), secret)
 
 
 def pack_release_answers(answers: ReleaseAnswers) -> bytes:
     """Return the answer to a request."""
-    return cbor.dumps([answers.now, [_packed_result(each) for each in answers.results]])
-
-
-def _packed_result(result: Released | int) -> Any:
-    return result if isinstance(result, int) else list(result)
+    results = [each if isinstance(each, int) else list(each) for each in answers.results]
+    return cbor.dumps([answers.now, results])
 
 
 def unpack_release_answers(body: Buffer, count: int) -> ReleaseAnswers:

@@ -53,14 +53,19 @@ class ManagerKey(NamedTuple):
 
     def has_signed(self, message: bytes, signature: bytes) -> bool:
         """Return whether the manager has signed these bytes."""
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+        return is_signed(self.public_bytes, message, signature)
 
-        try:
-            Ed25519PublicKey.from_public_bytes(self.public_bytes).verify(signature, message)
-        except (InvalidSignature, ValueError):
-            return False
-        return True
+
+def is_signed(public_bytes: bytes, message: bytes, signature: bytes) -> bool:
+    """Return whether the owner of an Ed25519 key has signed these bytes."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(public_bytes).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def parse_manager_key(name: str, text: str) -> ManagerKey:
@@ -199,15 +204,11 @@ def read_certificates(announced: object) -> tuple[SignedCertificate, ...]:
     """Return the certificates of an announcement, which is untrusted; malformed ones are left out."""
     found = []
     for each in announced[:MAX_READ_CERTIFICATES] if isinstance(announced, list) else ():
-        text, signature = (
-            (each.get("certificate"), each.get("signature"))
-            if isinstance(each, dict)
-            else (None, None)
-        )
-        if isinstance(text, str) and isinstance(signature, str):
-            is_short = len(text) <= MAX_CERTIFICATE_CHARACTERS
-            if is_short and len(signature) == _SIGNATURE_CHARACTERS:
-                found.append(SignedCertificate(text, signature))
+        match each:
+            case {"certificate": str(text), "signature": str(signature)}:
+                is_short = len(text) <= MAX_CERTIFICATE_CHARACTERS
+                if is_short and len(signature) == _SIGNATURE_CHARACTERS:
+                    found.append(SignedCertificate(text, signature))
     return tuple(found)
 
 

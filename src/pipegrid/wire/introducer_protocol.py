@@ -224,8 +224,5 @@ class Reconnecting:
                 return
             if self._clock.seconds() - began >= _GOOD_S:
                 pause_s = FIRST_PAUSE_S
-            await deferLater(self._clock, pause_s * self._spread(), _nothing)
+            await deferLater(self._clock, pause_s * self._spread())
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
-
-
-def _nothing(*_: Any) -> None: ...

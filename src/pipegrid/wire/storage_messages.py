@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from operator import add
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -96,11 +97,7 @@ class Released(NamedTuple):
 
     def plus(self, other: Released) -> Released:
         """Return the sums of both, field by field."""
-        return Released(
-            self.leases + other.leases,
-            self.kept + other.kept,
-            self.freed_bytes + other.freed_bytes,
-        )
+        return Released(*map(add, self, other))
 
 
 MAX_RELEASES = 64

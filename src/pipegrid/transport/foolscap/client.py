@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred, DeferredList, fail
 from twisted.internet.interfaces import IConsumer, IReactorTime
 
 from pipegrid.errors import ServerError
-from pipegrid.reactor.deferreds import all_ended
+from pipegrid.reactor.deferreds import all_ended, notify_deferred
 from pipegrid.transport.foolscap.link import Connector, FoolscapLink, check_numbers, in_pieces
 from pipegrid.transport.foolscap.reader_references import FoolscapReaders
 from pipegrid.transport.foolscap.uploads import FoolscapUploads
@@ -47,113 +47,6 @@ from pipegrid.wire.storage_messages import (
     WriteAnswer,
 )
 
-# Slots of mutable shares over Foolscap: read-test-write, and reading all shares of a slot in one call.
-#
-# A slot is identified by its storage index only, so nothing is kept here, and a lost connection loses
-# only pending responses.
-#
-# Source: the format reference, storage protocols, section 2.3.
-
-_Data = SlotData
-
-
-class FoolscapSlots:
-    """
-    The slots of one server.
-
-    Args:
-        server: the server's name for messages.
-    """
-
-    def __init__(self, link: FoolscapLink, server: str) -> None:
-        self._link = link
-        self._server = server
-
-    async def read_test_write(
-        self, storage_index: bytes, secrets: SlotSecrets, changes: Changes, reads: Reads
-    ) -> SlotResult:
-        storage = await self._link.storage()
-        success, data = await self._link.call(
-            storage,
-            "slot_testv_and_readv_and_writev",
-            storage_index,
-            (secrets.write_enabler, secrets.lease.renew, secrets.lease.cancel),
-            {number: _vectors(change) for number, change in changes.items()},
-            list(reads),
-            share_bytes=sum(len(data) for each in changes.values() for _, data in each.writes),
-        )
-        return SlotResult(bool(success), self._checked(data, reads))
-
-    async def read(self, storage_index: bytes, numbers: Sequence[int], reads: Reads) -> _Data:
-        """Read from shares; without numbers from all of them."""
-        storage = await self._link.storage()
-        data = await self._link.call(
-            storage,
-            "slot_readv",
-            storage_index,
-            list(numbers),
-            list(reads),
-            share_bytes=len(numbers) * sum(length for _, length in reads),
-        )
-        return self._checked(data, reads)
-
-    async def read_share(
-        self, storage_index: bytes, share_number: int, offset: int, length: int
-    ) -> bytes:
-        """
-        Return bytes of one share, in as many calls as its length needs; raises NoSuchShare if it does not
-        exist.
-        """
-        reads = [
-            self.read(storage_index, [share_number], [each]) for each in in_pieces(offset, length)
-        ]
-        answers = await all_ended(list(map(Deferred.fromCoroutine, reads)))
-        if any(share_number not in data for data in answers):
-            raise no_share(self._server, share_number)
-        found = [data[share_number][0] for data in answers]
-        return found[0] if len(found) == 1 else b"".join(found)
-
-    async def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> None:
-        """
-        Add or renew a lease. Foolscap does not report whether there were shares, so they are listed, too.
-        """
-        storage = await self._link.storage()
-        added = self._link.call(storage, "add_lease", storage_index, lease.renew, lease.cancel)
-        shares = Deferred.fromCoroutine(self.read(storage_index, (), ()))
-        _, found = await all_ended([added, shares])
-        if not found:
-            raise nothing_to_lease(self._server, "store")
-
-    async def advise_corrupt(self, storage_index: bytes, share_number: int, reason: str) -> None:
-        """Send an advisory for a share; the shares are listed, too, to find out whether it exists."""
-        storage = await self._link.storage()
-        text = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]
-        advised = self._link.call(
-            storage, "advise_corrupt_share", b"mutable", storage_index, share_number, text
-        )
-        shares = Deferred.fromCoroutine(self.read(storage_index, (), ()))
-        _, found = await all_ended([advised, shares])
-        if share_number not in found:
-            raise no_share(self._server, share_number)
-
-    def _checked(self, data: Any, reads: Reads) -> _Data:
-        """Return the data if they match the reads: one piece for each read, none too long."""
-        check_numbers(self._server, "a read of mutable shares", data)
-        if not fits_reads(data, reads):
-            raise nonsense(
-                self._server, "a read of mutable shares", "other reads than were asked for"
-            )
-        return {number: tuple(pieces) for number, pieces in data.items()}
-
-
-def _vectors(change: ShareChange) -> tuple[list[Any], list[Any], int | None]:
-    return (
-        [(offset, size, b"eq", specimen) for offset, size, specimen in change.tests],
-        [(offset, bytes(data)) for offset, data in change.writes],
-        change.new_length,
-    )
-
-
 # A storage server across the network: the contract over Foolscap.
 #
 # One connection is used for everything, and a server begins calls in the order in which they were sent.
@@ -173,10 +66,8 @@ def _vectors(change: ShareChange) -> tuple[list[Any], list[Any], int | None]:
 WHOLE_BYTES = 124 * 1024
 """The largest shares that are encoded whole, and fit in one call that is serialized at once."""
 
-Task = Callable[..., Coroutine[Any, Any, Any]]
-"""
-An operation that runs in its turn; its first argument is the storage index, which determines the order.
-"""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @attrs.frozen(kw_only=True)
@@ -236,6 +127,20 @@ class _Sent(OrderedCall):
         return not other.started
 
 
+def _question(
+    method: Callable[Concatenate[Any, bytes, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, bytes, P], Deferred[T]]:
+    """Make a method of ``FoolscapServer`` run in its turn, as a question about all shares of an index."""
+    notify_deferred(method)
+
+    @wraps(method)
+    def ask(self: Any, index: bytes, /, *arguments: P.args, **options: P.kwargs) -> Any:
+        call = partial(method, self, index, *arguments, **options)
+        return self._submit("ask", None, index, call)
+
+    return ask
+
+
 class FoolscapServer(StoresApart):
     """
     Implements ``transport.interface.StorageServer`` over Foolscap.
@@ -263,7 +168,6 @@ class FoolscapServer(StoresApart):
         self._uploads = FoolscapUploads(self._link, self._name, settings.close_behind)
         bounds = settings.max_indexes, settings.stream_piece_bytes, settings.stream_pieces
         self._readers = FoolscapReaders(self._link, self._name, *bounds)
-        self._slots = FoolscapSlots(self._link, self._name)
         self._disconnected = False
 
     def __repr__(self) -> str:
@@ -282,14 +186,14 @@ class FoolscapServer(StoresApart):
     def version(self) -> Deferred[ServerVersion]:
         """Ask the server for its version and limits."""
 
-        async def ask(_: bytes) -> ServerVersion:
-            answer = await self._link.call(await self._link.storage(), "get_version")
+        async def ask() -> ServerVersion:
+            answer = await self._link.call_storage("get_version")
             try:
                 return unpack_version(answer)
             except (ValueError, AttributeError) as error:
                 raise nonsense(self._name, "a question for its version", str(error)) from error
 
-        return self._ask(None, ask, b"")
+        return self._submit("ask", None, b"", ask)
 
     # Uploads.
 
@@ -298,10 +202,8 @@ class FoolscapServer(StoresApart):
     ) -> Deferred[Allocation]:
         """Request space; see the contract. The client's own unfinished uploads are in neither set."""
         wanted = frozenset(share_numbers)
-        allocate = partial(
-            self._allocate, share_numbers=wanted, share_bytes=share_bytes, secrets=secrets
-        )
-        return self._submit("allocate", wanted or None, allocate, storage_index)
+        allocate = partial(self._allocate, storage_index, wanted, share_bytes, secrets)
+        return self._submit("allocate", wanted or None, storage_index, allocate)
 
     async def _allocate(
         self,
@@ -310,9 +212,7 @@ class FoolscapServer(StoresApart):
         share_bytes: int,
         secrets: UploadSecrets,
     ) -> Allocation:
-        storage = await self._link.storage()
-        have, writers = await self._link.call(
-            storage,
+        have, writers = await self._link.call_storage(
             "allocate_buckets",
             storage_index,
             secrets.lease.renew,
@@ -340,7 +240,7 @@ class FoolscapServer(StoresApart):
     ) -> Deferred[Stored]:
         """Store whole shares; see the contract."""
 
-        async def store(storage_index: bytes) -> Stored:
+        async def store() -> Stored:
             numbers = frozenset(shares)
             allocation = await self._allocate(storage_index, numbers, share_bytes, secrets)
             written = {
@@ -358,7 +258,7 @@ class FoolscapServer(StoresApart):
             self._readers.forget(storage_index)
             return Stored(allocation, failed)
 
-        return self._submit("store", shares.keys(), store, storage_index)
+        return self._submit("store", shares.keys(), storage_index, store)
 
     def write(
         self,
@@ -375,7 +275,7 @@ class FoolscapServer(StoresApart):
         if not any(map(len, data)):
             return fail(nothing_to_write())
 
-        async def write(storage_index: bytes) -> WriteAnswer:
+        async def write() -> WriteAnswer:
             result = await self._uploads.write(
                 storage_index, share_number, offset, data, upload_secret
             )
@@ -383,112 +283,169 @@ class FoolscapServer(StoresApart):
                 self._readers.forget(storage_index)
             return result
 
-        return self._submit("write", {share_number}, write, storage_index)
+        return self._submit("write", {share_number}, storage_index, write)
 
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
     ) -> Deferred[None]:
         """Abort an unfinished upload; see the contract."""
-        abort = self._uploads.abort
-        return self._submit(
-            "write", {share_number}, abort, storage_index, share_number, upload_secret
-        )
+        abort = partial(self._uploads.abort, storage_index, share_number, upload_secret)
+        return self._submit("write", {share_number}, storage_index, abort)
 
     # Questions.
 
-    def list_shares(self, storage_index: bytes) -> Deferred[frozenset[int]]:
+    @_question
+    async def list_shares(self, storage_index: bytes) -> frozenset[int]:
         """Ask for the numbers of all complete shares."""
-
-        return self._ask(None, self._readers.ask, storage_index, True).addCallback(frozenset)
+        return frozenset(await self._readers.ask(storage_index, again=True))
 
     def read(
         self, storage_index: bytes, share_number: int, offset: int, length: int
     ) -> Deferred[bytes]:
         """Read from a complete share; see the contract."""
-        read = self._readers.read
-        return self._ask({share_number}, read, storage_index, share_number, offset, length)
+        read = partial(self._readers.read, storage_index, share_number, offset, length)
+        return self._submit("ask", {share_number}, storage_index, read)
 
     def stream(
         self, storage_index: bytes, share_number: int, offset: int, length: int, consumer: IConsumer
     ) -> Deferred[int]:
         """Read a complete share into a consumer; see the contract."""
         find = partial(self._readers.find, storage_index, share_number)
-        opening = self._ask({share_number}, self._readers.find, storage_index, share_number)
+        opening = self._submit("ask", {share_number}, storage_index, find)
         return Deferred.fromCoroutine(self._readers.stream(opening, find, offset, length, consumer))
 
-    def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+    @_question
+    async def add_lease(self, storage_index: bytes, lease: LeaseSecrets) -> None:
         """Add or renew a lease on every share of the index; see the contract."""
-
-        async def add(storage_index: bytes) -> None:
-            added = Deferred.fromCoroutine(self._lease(storage_index, lease))
-            # Foolscap does not report whether there were shares, so they are listed, too.
-            shares = self._readers.ask(storage_index, again=True)
-            _, readers = await all_ended([added, Deferred.fromCoroutine(shares)])
-            if not readers:
-                raise nothing_to_lease(self._name)
-
-        return self._ask(None, add, storage_index)
+        shares = self._readers.ask(storage_index, again=True)
+        await self._lease_found(storage_index, lease, shares, "upload")
 
     def read_small(self, storage_index: bytes, share_number: int, length: int) -> Deferred[bytes]:
         """Read the beginning of a share; see ``transport.interface.read_small``."""
         return self.read(storage_index, share_number, 0, length)
 
-    def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+    @_question
+    async def lease_listed(self, storage_index: bytes, lease: LeaseSecrets) -> None:
         """Add or renew a lease where there are shares, in one call; see ``transport.surveys``."""
-        return self._ask(None, self._lease, storage_index, lease)
+        await self._lease(storage_index, lease)
 
     async def _lease(self, storage_index: bytes, lease: LeaseSecrets) -> None:
-        storage = await self._link.storage()
-        await self._link.call(storage, "add_lease", storage_index, lease.renew, lease.cancel)
+        await self._link.call_storage("add_lease", storage_index, lease.renew, lease.cancel)
+
+    async def _lease_found(
+        self,
+        storage_index: bytes,
+        lease: LeaseSecrets,
+        listing: Coroutine[Any, Any, Collection[int]],
+        first: str,
+    ) -> None:
+        """Add a lease. Foolscap does not report whether there were shares, so they are listed, too."""
+        added = Deferred.fromCoroutine(self._lease(storage_index, lease))
+        _, shares = await all_ended([added, Deferred.fromCoroutine(listing)])
+        if not shares:
+            raise nothing_to_lease(self._name, first)
 
     def advise_corrupt_share(
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
         """Report a corrupt share to the server's operator; see the contract."""
 
-        async def advise(storage_index: bytes) -> None:
+        async def advise() -> None:
             reader = await self._readers.find(storage_index, share_number)
-            text = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]
-            await self._link.call(reader, "advise_corrupt_share", text)
+            await self._link.call(reader, "advise_corrupt_share", _reason_text(reason))
 
-        return self._ask({share_number}, advise, storage_index)
+        return self._submit("ask", {share_number}, storage_index, advise)
 
-    # Slots. A server carries out calls on one slot in the order in which they were sent.
+    # Slots: read-test-write, and reading all shares of a slot in one call. A server carries out calls on one
+    # slot in the order in which they were sent. A slot is identified by its storage index only, so nothing is
+    # kept here, and a lost connection loses only pending responses.
+    #
+    # Source: the format reference, storage protocols, section 2.3.
 
-    def read_test_write(
+    @_question
+    async def read_test_write(
         self, storage_index: bytes, secrets: SlotSecrets, changes: Changes, reads: Reads = ()
-    ) -> Deferred[SlotResult]:
+    ) -> SlotResult:
         """Test, read and write a slot; see the contract. It is not sent again after a lost connection."""
-        call = self._slots.read_test_write
-        return self._ask(None, call, storage_index, secrets, changes, reads)
+        success, data = await self._link.call_storage(
+            "slot_testv_and_readv_and_writev",
+            storage_index,
+            (secrets.write_enabler, secrets.lease.renew, secrets.lease.cancel),
+            {number: _vectors(change) for number, change in changes.items()},
+            list(reads),
+            share_bytes=sum(len(data) for each in changes.values() for _, data in each.writes),
+        )
+        return SlotResult(bool(success), self._checked(data, reads))
 
-    def list_slot(self, storage_index: bytes) -> Deferred[frozenset[int]]:
+    @_question
+    async def list_slot(self, storage_index: bytes) -> frozenset[int]:
         """Ask for the numbers of all mutable shares."""
+        return frozenset(await self._read_slot(storage_index))
 
-        return self._ask(None, self._slots.read, storage_index, (), ()).addCallback(frozenset)
-
-    def read_slot(
+    @_question
+    async def read_slot(
         self, storage_index: bytes, reads: Reads, expected: Numbers = frozenset()
-    ) -> Deferred[SlotData]:
+    ) -> SlotData:
         """Read from every share of a slot, in one call."""
-        return self._ask(None, self._slots.read, storage_index, (), reads)
+        return await self._read_slot(storage_index, reads)
 
-    def read_slot_share(
+    async def _read_slot(
+        self, storage_index: bytes, reads: Reads = (), numbers: Sequence[int] = ()
+    ) -> SlotData:
+        """Read from shares; without numbers from all of them."""
+        data = await self._link.call_storage(
+            "slot_readv",
+            storage_index,
+            list(numbers),
+            list(reads),
+            share_bytes=len(numbers) * sum(length for _, length in reads),
+        )
+        return self._checked(data, reads)
+
+    @_question
+    async def read_slot_share(
         self, storage_index: bytes, share_number: int, offset: int, length: int
-    ) -> Deferred[bytes]:
-        """Read from one mutable share; see the contract."""
-        read = self._slots.read_share
-        return self._ask(None, read, storage_index, share_number, offset, length)
+    ) -> bytes:
+        """Read from one mutable share, in as many calls as the length needs; see the contract."""
+        reads = [
+            Deferred.fromCoroutine(self._read_slot(storage_index, [each], [share_number]))
+            for each in in_pieces(offset, length)
+        ]
+        answers = await all_ended(reads)
+        if any(share_number not in data for data in answers):
+            raise no_share(self._name, share_number)
+        return b"".join(data[share_number][0] for data in answers)
 
-    def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
+    @_question
+    async def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> None:
         """Add or renew a lease on every share of a slot; see the contract."""
-        return self._ask(None, self._slots.add_lease, storage_index, lease)
+        shares = self._read_slot(storage_index)
+        await self._lease_found(storage_index, lease, shares, "store")
 
-    def advise_corrupt_slot_share(
+    @_question
+    async def advise_corrupt_slot_share(
         self, storage_index: bytes, share_number: int, reason: str
-    ) -> Deferred[None]:
-        """Report a corrupt mutable share to the server's operator; see the contract."""
-        return self._ask(None, self._slots.advise_corrupt, storage_index, share_number, reason)
+    ) -> None:
+        """
+        Report a corrupt mutable share to the server's operator; see the contract. The shares are listed, too,
+        to find out whether it exists.
+        """
+        advised = self._link.call_storage(
+            "advise_corrupt_share", b"mutable", storage_index, share_number, _reason_text(reason)
+        )
+        calls = [advised, self._read_slot(storage_index)]
+        _, found = await all_ended(list(map(Deferred.fromCoroutine, calls)))
+        if share_number not in found:
+            raise no_share(self._name, share_number)
+
+    def _checked(self, data: Any, reads: Reads) -> SlotData:
+        """Return the data if they match the reads: one piece for each read, none too long."""
+        check_numbers(self._name, "a read of mutable shares", data)
+        if not fits_reads(data, reads):
+            raise nonsense(
+                self._name, "a read of mutable shares", "other reads than were asked for"
+            )
+        return {number: tuple(pieces) for number, pieces in data.items()}
 
     # Disconnecting.
 
@@ -504,20 +461,27 @@ class FoolscapServer(StoresApart):
         self._uploads.lost()
         self._readers.lost()
 
-    # Submitting operations.
-
-    def _ask(
-        self, numbers: Numbers | None, call: Task, storage_index: bytes, *arguments: Any
-    ) -> Deferred[Any]:
-        return self._submit("ask", numbers, call, storage_index, *arguments)
-
     def _submit(
-        self, kind: str, numbers: Numbers | None, call: Task, storage_index: bytes, *arguments: Any
+        self,
+        kind: str,
+        numbers: Numbers | None,
+        storage_index: bytes,
+        call: Callable[[], Coroutine[Any, Any, Any]],
     ) -> Deferred[Any]:
+        """Start an operation when those that it must wait for have ended; see ``_Sent``."""
         if self._disconnected:
             return fail(disconnected(self._name))
+        sent = _Sent(kind, numbers, lambda _: Deferred.fromCoroutine(call()))
+        return self._ordering.carry_out(storage_index, sent)
 
-        def start(_: OrderedCall) -> Deferred[Any]:
-            return Deferred.fromCoroutine(call(storage_index, *arguments))
 
-        return self._ordering.carry_out(storage_index, _Sent(kind, numbers, start))
+def _reason_text(reason: str) -> bytes:
+    return reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]
+
+
+def _vectors(change: ShareChange) -> tuple[list[Any], list[Any], int | None]:
+    return (
+        [(offset, size, b"eq", specimen) for offset, size, specimen in change.tests],
+        [(offset, bytes(data)) for offset, data in change.writes],
+        change.new_length,
+    )

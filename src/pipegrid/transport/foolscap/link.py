@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from foolscap import eventual
 from foolscap.api import DeadReferenceError, Referenceable, Violation
@@ -44,10 +44,6 @@ from pipegrid.wire.banana_receiver import Bounds, LimitExceeded
 from pipegrid.wire.foolscap_broker import KEEPALIVE_S, call_remote, make_tub
 from pipegrid.wire.foolscap_interfaces import ALLOCATED, RIStorageServer, answer_cost
 from pipegrid.wire.server_address import Furl
-
-if TYPE_CHECKING:
-    from pipegrid.transport.throttle import Throttle
-
 
 # The connection to one Foolscap server: established when needed, watched while responses are outstanding,
 # and closed.
@@ -161,18 +157,25 @@ class FoolscapLink:
             share_bytes: share data in the call or its response, if there may be much: the time limit
                 grows with it.
         """
-        self._add_outstanding(share_bytes)
+        self._outstanding += 1
+        self._outstanding_bytes += share_bytes
+        if self._outstanding == 1:
+            self.heard_s = self._clock.seconds()
+            self._timer.set(self._timeout_s)
         answer = call_remote(reference, method, *arguments)
         answer.addBoth(self._answered, share_bytes)
-        return answer.addErrback(self._explained, method)
+        return answer.addErrback(lambda failure: Failure(self._explain(failure, method)))
+
+    async def call_storage(self, method: str, *arguments: Any, share_bytes: int = 0) -> Any:
+        """Call a method of the storage server itself, like ``call``; connects if needed."""
+        return await self.call(await self.storage(), method, *arguments, share_bytes=share_bytes)
 
     def close(self) -> Deferred[Any]:
         """Close the connection permanently, and fail unanswered calls; fires when it is closed."""
         self._closed = True
         self._drop(ServerUnreachable(f"{self._server} was disconnected here", self._server, True))
-        connecting = self._connecting
-        if connecting is not None:
-            connecting.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
         return self._connector.close()
 
     # Connecting.
@@ -235,13 +238,6 @@ class FoolscapLink:
 
     # Time limits.
 
-    def _add_outstanding(self, share_bytes: int) -> None:
-        self._outstanding += 1
-        self._outstanding_bytes += share_bytes
-        if self._outstanding == 1:
-            self.heard_s = self._clock.seconds()
-            self._timer.set(self._timeout_s)
-
     def _answered(self, result: Any, share_bytes: int) -> Any:
         self._outstanding -= 1
         self._outstanding_bytes -= share_bytes
@@ -265,9 +261,6 @@ class FoolscapLink:
         )
 
     # Errors.
-
-    def _explained(self, failure: Failure, method: str) -> Failure:
-        return Failure(self._explain(failure, method))
 
     def _explain(self, failure: Failure, method: str) -> Exception:
         server = self._server

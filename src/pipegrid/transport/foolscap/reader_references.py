@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IConsumer
 
 from pipegrid.errors import ServerError, ServerRefused
-from pipegrid.reactor.deferreds import Waiters, all_ended
+from pipegrid.reactor.deferreds import Waiters, all_ended, as_deferred
 from pipegrid.transport.foolscap.link import FoolscapLink, check_numbers, in_pieces
 from pipegrid.transport.interface import PausableStream, no_share, nonsense, streaming
 
@@ -88,8 +88,7 @@ class FoolscapReaders:
 
     async def _answer(self, storage_index: bytes, question: Waiters[dict[int, Any]]) -> None:
         try:
-            storage = await self._link.storage()
-            readers = await self._link.call(storage, "get_buckets", storage_index)
+            readers = await self._link.call_storage("get_buckets", storage_index)
             check_numbers(self._server, "a question for shares", readers)
         except Exception as error:  # of any kind, since a caller waits
             question.fail(error)
@@ -124,7 +123,8 @@ class FoolscapReaders:
             reader = await self.find(storage_index, share_number, instead_of=reader)
         return await self._read_all(reader, offset, length)
 
-    async def _checked_read(self, reader: Any, offset: int, length: int) -> bytes:
+    @as_deferred
+    async def _read(self, reader: Any, offset: int, length: int) -> bytes:
         data = await self._link.call(reader, "read", offset, length)
         if type(data) is not bytes:  # a reader that names no interface may return anything
             raise nonsense(self._server, "a read", "something that is not bytes")
@@ -134,12 +134,9 @@ class FoolscapReaders:
             )
         return data
 
-    def _read(self, reader: Any, offset: int, length: int) -> Deferred[bytes]:
-        return Deferred.fromCoroutine(self._checked_read(reader, offset, length))
-
     async def _read_all(self, reader: Any, offset: int, length: int) -> bytes:
         found = await all_ended([self._read(reader, *each) for each in in_pieces(offset, length)])
-        return found[0] if len(found) == 1 else b"".join(found)
+        return b"".join(found)
 
     # Streams.
 

@@ -101,7 +101,7 @@ class HeldAllocation:
         return len(self.upload.shares) == len(self.upload.share_numbers)
 
     @property
-    def is_wanted(self) -> bool:
+    def wanted(self) -> bool:
         return self.allocation.wanted or any(write.wanted for write in self.writes.values())
 
     def fail(self, error: Exception | Failure) -> None:
@@ -127,10 +127,6 @@ class WholeCall(UploadPart[Stored]):
         super().__init__(cancelled)
         self.upload = upload
         self.bundle: SentBundle | None = None
-
-    @property
-    def is_wanted(self) -> bool:
-        return self.wanted
 
 
 class SentBundle:
@@ -426,7 +422,7 @@ class GbsBundles:
         }
         if not refused:
             whole.fire(Stored(allocation))
-        elif repeated and 404 in refused.values() and whole.is_wanted:
+        elif repeated and 404 in refused.values() and whole.wanted:
             whole.follow(Deferred.fromCoroutine(self._find_out(whole.upload, allocation, refused)))
         else:
             whole.fire(Stored(allocation, self._refusals(whole.upload, refused)))
@@ -448,19 +444,12 @@ class GbsBundles:
         """
         failed = self._refusals(upload, refused)
         for number in [number for number, status in refused.items() if status == 404]:
-            error = await self._find_out_one(upload.storage_index, number)
-            if error is None:
+            try:
+                await self._ordinary.was_completed(upload.storage_index, number)
                 del failed[number]
-            else:
+            except ServerError as error:  # noqa: PERF203  it is rare that there are several
                 failed[number] = error
         return Stored(allocation, failed)
-
-    async def _find_out_one(self, storage_index: bytes, number: int) -> ServerError | None:
-        try:
-            await self._ordinary.was_completed(storage_index, number)
-        except ServerError as error:
-            return error
-        return None
 
     def _settle(self, held: HeldAllocation, result: BundledAnswer, repeated: bool) -> None:
         allocation = result.allocation
@@ -491,7 +480,7 @@ class GbsBundles:
         Args:
             repeated: whether a bundle may have carried them out before.
         """
-        if not held.is_wanted:
+        if not held.wanted:
             return
         upload = held.upload
         if isinstance(held, WholeCall):
@@ -516,10 +505,10 @@ class GbsBundles:
             if share_number is not None and isinstance(held, HeldAllocation):
                 held.upload.shares.pop(share_number, None)
                 held.writes.pop(share_number, None)
-            if not held.is_wanted:
+            if not held.wanted:
                 del self._held[storage_index]
                 self._end_turn_if_empty()
-        elif bundle.request is not None and not any(one.is_wanted for one in bundle.held):
+        elif bundle.request is not None and not any(one.wanted for one in bundle.held):
             bundle.request.cancel()
 
     def _end_turn_if_empty(self) -> None:
@@ -557,7 +546,7 @@ MAX_SMALL_READ_BYTES = READ_BYTES // 4
 """Longer shares gain nothing from a bundle."""
 
 NOT_TAKEN = (404, 405)
-"""Statuses of a server that does not take read bundles."""
+"""Statuses of a server that does not take read bundles, surveys, or releases of leases."""
 
 
 class _HeldRead:
@@ -570,15 +559,10 @@ class _HeldRead:
 
     __slots__ = ("alone", "read", "result")
 
-    def __init__(
-        self,
-        read: BundledRead,
-        result: Deferred[bytes] | None = None,
-        alone: Deferred[None] | None = None,
-    ) -> None:
+    def __init__(self, read: BundledRead) -> None:
         self.read = read
-        self.result = result
-        self.alone = alone
+        self.result: Deferred[bytes] | None = None
+        self.alone: Deferred[None] | None = None
 
 
 class GbsReadBundles:
@@ -686,9 +670,7 @@ class GbsReadBundles:
         return DeferredList([self._read(each) for each in held]).addCallback(lambda _: None)
 
     def _read(self, held: _HeldRead) -> Deferred[None]:
-        read = held.read
-        alone = self._read_alone(read.storage_index, read.share_number, read.length)
-        held.alone = alone.addBoth(_tell, held)
+        held.alone = self._read_alone(*held.read).addBoth(_tell, held)
         return held.alone
 
     def _answered(self, answer: RawResponse, held: Sequence[_HeldRead]) -> Deferred[None] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +13,7 @@ from twisted.internet.defer import CancelledError, Deferred, DeferredList, fail,
 from twisted.internet.interfaces import IConsumer, IReactorTime, IStreamClientEndpoint
 from twisted.python.failure import Failure
 
-from pipegrid.errors import NoSuchShare, ServerError, ServerUnreachable
+from pipegrid.errors import NoSuchShare, ServerError
 from pipegrid.flow.concurrency_limits import SmallFileCapacity
 from pipegrid.http11.dialer import Alternatives, Endpoints
 from pipegrid.http11.exchange import RawRequest, RawResponse, ResponseError
@@ -26,21 +27,22 @@ from pipegrid.reactor.connection_policy import (
     RefusedConnection,
     RefusedWay,
 )
-from pipegrid.reactor.deferreds import gather
+from pipegrid.reactor.deferreds import as_deferred, gather
 from pipegrid.reactor.tcp_socks5_endpoints import endpoint_through
 from pipegrid.reactor.tls_settings import http_context
 from pipegrid.transport.gbs.bundles import (
     MAX_SHARE_BYTES,
     MAX_SMALL_READ_BYTES,
+    NOT_TAKEN,
     OUTSTANDING_BYTES,
     GbsReadBundles,
 )
 from pipegrid.transport.gbs.foolscap_offload import FoolscapOffload, OffloadServer
-from pipegrid.transport.gbs.read_streams import GbsStreams
+from pipegrid.transport.gbs.read_streams import GbsStreams, Stream
 from pipegrid.transport.gbs.requests import GbsRequests, GbsSettings
 from pipegrid.transport.gbs.response_outcomes import GbsAnswers
-from pipegrid.transport.gbs.uploads import BEHIND_BYTES, GbsContext, GbsUploads
-from pipegrid.transport.interface import disconnected, nothing_to_write
+from pipegrid.transport.gbs.uploads import BEHIND_BYTES, GbsContext, GbsUploads, PendingQuestions
+from pipegrid.transport.interface import nothing_to_write
 from pipegrid.transport.operation_order import GbsOrder
 from pipegrid.wire import gbs_bundles
 from pipegrid.wire.server_address import Nurl
@@ -69,58 +71,10 @@ if TYPE_CHECKING:
     from pipegrid.wire.storage_messages import LeaseReleases, ReleaseAnswers
 
 
-# Unanswered questions to one server, which disconnecting must cancel one by one.
-#
-# Only questions are tracked here. Changes end with their connection, or with what they wait for.
-
 T = TypeVar("T")
-R = TypeVar("R")
 
 CUT_OFF_ATTEMPTS = 3
 """Attempts for a short response that was interrupted or invalid."""
-
-
-class PendingQuestions:
-    """
-    The unanswered questions to one server.
-
-    Attributes:
-        disconnected: whether questions are refused.
-    """
-
-    def __init__(self, server: str) -> None:
-        self.disconnected = False
-        self._server = server
-        self._leaving = False
-        self._waiting: set[Deferred[Any]] = set()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def track(self, start: Callable[[], Deferred[T]]) -> Deferred[T]:
-        """Ask, and track the question until it fires, fails or is cancelled; fails if disconnected."""
-        if self.disconnected:
-            return fail(self.gone())
-        waiting = start()
-        self._waiting.add(waiting)
-        return waiting.addBoth(self._answered, waiting)
-
-    def give_up(self) -> None:
-        """Cancel all questions; their callers get ``gone``."""
-        self.disconnected = self._leaving = True
-        for waiting in list(self._waiting):
-            waiting.cancel()
-        self._leaving = False
-
-    def gone(self) -> ServerUnreachable:
-        """Return the error that all callers get."""
-        return disconnected(self._server)
-
-    def _answered(self, result: R, waiting: Deferred[Any]) -> R | Failure:
-        self._waiting.discard(waiting)
-        if self._leaving and isinstance(result, Failure) and result.check(CancelledError):
-            return Failure(self.gone())
-        return result
 
 
 def until_whole(
@@ -135,81 +89,6 @@ def until_whole(
 
     answer: Deferred[Any] = ask()
     return answer.addErrback(again) if attempts > 1 else answer
-
-
-# Reading from every share of a slot over HTTPS, where each read is a request: expected shares are read at
-# once.
-
-
-async def read_slot(
-    server: GbsServer, storage_index: bytes, reads: Reads, expected: Numbers
-) -> SlotData:
-    """Read from every share of a slot; see the contract."""
-    found: SlotData = {}
-
-    async def read(number: int) -> None:
-        try:
-            found[number] = tuple(
-                await gather(
-                    [server.read_slot_share(storage_index, number, *each) for each in reads]
-                )
-            )
-        except NoSuchShare:
-            return
-
-    async def list_shares() -> frozenset[int]:
-        return await server.list_slot(storage_index)
-
-    listing = Deferred.fromCoroutine(list_shares())
-    guesses = [Deferred.fromCoroutine(read(number)) for number in sorted(expected)]
-    waiting: list[Deferred[Any]] = [listing, *guesses]
-    numbers = (await gather(waiting))[0]
-    others = sorted(numbers - expected)
-    await gather([Deferred.fromCoroutine(read(number)) for number in others])
-    return found
-
-
-# Asking one server about many files in one request, if it supports that; see ``transport.surveys``.
-
-NO_SURVEYS = (404, 405)
-"""Statuses of a server that does not support surveys, or releases of leases."""
-
-
-class GbsSurveys:
-    """
-    The surveys of one server.
-
-    Attributes:
-        taken: whether the server has refused no survey yet.
-    """
-
-    def __init__(self, requests: GbsRequests, answers: GbsAnswers) -> None:
-        self._requests = requests
-        self._answers = answers
-        self.taken = True
-        self._asked = False
-
-    def may_offer(self) -> bool:
-        """
-        Return whether to ask, once, which requests the server supports; the response serves later calls.
-        """
-        if self._asked or not self.taken:
-            return False
-        self._asked = True
-        return True
-
-    def ask(
-        self, send: Callable[[RawRequest], Deferred[RawResponse]], questions: Sequence[Question]
-    ) -> Deferred[list[Surveyed | ServerError] | None]:
-        """Send the questions; fires with None if the server does not support surveys after all."""
-
-        def unpack(answer: RawResponse) -> list[Surveyed | ServerError] | None:
-            if answer.status in NO_SURVEYS:
-                self.taken = False
-                return None
-            return self._answers.survey(answer, questions)
-
-        return send(self._requests.survey(questions)).addCallback(unpack)
 
 
 # A storage server across the network: the contract over HTTPS, as servers implement it.
@@ -265,24 +144,24 @@ class GbsServer:
         name = identity.nickname
         self.nurl = nurl
         self.identity = identity
-        self._clock = clock
         self._requests = GbsRequests(nurl, settings.timeout_s)
         self._answers = GbsAnswers(name)
         self._order = GbsOrder()
         self._asked = PendingQuestions(name)
         talk = self._requests, self._answers
-        context = GbsContext(clock, endpoints, name, settings, *talk)
-        self._uploads = GbsUploads(context, self._asked.track, bundle_bytes)
+        context = GbsContext(clock, endpoints, name, settings, *talk, self._asked)
+        self._uploads = GbsUploads(context, bundle_bytes)
         limits = settings.limits(settings.max_read_connections + settings.max_streams)
         self._reads = HostPool(clock, endpoints, name, limits)
         self._streams = GbsStreams(self._reads, *talk, settings.max_streams)
-        self._surveys = GbsSurveys(*talk)
+        self._takes_surveys = True  # it has refused none yet
+        self._asked_what_it_takes = False
         self._read_bundles = GbsReadBundles(
             clock,
             *talk,
             self._ask_read_bundle,
             lambda index, number, length: self.read(index, number, 0, length),
-            lambda: gbs_bundles.read_limit_bytes(self._uploads.bundle_bytes),
+            lambda: gbs_bundles.read_limit_bytes(self._uploads.bundles.max_bytes),
         )
         self._beside = None if open_beside is None else FoolscapOffload(clock, open_beside)
 
@@ -295,13 +174,13 @@ class GbsServer:
     @property
     def round_trip_s(self) -> float | None:
         """The shortest round trip measured on the uploads' connection; None if there is none."""
-        return self._uploads.round_trip_s
+        return self._uploads.connection.round_trip_s
 
     @property
     def last_activity_s(self) -> float:
         """When bytes last came from the server or went to it, by the clock."""
         beside_s = -math.inf if self._beside is None else self._beside.last_activity_s
-        return max(self._uploads.last_activity_s, self._reads.last_activity_s, beside_s)
+        return max(self._uploads.connection.last_activity_s, self._reads.last_activity_s, beside_s)
 
     def version(self) -> Deferred[ServerVersion]:
         """Ask the server for its version and limits."""
@@ -324,11 +203,14 @@ class GbsServer:
         """
         if self._asked.disconnected:
             return fail(self._asked.gone())
-        allocation = self._uploads.allocate(storage_index, share_numbers, share_bytes, secrets)
-        beside = None if self.takes_bundles else self._beside
-        return (
-            allocation if beside is None else beside.watch(allocation, lambda: self.takes_bundles)
-        )
+        call = storage_index, share_numbers, share_bytes, secrets
+        return self._watched(self._uploads.allocate(*call))
+
+    def _watched(self, upload: Deferred[T]) -> Deferred[T]:
+        """Count an upload that uses HTTPS, though Foolscap could be used instead."""
+        if self._beside is None or self.takes_bundles:
+            return upload
+        return self._beside.watch(upload, lambda: self.takes_bundles)
 
     def write(
         self,
@@ -372,24 +254,24 @@ class GbsServer:
     @property
     def bundle_bytes(self) -> int:
         """The longest bundle that the server takes, as far as it is known now; 0: none."""
-        return self._uploads.bundle_bytes
+        return self._uploads.bundles.max_bytes
 
     @property
     def takes_bundles(self) -> bool:
         """Whether the server's responses or its announcement have offered bundles."""
-        return self._uploads.bundle_bytes > 0
+        return self._uploads.bundles.max_bytes > 0
 
     def store_whole(
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored]:
         """Store whole shares; see the contract."""
         call = storage_index, shares, share_bytes, secrets
-        beside = None if self.takes_bundles else self._beside
-        if beside is not None and beside.whole_bytes >= share_bytes:
+        beside = self._beside
+        if beside is not None and not self.takes_bundles and beside.whole_bytes >= share_bytes:
             store = partial(beside.store, self._uploads.store_whole, *call)
             return self._asked.track(lambda: beside.count(self._order.alone(storage_index, store)))
-        stored = self._change(storage_index, None, partial(self._uploads.store_whole, *call))
-        return stored if beside is None else beside.watch(stored, lambda: self.takes_bundles)
+        store = partial(self._uploads.store_whole, *call)
+        return self._watched(self._change(storage_index, None, store))
 
     def abort(
         self, storage_index: bytes, share_number: int, upload_secret: bytes
@@ -466,8 +348,9 @@ class GbsServer:
         Ask for the version, once: the response says whether the server takes bundles. See
         ``transport.interface.expect_small_reads``.
         """
-        if self.takes_bundles or not self._surveys.may_offer():
+        if self.takes_bundles or self._asked_what_it_takes or not self._takes_surveys:
             return succeed(None)
+        self._asked_what_it_takes = True
         return self.version().addCallback(lambda _: None)
 
     def _ask_what_it_takes(self) -> None:
@@ -483,9 +366,10 @@ class GbsServer:
             return self.read(storage_index, share_number, offset, 0).addCallback(len)
 
         def start(begun: Callable[[], None]) -> Deferred[int]:
-            return self._streams.stream(
-                storage_index, share_number, offset, length, consumer, begun
-            )
+            asked = storage_index, share_number, offset, length
+            stream = Stream(self._streams, *asked, consumer, begun)
+            self._streams.enqueue(stream)
+            return stream.result
 
         return self._asked.track(lambda: self._order.ask_apart(storage_index, share_number, start))
 
@@ -504,7 +388,7 @@ class GbsServer:
     @property
     def is_known_to_take_surveys(self) -> bool:
         """Whether surveys are sent: the server supports bundles, and has refused no survey yet."""
-        return self._uploads.bundle_bytes > 0 and self._surveys.taken
+        return self.takes_bundles and self._takes_surveys
 
     def survey(
         self, questions: Sequence[Question]
@@ -518,23 +402,34 @@ class GbsServer:
         if not self.is_known_to_take_surveys:
             self._ask_what_it_takes()
             return None
-        return self._asked.track(lambda: self._surveys.ask(self._question, questions))
+
+        def unpack(answer: RawResponse) -> list[Surveyed | ServerError] | None:
+            if answer.status in NOT_TAKEN:
+                self._takes_surveys = False
+                return None
+            return self._answers.survey(answer, questions)
+
+        return self._asked.track(
+            lambda: self._question(self._requests.survey(questions)).addCallback(unpack)
+        )
 
     def release_leases(self, request: LeaseReleases) -> Deferred[ReleaseAnswers | None]:
         """Release many leases in one request; see ``transport.lease_releases``."""
 
         def unpack(answer: RawResponse) -> ReleaseAnswers | None:
-            if answer.status in NO_SURVEYS:
+            if answer.status in NOT_TAKEN:
                 return None
             return self._answers.released(answer, len(request.releases))
 
         return self._ask_unordered(self._requests.release_leases(request)).addCallback(unpack)
 
     def advise_corrupt_share(
-        self, storage_index: bytes, share_number: int, reason: str
+        self, storage_index: bytes, share_number: int, reason: str, mutable: bool = False
     ) -> Deferred[None]:
         """Report a corrupt share to the server's operator."""
-        request = self._requests.advise_corrupt_share(storage_index, share_number, reason)
+        request = self._requests.advise_corrupt_share(
+            storage_index, share_number, reason, mutable=mutable
+        )
         unpack = partial(self._answers.advised, share_number=share_number)
         return self._ask(storage_index, share_number, request, unpack)
 
@@ -606,11 +501,24 @@ class GbsServer:
         request = self._requests.list_shares(storage_index, mutable=True)
         return self._ask(storage_index, None, request, self._shares)
 
-    def read_slot(
+    @as_deferred
+    async def read_slot(
         self, storage_index: bytes, reads: Reads, expected: Numbers = frozenset()
-    ) -> Deferred[SlotData]:
-        """Read from every share of a slot; see the contract."""
-        return Deferred.fromCoroutine(read_slot(self, storage_index, reads, expected))
+    ) -> SlotData:
+        """Read from every share of a slot; see the contract. Each read is a request."""
+        found: SlotData = {}
+
+        async def read(number: int) -> None:
+            parts = [self.read_slot_share(storage_index, number, *each) for each in reads]
+            with suppress(NoSuchShare):
+                found[number] = tuple(await gather(parts))
+
+        requests: list[Deferred[Any]] = [self.list_slot(storage_index)]
+        requests += [Deferred.fromCoroutine(read(number)) for number in sorted(expected)]
+        numbers = (await gather(requests))[0]
+        others = sorted(numbers - expected)
+        await gather([Deferred.fromCoroutine(read(number)) for number in others])
+        return found
 
     def read_slot_share(
         self, storage_index: bytes, share_number: int, offset: int, length: int
@@ -619,21 +527,13 @@ class GbsServer:
         request, unpack = self._read(storage_index, share_number, offset, length, mutable=True)
         return self._ask(storage_index, share_number, request, unpack)
 
-    def add_slot_lease(self, storage_index: bytes, lease: LeaseSecrets) -> Deferred[None]:
-        """
-        Add or renew a lease on every share of a slot; the request is the same for both kinds of shares.
-        """
-        return self.add_lease(storage_index, lease)
+    add_slot_lease = add_lease  # the request is the same for both kinds of shares
 
     def advise_corrupt_slot_share(
         self, storage_index: bytes, share_number: int, reason: str
     ) -> Deferred[None]:
         """Report a corrupt mutable share to the server's operator."""
-        request = self._requests.advise_corrupt_share(
-            storage_index, share_number, reason, mutable=True
-        )
-        unpack = partial(self._answers.advised, share_number=share_number)
-        return self._ask(storage_index, share_number, request, unpack)
+        return self.advise_corrupt_share(storage_index, share_number, reason, mutable=True)
 
     # Disconnecting.
 

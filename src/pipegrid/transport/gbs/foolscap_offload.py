@@ -172,10 +172,6 @@ class FoolscapOffload:
         soon = any(self._began_within(since_s, SOON_S) for since_s in begun)
         return SmallFileCapacity.FEW if soon else SmallFileCapacity.COUNTED
 
-    @property
-    def _is_being_connected(self) -> bool:
-        return self._began_within(self._connecting_since_s, SOON_S)
-
     def _may_try(self) -> bool:
         return self._not_before_s is None or self._clock.seconds() >= self._not_before_s
 
@@ -247,7 +243,7 @@ class FoolscapOffload:
     async def _lease(self, over_https: Lease, storage_index: bytes, lease: LeaseSecrets) -> None:
         if self._crowd >= MANY:
             self.offer()
-            if self._is_being_connected:
+            if self._began_within(self._connecting_since_s, SOON_S):
                 await self._held.wait()
         server = self._usable
         if server is not None and self._pending >= CROWD:

@@ -57,31 +57,10 @@ class GbsStreams:
     def __repr__(self) -> str:
         return f"<GbsStreams {len(self._active)} active, {len(self._waiting)} waiting>"
 
-    def stream(
-        self,
-        storage_index: bytes,
-        share_number: int,
-        offset: int,
-        length: int,
-        consumer: IConsumer,
-        begun: Callable[[], None],
-    ) -> Deferred[int]:
-        """
-        Read at least one byte into a consumer; fires with the number of bytes.
-
-        Args:
-            begun: called when the response begins.
-        """
-        stream = Stream(self, storage_index, share_number, offset, length, consumer, begun)
-        self.enqueue(stream)
-        return stream.result
-
-    # For streams.
-
     def enqueue(self, stream: Stream) -> None:
         """Send a stream's request when there is a connection for it."""
         self._waiting.append(stream)
-        self._serve()
+        self.serve()
 
     def left(self, stream: Stream) -> None:
         """Release the connection of a stream that has ended or is parked."""
@@ -89,13 +68,10 @@ class GbsStreams:
             del self._active[stream]
         elif stream in self._waiting:
             self._waiting.remove(stream)
-        self._serve()
+        self.serve()
 
-    def paused(self) -> None:
-        """Record that a stream was paused: a waiting stream may need its connection."""
-        self._serve()
-
-    def _serve(self) -> None:
+    def serve(self) -> None:
+        """Give waiting streams the connections that are free, or those of paused streams."""
         while self._waiting:
             if len(self._active) >= self._max_streams:
                 idle = next((each for each in self._active if each.is_paused), None)
@@ -112,6 +88,12 @@ class GbsStreams:
 class Stream:
     """
     One long read: the consumer of its responses, and the producer for the caller's consumer.
+
+    ``GbsStreams.enqueue`` starts it.
+
+    Args:
+        length: at least one byte.
+        begun: called when the response begins.
 
     Attributes:
         result: fires with the number of bytes delivered.
@@ -292,7 +274,7 @@ class Stream:
         self.is_paused = True
         if self._producer is not None:
             self._producer.pauseProducing()
-        self._streams.paused()
+        self._streams.serve()  # a waiting stream may need the connection
 
     def resumeProducing(self) -> None:
         self.is_paused = False

@@ -104,12 +104,11 @@ class GbsRequests:
 
     def __init__(self, nurl: Nurl, timeout_s: float) -> None:
         host = f"[{nurl.host}]" if ":" in nurl.host else nurl.host
+        place = f"{host}:{nurl.port}".encode("ascii")
+        authorization = gbs_paths_headers.authorization(nurl.swissnum)
         self._timeout_s = timeout_s
         # The part of each request head after the path; the same for all requests to this server.
-        self._common = b" HTTP/1.1\r\nHost: %s:%d\r\n" % (
-            host.encode("ascii"),
-            nurl.port,
-        ) + b"Authorization: %s\r\n" % gbs_paths_headers.authorization(nurl.swissnum)
+        self._common = b" HTTP/1.1\r\nHost: %s\r\nAuthorization: %s\r\n" % (place, authorization)
 
     def version(self) -> RawRequest:
         """Ask the server for its version and limits."""
@@ -151,39 +150,31 @@ class GbsRequests:
 
     def bundle(self, uploads: Sequence[BundledUpload]) -> RawRequest:
         """Allocate and write many small shares."""
-        request = self._message(_BUNDLE, b"", *gbs_bundles.bundle_pieces(uploads))
-        request.expected_response_bytes = ANSWER_BYTES + len(uploads) * ANSWER_UPLOAD_BYTES
-        return request
+        pieces = gbs_bundles.bundle_pieces(uploads)
+        return self._message(_BUNDLE, b"", *pieces, more_bytes=len(uploads) * ANSWER_UPLOAD_BYTES)
 
     def survey(self, questions: Sequence[Question]) -> RawRequest:
         """Ask which shares of many files exist, and for samples of them, in one request."""
         from pipegrid.wire import gbs_surveys_releases
 
-        request = self._message(_SURVEY, b"", gbs_surveys_releases.pack_survey(questions))
-        expected_bytes = ANSWER_BYTES + len(questions) * ANSWER_QUESTION_BYTES
-        for each in questions:
-            for one in each.samples:
-                expected_bytes += one.length
-        request.expected_response_bytes = expected_bytes
-        return request
+        body = gbs_surveys_releases.pack_survey(questions)
+        more_bytes = len(questions) * ANSWER_QUESTION_BYTES
+        more_bytes += sum(sample.length for each in questions for sample in each.samples)
+        return self._message(_SURVEY, b"", body, more_bytes=more_bytes)
 
     def read_bundle(self, reads: Sequence[BundledRead]) -> RawRequest:
         """Read the beginnings of many small shares in one request."""
-        request = self._message(_READ_BUNDLE, b"", gbs_bundles.pack_reads(reads))
-        request.expected_response_bytes = ANSWER_BYTES + sum(
-            gbs_bundles.READ_ANSWER_BYTES + each.length for each in reads
-        )
-        return request
+        body = gbs_bundles.pack_reads(reads)
+        more_bytes = sum(gbs_bundles.READ_ANSWER_BYTES + each.length for each in reads)
+        return self._message(_READ_BUNDLE, b"", body, more_bytes=more_bytes)
 
     def release_leases(self, request: LeaseReleases) -> RawRequest:
         """Release many leases in one request."""
         from pipegrid.wire import gbs_surveys_releases
 
-        message = self._message(_RELEASE_LEASES, b"", gbs_surveys_releases.pack_releases(request))
-        message.expected_response_bytes = ANSWER_BYTES + ANSWER_QUESTION_BYTES * len(
-            request.releases
-        )
-        return message
+        body = gbs_surveys_releases.pack_releases(request)
+        more_bytes = ANSWER_QUESTION_BYTES * len(request.releases)
+        return self._message(_RELEASE_LEASES, b"", body, more_bytes=more_bytes)
 
     def abort(self, storage_index: bytes, share_number: int, upload_secret: bytes) -> RawRequest:
         """Abort an unfinished share; the secret is the one of its upload."""
@@ -282,7 +273,15 @@ class GbsRequests:
             gbs_cbor_bodies.pack_corrupt(reason),
         )
 
-    def _message(self, start: bytes, lines: bytes = b"", *body: bytes) -> RawRequest:
+    def _message(
+        self, start: bytes, lines: bytes = b"", *body: bytes, more_bytes: int = 0
+    ) -> RawRequest:
+        """
+        Return a request whose response is one message.
+
+        Args:
+            more_bytes: expected of the response in addition to ``ANSWER_BYTES``.
+        """
         head = start + self._common + lines
         if body:
             head += b"Content-Length: %d\r\n" % sum(map(len, body))
@@ -290,7 +289,7 @@ class GbsRequests:
             head + b"\r\n",
             [piece for piece in body if piece],
             True,  # may be repeated without harm; ``uploads`` handles the effect on responses
-            ANSWER_BYTES,
+            ANSWER_BYTES + more_bytes,
             self._timeout_s,
             MAX_MESSAGE_BYTES,
         )

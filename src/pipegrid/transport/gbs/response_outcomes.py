@@ -71,9 +71,7 @@ class GbsAnswers:
 
     def version(self, answer: RawResponse) -> ServerVersion:
         """Return the server's version and limits."""
-        if answer.status != 200:
-            raise self._refusal(answer.status, answer.body, "a question for its version")
-        return self._unpack(gbs_cbor_bodies.unpack_version, answer, "a question for its version")
+        return self._unpack_ok(gbs_cbor_bodies.unpack_version, answer, "a question for its version")
 
     def allocation(self, answer: RawResponse) -> Allocation:
         """Return which shares the server has, and for which it has allocated space."""
@@ -134,9 +132,7 @@ class GbsAnswers:
         from pipegrid.transport.surveys import Surveyed
         from pipegrid.wire import gbs_surveys_releases
 
-        if answer.status != 200:
-            raise self._refusal(answer.status, answer.body, "a survey")
-        answers = self._unpack(
+        answers = self._unpack_ok(
             gbs_surveys_releases.unpack_survey_answers, answer, "a survey", questions
         )
         outcomes: list[Surveyed | ServerError] = []
@@ -158,9 +154,7 @@ class GbsAnswers:
         """Return the results of this many releases of leases."""
         from pipegrid.wire import gbs_surveys_releases
 
-        if answer.status != 200:
-            raise self._refusal(answer.status, answer.body, "a release of leases")
-        return self._unpack(
+        return self._unpack_ok(
             gbs_surveys_releases.unpack_release_answers, answer, "a release of leases", count
         )
 
@@ -168,18 +162,17 @@ class GbsAnswers:
         self, answer: RawResponse, reads: Sequence[BundledRead]
     ) -> list[bytes | ServerError]:
         """Return the results of the reads in a bundle."""
-        if answer.status != 200:
-            raise self._refusal(answer.status, answer.body, "a bundle of reads")
-        answers = self._unpack(gbs_bundles.unpack_read_answers, answer, "a bundle of reads", reads)
+        unpack = gbs_bundles.unpack_read_answers
+        answers = self._unpack_ok(unpack, answer, "a bundle of reads", reads)
         return [
-            one if isinstance(one, bytes) else self._refused_read(one, read.share_number)
+            one if isinstance(one, bytes) else self._refused_read(one, b"", read.share_number)
             for one, read in zip(answers, reads, strict=True)
         ]
 
-    def _refused_read(self, status: int, share_number: int) -> ServerError:
+    def _refused_read(self, status: int, body: bytes, share_number: int) -> ServerError:
         if status == 404:
             return no_share(self._server, share_number)
-        return self._refusal(status, b"", "a read", share_number)
+        return self._refusal(status, body, "a read", share_number)
 
     def aborted(self, answer: RawResponse, share_number: int, repeated: bool) -> None:
         """Return if an upload was aborted; a repeated abort that finds no upload was carried out before."""
@@ -191,19 +184,14 @@ class GbsAnswers:
 
     def shares(self, answer: RawResponse) -> frozenset[int]:
         """Return the numbers of the shares that the server has."""
-        if answer.status != 200:
-            raise self._refusal(answer.status, answer.body, "a question for shares")
-        return self._unpack(gbs_cbor_bodies.unpack_shares, answer, "a question for shares")
+        return self._unpack_ok(gbs_cbor_bodies.unpack_shares, answer, "a question for shares")
 
     def data(self, answer: RawResponse, share_number: int, offset: int, length: int) -> bytes:
         """Return the bytes of a read whose response was received as a whole."""
         found = self.range(answer, share_number, offset, length)
         if len(answer.body) != found - offset:
-            raise nonsense(
-                self._server,
-                "a read",
-                f"{len(answer.body)} bytes where {found - offset} were announced",
-            )
+            what = f"{len(answer.body)} bytes where {found - offset} were announced"
+            raise nonsense(self._server, "a read", what)
         return answer.body
 
     def range(self, answer: RawResponse, share_number: int, offset: int, length: int) -> int:
@@ -217,17 +205,12 @@ class GbsAnswers:
             except ValueError as error:
                 raise nonsense(self._server, "a read", str(error)) from error
             if begin != offset or not offset < end <= offset + length:
-                raise nonsense(
-                    self._server,
-                    "a read",
-                    f"bytes {begin} to {end} where {offset} to {offset + length} were asked for",
-                )
+                asked = f"{offset} to {offset + length} were asked for"
+                raise nonsense(self._server, "a read", f"bytes {begin} to {end} where {asked}")
             return end
         if answer.status == 204:
             return offset
-        if answer.status == 404:
-            raise no_share(self._server, share_number)
-        raise self._refusal(answer.status, answer.body, "a read", share_number)
+        raise self._refused_read(answer.status, answer.body, share_number)
 
     def slot_result(self, answer: RawResponse, reads: Reads, limit_bytes: int) -> SlotResult:
         """Return the result of a read-test-write, with exactly the requested reads of each share."""
@@ -287,6 +270,14 @@ class GbsAnswers:
             return unpack(answer.body, *facts)
         except ValueError as error:
             raise nonsense(self._server, question, str(error)) from error
+
+    def _unpack_ok(
+        self, unpack: Callable[..., T], answer: RawResponse, question: str, *facts: object
+    ) -> T:
+        """Unpack a response with status 200; any other is a refusal."""
+        if answer.status != 200:
+            raise self._refusal(answer.status, answer.body, question)
+        return self._unpack(unpack, answer, question, *facts)
 
     def _refusal(
         self, status: int, body: bytes, question: str, share_number: int | None = None

@@ -8,20 +8,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred, fail
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
 
-from pipegrid.errors import PipegridError
+from pipegrid.errors import PipegridError, ServerUnreachable
 from pipegrid.http11.dialer import Endpoints
 from pipegrid.http11.exchange import RawRequest, RawResponse
 from pipegrid.http11.upload_connection import Answered, UploadConnection
 from pipegrid.transport.gbs.bundles import GbsBundles, OrdinaryRequests
 from pipegrid.transport.gbs.requests import GbsRequests, GbsSettings
 from pipegrid.transport.gbs.response_outcomes import GbsAnswers
-from pipegrid.transport.interface import no_upload, store_by_writes
+from pipegrid.transport.interface import disconnected, no_upload, store_by_writes
 from pipegrid.wire.gbs_bundles import BundledUpload
 from pipegrid.wire.storage_messages import (
     Allocation,
@@ -34,6 +35,7 @@ from pipegrid.wire.storage_messages import (
 )
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 CROWD_BYTES = 256 << 10
 CROWD_BYTES_PER_S = 2.5e6
@@ -54,11 +56,49 @@ of shares takes milliseconds, and half a second on a disk under load.
 """
 
 
-class Track(Protocol):
-    """Tracks Deferreds that must be cancelled one by one when the server is disconnected."""
+class PendingQuestions:
+    """
+    The unanswered questions to one server, which disconnecting must cancel one by one.
 
-    def __call__(self, start: Callable[[], Deferred[T]]) -> Deferred[T]:
-        """Start the operation, and track it until it has ended."""
+    Only questions are tracked here. Changes end with their connection, or with what they wait for.
+
+    Attributes:
+        disconnected: whether questions are refused.
+    """
+
+    def __init__(self, server: str) -> None:
+        self.disconnected = False
+        self._server = server
+        self._leaving = False
+        self._waiting: set[Deferred[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def track(self, start: Callable[[], Deferred[T]]) -> Deferred[T]:
+        """Ask, and track the question until it fires, fails or is cancelled; fails if disconnected."""
+        if self.disconnected:
+            return fail(self.gone())
+        waiting = start()
+        self._waiting.add(waiting)
+        return waiting.addBoth(self._answered, waiting)
+
+    def give_up(self) -> None:
+        """Cancel all questions; their callers get ``gone``."""
+        self.disconnected = self._leaving = True
+        for waiting in list(self._waiting):
+            waiting.cancel()
+        self._leaving = False
+
+    def gone(self) -> ServerUnreachable:
+        """Return the error that all callers get."""
+        return disconnected(self._server)
+
+    def _answered(self, result: R, waiting: Deferred[Any]) -> R | Failure:
+        self._waiting.discard(waiting)
+        if self._leaving and isinstance(result, Failure) and result.check(CancelledError):
+            return Failure(self.gone())
+        return result
 
 
 class GbsContext(NamedTuple):
@@ -70,6 +110,7 @@ class GbsContext(NamedTuple):
         name: the server's name for messages.
         requests: builds requests as bytes.
         answers: interprets responses.
+        asked: tracks operations of more than one request.
     """
 
     clock: IReactorTime
@@ -78,6 +119,7 @@ class GbsContext(NamedTuple):
     settings: GbsSettings
     requests: GbsRequests
     answers: GbsAnswers
+    asked: PendingQuestions
 
 
 class GbsUploads:
@@ -93,78 +135,59 @@ class GbsUploads:
     for writes whose bytes were dropped: they fail with ``WriteLost``, and the caller repeats them.
 
     Args:
-        track: for operations of more than one request.
         bundle_bytes: the largest bundle that the server's announcement offers, or 0; its responses may
             offer bundles, too.
+
+    Attributes:
+        connection: the one for all changes.
+        bundles: the small shares.
     """
 
-    def __init__(
-        self,
-        context: GbsContext,
-        track: Track,
-        bundle_bytes: int,
-    ) -> None:
-        clock, name = context.clock, context.name
-        requests, answers = context.requests, context.answers
-        self._clock = clock
-        self._name = name
-        self._requests = requests
-        self._answers = answers
-        self._track = track
+    def __init__(self, context: GbsContext, bundle_bytes: int) -> None:
+        self._clock = context.clock
+        self._name = context.name
+        self._requests = context.requests
+        self._answers = context.answers
+        self._track = context.asked.track
         self._questions = 0
         self._question_bytes = 0
-        self._connection = UploadConnection(
-            clock,
+        self.connection = UploadConnection(
+            context.clock,
             context.endpoints,
-            name,
+            context.name,
             context.settings.limits(1),
             context.settings.time_limit_s,
             crowd_bytes=self._crowd_bytes,
         )
-        self._bundles = GbsBundles(
-            clock,
-            requests,
-            answers,
-            lambda request: self._connection.request(request),
+        self.bundles = GbsBundles(
+            context.clock,
+            context.requests,
+            context.answers,
+            lambda request: self.connection.request(request),
             OrdinaryRequests(self._allocate, self._write, self._store_apart, self._was_completed),
             bundle_bytes,
         )
 
     def __repr__(self) -> str:
-        return f"<GbsUploads {self._connection}, {self._bundles}>"
-
-    @property
-    def round_trip_s(self) -> float | None:
-        """The shortest round trip that the connection has measured; None if there is none."""
-        return self._connection.round_trip_s
-
-    @property
-    def last_activity_s(self) -> float:
-        """When the connection last sent or received bytes, by the clock."""
-        return self._connection.last_activity_s
-
-    @property
-    def bundle_bytes(self) -> int:
-        """Size of the largest bundle that the server accepts; 0 if it has not offered bundles."""
-        return self._bundles.max_bytes
+        return f"<GbsUploads {self.connection}, {self.bundles}>"
 
     def _crowd_bytes(self) -> float:
         """Return the limit of pending bytes of small requests; none if the server supports bundles."""
-        if self.bundle_bytes:
+        if self.bundles.max_bytes:
             return math.inf
-        return max(CROWD_BYTES, CROWD_BYTES_PER_S * (self.round_trip_s or 0.0))
+        return max(CROWD_BYTES, CROWD_BYTES_PER_S * (self.connection.round_trip_s or 0.0))
 
     def close(self, reason: Callable[[], PipegridError]) -> Deferred[None]:
         """Fail all unanswered requests, each with its own error; fires when the connection is closed."""
-        self._bundles.give_up(reason)
-        return self._connection.close(reason)
+        self.bundles.give_up(reason)
+        return self.connection.close(reason)
 
     def allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Allocation]:
         """Request space; see the contract."""
         call = storage_index, share_numbers, share_bytes, secrets
-        return self._bundles.allocate(*call) or self._allocate(*call)
+        return self.bundles.allocate(*call) or self._allocate(*call)
 
     def _allocate(
         self, storage_index: bytes, share_numbers: Numbers, share_bytes: int, secrets: UploadSecrets
@@ -187,7 +210,7 @@ class GbsUploads:
         """Write to an unfinished share; see the contract."""
         bundled = None
         if not offset:
-            bundled = self._bundles.write(storage_index, share_number, data, upload_secret)
+            bundled = self.bundles.write(storage_index, share_number, data, upload_secret)
         if bundled is not None:
             return bundled
         return self._write(storage_index, share_number, offset, data, upload_secret, again, release)
@@ -220,7 +243,7 @@ class GbsUploads:
         self, storage_index: bytes, shares: Shares, share_bytes: int, secrets: UploadSecrets
     ) -> Deferred[Stored]:
         """Store whole shares; see the contract."""
-        bundled = self._bundles.store(storage_index, shares, share_bytes, secrets)
+        bundled = self.bundles.store(storage_index, shares, share_bytes, secrets)
         if bundled is not None:
             return bundled
         upload = BundledUpload(storage_index, secrets, share_bytes, frozenset(shares), dict(shares))
@@ -238,7 +261,7 @@ class GbsUploads:
                 upload.secrets,
             )
         )
-        self._connection.flush()  # the other servers' shares are prepared while this one begins
+        self.connection.flush()  # the other servers' shares are prepared while this one begins
         return stored
 
     def abort(
@@ -274,8 +297,8 @@ class GbsUploads:
         expected_bytes = self._question_bytes + (request.expected_response_bytes or 0)
         return (
             expected_bytes <= BEHIND_BYTES
-            and self._connection.is_up
-            and self._connection.unanswered == self._questions
+            and self.connection.is_up
+            and self.connection.unanswered == self._questions
         )
 
     def question(self, request: RawRequest) -> Deferred[RawResponse]:
@@ -294,7 +317,7 @@ class GbsUploads:
             self._question_bytes -= expected_bytes
             return result
 
-        sent = self._connection.request(request, once=True)
+        sent = self.connection.request(request, once=True)
         answer: Deferred[RawResponse] = sent.addCallback(lambda answered: answered[0])
         return answer.addBoth(ended)
 
@@ -303,14 +326,14 @@ class GbsUploads:
     ) -> Deferred[T]:
         """Send a request like ``upload``; ``unpack`` also gets whether it was sent more than once."""
         changed = self._send(request, storage_index).addCallback(lambda answered: unpack(*answered))
-        self._connection.flush()
+        self.connection.flush()
         return changed
 
     def _send(self, request: RawRequest, storage_index: bytes) -> Deferred[Answered]:
         """Send a request on the uploads' connection, after all earlier ones for its storage index."""
-        self._bundles.flush(storage_index)
-        return self._connection.request(request)
+        self.bundles.flush(storage_index)
+        return self.connection.request(request)
 
     def heard(self, answer: RawResponse, unpack: Callable[[RawResponse], T]) -> T:
-        self._bundles.heard(answer)
+        self.bundles.heard(answer)
         return unpack(answer)
