@@ -31,7 +31,7 @@ from pipegrid.mirror.debian_release_files import remove_in_order
 from pipegrid.mirror.destination import Destination, hash_file
 from pipegrid.mirror.file_list_format import lines_of, read_list
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, Report
-from pipegrid.mirror.manifest import begin_manifest
+from pipegrid.mirror.manifest import add_to_manifest
 from pipegrid.mirror.mirror_api import Mirror
 from pipegrid.mirror.twisted_driver import LOOKED_AT_ONCE
 from pipegrid.reactor.deferreds import gather
@@ -197,7 +197,7 @@ class GridFetch:
                 missing += chunk
         if not dry_run:
             caps = await self._find(top, missing)
-            await self._mirror.run(begin_manifest, self._destination)
+            await self._mirror.run(add_to_manifest, self._destination, ())
             for staged in (False, True):
                 part = [each for each in missing if is_index(each.path) == staged]
                 await self._each(part, lambda each, s=staged: self._keep(each, caps, s, progress))  # type: ignore[misc]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from hashlib import sha256
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror import debian_index_update
@@ -40,7 +40,14 @@ from pipegrid.mirror.debian_index_selection import (
     named_by,
     names_packages,
 )
-from pipegrid.mirror.debian_index_update import Unpacked, by_hash, kept_as, stage_indexes, update
+from pipegrid.mirror.debian_index_update import (
+    ArchiveMirror,
+    Unpacked,
+    by_hash,
+    kept_as,
+    stage_indexes,
+    update,
+)
 from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, Release, read_release
 from pipegrid.mirror.debian_release_files import (
     OWN,
@@ -65,13 +72,8 @@ from pipegrid.mirror.package_filter import (
     write_records,
 )
 from pipegrid.mirror.retained_files import RetainedFiles, held_here, kept_apart, remove_others
-from pipegrid.mirror.signatures import Keys
+from pipegrid.mirror.signatures import GpgKey, Keys
 from pipegrid.mirror.unique_entries import Entries, named_twice
-
-if TYPE_CHECKING:
-    from pipegrid.mirror.debian_index_update import ArchiveMirror
-    from pipegrid.mirror.signatures import GpgKey
-
 
 # A mirror of a Debian archive: release files, indexes, packages. A client that reads it meanwhile never
 # finds a name without its file.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from os.path import dirname
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pipegrid.mirror.archive_file import (
     ArchiveFile,
@@ -25,6 +25,7 @@ from pipegrid.mirror.debian_metadata import (
     read_patch_index,
     sources,
 )
+from pipegrid.mirror.debian_release_files import Suite
 from pipegrid.mirror.decompression import check_index_bytes, index_blocks
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.package_filter import (
@@ -36,10 +37,6 @@ from pipegrid.mirror.package_filter import (
     compare_debian,
     select,
 )
-
-if TYPE_CHECKING:
-    from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.debian_release_files import Suite
 
 HELD = (".xz", ".gz")
 """The forms in which an index is kept, where the archive has them; the first is the one that is read."""

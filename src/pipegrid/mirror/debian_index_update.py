@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import bz2
+import lzma
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
-from hashlib import sha256
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from hashlib import new as new_hash
 from os.path import dirname, join
-from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from pipegrid.disk import file_system_calls as disk
-from pipegrid.mirror.archive_file import HIDDEN, ArchiveFile, BadEntry, MirrorError
+from pipegrid.mirror.archive_file import HIDDEN, ArchiveFile, BadEntry, MirrorError, Skip
 from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, PatchStep, read_patch_index
 from pipegrid.mirror.decompression import PatchError, unpacked
 from pipegrid.mirror.destination import STAGED, Destination, WrongResult
+from pipegrid.mirror.epoll_response_head import SmallResponses
 from pipegrid.mirror.file_scheduler import Report
+from pipegrid.mirror.local_check import MirrorEntry
 from pipegrid.mirror.pdiff import MAX_PATCHES, apply_patches
-
-if TYPE_CHECKING:
-    from pipegrid.mirror.epoll_response_head import SmallResponses
-    from pipegrid.mirror.local_check import MirrorEntry
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,13 +43,6 @@ class Obtained:
         self.lacking: dict[str, str] = {}
 
 
-class SmallFileFetcher(Protocol):
-    """The part of a fetcher of small files that an archive uses."""
-
-    def fetch_all(self, asked: Sequence[tuple[str, int]], /) -> Awaitable[SmallResponses]:
-        """Fetch files by path, each with its limit in bytes."""
-
-
 class ArchiveMirror(Protocol):
     """
     The part of a mirror that an archive uses: ``mirror_api.Mirror``, or ``BlockingMirror`` without a
@@ -56,23 +50,22 @@ class ArchiveMirror(Protocol):
 
     Attributes:
         destination: the directory that files are stored in.
-        count: how many mirrors there are.
+        urls: of the mirrors.
     """
+
+    @property
+    def urls(self) -> Sequence[str]: ...
 
     @property
     def destination(self) -> Destination: ...
 
-    @property
-    def count(self) -> int: ...
-
     def is_stopped(self) -> bool:
         """Return whether the run must end."""
 
-    def url(self, number: int) -> str:
-        """Return the URL of a mirror."""
-
-    def small_files(self, number: int) -> SmallFileFetcher:
-        """Return a fetcher from one mirror, for files whose hash is not known."""
+    def fetch_small(
+        self, number: int, asked: Sequence[tuple[str, int]], /
+    ) -> Awaitable[SmallResponses]:
+        """Fetch files whose hash is not known from one mirror, by path, each with its limit in bytes."""
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
         """Call a function in the thread of the destination."""
@@ -81,6 +74,37 @@ class ArchiveMirror(Protocol):
         self, files: Iterable[MirrorEntry], *, staged: bool = False, always: bool = False
     ) -> Awaitable[Report]:
         """Fetch what is not present; see ``Mirror.sync``."""
+
+
+async def first_trusted(
+    mirror: ArchiveMirror,
+    what: str,
+    ask: Callable[[int, str, Skip], Awaitable[T]],
+    skip: Skip,
+) -> T:
+    """
+    Return what the first mirror has that has a trusted one.
+
+    Args:
+        what: it is, for errors.
+        ask: asks a mirror, by number and URL; it is also given a ``Skip``.
+        skip: is called with the reason for each entry of it that is unusable.
+
+    Raises:
+        MirrorError: no mirror has one.
+    """
+    reasons: list[str] = []
+    for number, url in enumerate(mirror.urls):
+        skipped: list[BadEntry] = []
+        try:
+            found = await ask(number, url, skipped.append)
+        except (MirrorError, BadEntry) as error:
+            reasons.append(str(error))
+            continue
+        for reason in skipped:
+            skip(reason)
+        return found
+    raise MirrorError(f"no mirror has {what} that can be trusted: {'; '.join(reasons)}")
 
 
 async def stage_indexes(
@@ -102,21 +126,135 @@ async def stage_indexes(
         report = await mirror.sync(plain, staged=staged, always=True)
         done.size_bytes += report.fetched_bytes
     if report.failed_files:
-        await mirror.run(_note_lacking, mirror, files, report, done, staged)
+        done.lacking = await mirror.run(_lacking, mirror, files, report, staged)
     return done
 
 
-def _note_lacking(
-    mirror: ArchiveMirror,
-    files: Sequence[ArchiveFile],
-    report: Report,
-    done: Obtained,
-    staged: bool,
-) -> None:
+def _lacking(
+    mirror: ArchiveMirror, files: Sequence[ArchiveFile], report: Report, staged: bool
+) -> dict[str, str]:
     reasons = dict(report.failed)
-    for file in files:
-        if not mirror.destination.is_there(file, staged=staged):
-            done.lacking[file.path] = reasons.get(file.path, "no mirror has it")
+    return {
+        file.path: reasons.get(file.path, "no mirror has it")
+        for file in files
+        if not mirror.destination.is_there(file, staged=staged)
+    }
+
+
+# Indexes that are compressed here.
+
+XZ_PRESET = 3
+"""A quarter of the memory of the default, for indexes that are a twentieth larger."""
+
+ZSTD_LEVEL = 6
+
+
+class _Plain:
+    """A compressor that does not compress."""
+
+    def compress(self, data: bytes) -> bytes:
+        return data
+
+    def flush(self) -> bytes:
+        return b""
+
+
+def _zstandard() -> Any:
+    import zstandard
+
+    return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True).compressobj()
+
+
+_PACKERS: Mapping[str, Callable[[], Any]] = {
+    ".xz": lambda: lzma.LZMACompressor(preset=XZ_PRESET),
+    ".gz": lambda: zlib.compressobj(6, zlib.DEFLATED, 31),
+    ".zst": _zstandard,
+    ".bz2": bz2.BZ2Compressor,
+    "": _Plain,
+}
+
+
+class PackedIndex:
+    """
+    One form of a new index.
+
+    Args:
+        path: without the ending.
+        ending: decides the compression.
+        name: in ``incoming``; None: only its hashes are wanted.
+        algorithms: of its hashes.
+
+    Attributes:
+        size: of the written bytes, compressed.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        path: str,
+        ending: str,
+        name: str | None,
+        algorithms: Iterable[str],
+    ) -> None:
+        self.path = path + ending
+        self.name = name
+        self.size = 0
+        self._packer = _PACKERS[ending]()
+        self._hashers = {algorithm: new_hash(algorithm) for algorithm in algorithms}
+        self._fd = -1
+        if name is not None:
+            destination.discard(name)
+            self._fd = destination.open_own(name)
+
+    def write(self, data: bytes) -> None:
+        """Write bytes of the index, which may stay in the compressor until ``finish``."""
+        self._add(self._packer.compress(data))
+
+    def finish(self, destination: Destination) -> None:
+        """Complete the file and record it as right."""
+        self._add(self._packer.flush())
+        if self._fd >= 0:
+            os.fsync(self._fd)
+            destination.note(self._fd, self.file)
+        self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _add(self, data: bytes) -> None:
+        if not data:
+            return
+        for hasher in self._hashers.values():
+            hasher.update(data)
+        if self._fd >= 0:
+            disk.write_all(self._fd, data, self.size)
+        self.size += len(data)
+
+    def digests(self) -> Iterator[tuple[str, bytes]]:
+        """Yield each hash of the written bytes, after its algorithm."""
+        for algorithm, hasher in self._hashers.items():
+            yield algorithm, hasher.digest()
+
+    @property
+    def file(self) -> ArchiveFile:
+        """The written file, by its first hash."""
+        algorithm, digest = next(self.digests())
+        return ArchiveFile(self.path, self.size, algorithm, digest)
+
+    def stage(self, destination: Destination) -> None:
+        """Stage it, unless the existing file is the same."""
+        if self.name is None:
+            return
+        destination.delete(f"{STAGED}/{self.path}")
+        if destination.is_there(self.file):
+            destination.discard(self.name)
+            return
+        try:
+            destination.publish(self.name, self.path, staged=True)
+        except OSError as error:
+            raise destination.error(error, "hold a new index") from error
 
 
 # Indexes that are kept compressed by zstandard: a fifth of the space, and fast to read and to patch.
@@ -126,7 +264,6 @@ def _note_lacking(
 # if the file has changed, the index is made again.
 
 ENDING = ".zst"
-LEVEL = 6
 NOTES = f"{HIDDEN}/compressed"
 MAX_NOTES_BYTES = 8 << 20
 _NEW = "compressed.new"
@@ -167,35 +304,17 @@ def compress(destination: Destination, index: ArchiveFile) -> ArchiveFile:
     Raises:
         MirrorError: the disk is full.
     """
-    import zstandard
-
-    destination.discard(_NEW)
-    hasher = sha256()
-    size = 0
     try:
-        fd = destination.open_own(_NEW)
-        try:
-            packer = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compressobj()
+        with closing(PackedIndex(destination, index.path, ENDING, _NEW, ("sha256",))) as output:
             for block in unpacked(destination.staged_path(index.path)):
-                size = _write(fd, packer.compress(block), size, hasher)
-            size = _write(fd, packer.flush(), size, hasher)
-            os.fsync(fd)
-            kept = ArchiveFile(index.path + ENDING, size, "sha256", hasher.digest())
-            destination.note(fd, kept)
-        finally:
-            os.close(fd)
-        destination.publish(_NEW, kept.path, staged=True)
-        _note(destination, index, kept)
+                output.write(block)
+            output.finish(destination)
+        destination.publish(_NEW, output.path, staged=True)
+        _note(destination, index, output.file)
     except OSError as error:
         raise destination.error(error, "keep an index compressed") from error
     destination.delete(f"{STAGED}/{index.path}")
-    return kept
-
-
-def _write(fd: int, data: bytes, at: int, hasher: object) -> int:
-    hasher.update(data)  # type: ignore[attr-defined]
-    disk.write_all(fd, data, at)
-    return at + len(data)
+    return output.file
 
 
 def _note(destination: Destination, index: ArchiveFile, kept: ArchiveFile) -> None:

@@ -48,19 +48,10 @@ def noting(
 
 
 def add_to_manifest(destination: Destination, entries: Iterable[ArchiveFile]) -> None:
-    """Add entries to the manifest of the current run."""
+    """Add entries, perhaps none, to the manifest of the current run, which begins to publish files."""
     try:
         with open(_new(destination), "ab", opener=_open_own) as file:
             file.writelines(list_line(each) for each in entries)
-    except OSError as error:
-        raise destination.error(error, "record its files") from error
-
-
-def begin_manifest(destination: Destination) -> None:
-    """Record that a run has begun to publish files."""
-    try:
-        with open(_new(destination), "ab", opener=_open_own):
-            pass
     except OSError as error:
         raise destination.error(error, "record its files") from error
 

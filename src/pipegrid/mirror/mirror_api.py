@@ -267,6 +267,7 @@ class Mirror:
         check_callable(progress, "progress")
         access = access or HostAccess(environment or {})
         self._addresses = [access.address(url) for url in urls]
+        self.urls = [address.url for address in self._addresses]
         self._reactor = reactor
         if not isinstance(destination, Destination):
             kind = ReadOnlyDestination if dry_run else Destination
@@ -292,18 +293,10 @@ class Mirror:
         """Return whether it is closed; from any thread."""
         return self._closed
 
-    @property
-    def count(self) -> int:
-        """How many mirrors there are."""
-        return len(self._addresses)
-
-    def url(self, number: int) -> str:
-        """Return the URL of a mirror."""
-        return self._addresses[number].url
-
-    def small_files(self, number: int) -> SmallFiles:
-        """Return a fetcher from one mirror, for files with unknown hashes; to be closed."""
-        return SmallFiles(self._reactor, self._addresses[number], self._connector)
+    async def fetch_small(self, number: int, asked: Sequence[tuple[str, int]]) -> SmallResponses:
+        """Fetch files with unknown hashes from one mirror; see ``SmallFiles.fetch_all``."""
+        address = self._addresses[number]
+        return await SmallFiles(self._reactor, address, self._connector).fetch_all(asked)
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
         """Call a function in the thread that has the destination; UsageError once it is closed."""
@@ -363,12 +356,17 @@ class Mirror:
             raise UsageError("this mirror is being brought up to date already; wait for that")
         if not self._addresses:
             raise UsageError("a mirror needs at least one URL to mirror from")
+        options = SyncOptions(
+            policy=self._durability,
+            connections=self._connections,
+            connect=self._connector,
+            limit=self._limit,
+            progress=self._progress,
+            dry_run=dry_run,
+            sprints=self._sprints and not dry_run,
+        )
         run = self._running = TwistedDriver(
-            self._reactor,
-            self._addresses,
-            work,
-            self._workers,
-            self._options(dry_run),
+            self._reactor, self._addresses, work, self._workers, options
         )
         try:
             return await run.run(files)
@@ -433,17 +431,6 @@ class Mirror:
             return lambda: self._endpoints.endpointForURI(via)
         return lambda: tunnelled(self._endpoints.endpointForURI(via), uri, proxy, self._secured)
 
-    def _options(self, dry_run: bool) -> SyncOptions:
-        return SyncOptions(
-            policy=self._durability,
-            connections=self._connections,
-            connect=self._connector,
-            limit=self._limit,
-            progress=self._progress,
-            dry_run=dry_run,
-            sprints=self._sprints and not dry_run,
-        )
-
     def close(self) -> Deferred[None]:
         """Cancel the current run, and close the destination; fires when nothing is written any more."""
         self._closed = True
@@ -453,10 +440,7 @@ class Mirror:
             self._running.close()
         done = self._workers.stop()
 
-        def stopped(_: None) -> None:
-            self._destination.close()
-
-        return done.addCallback(stopped)
+        return done.addCallback(lambda _: self._destination.close())
 
 
 def _check(

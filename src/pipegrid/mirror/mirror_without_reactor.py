@@ -6,7 +6,7 @@ import os
 import select
 import time
 from _socket import SO_ERROR, SOL_SOCKET, socket
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
@@ -32,7 +32,7 @@ from pipegrid.mirror.mirror_urls import Address, RedirectRefused, small_request
 from pipegrid.mirror.preconnect_mirrors import begin, place_of
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.mirror_api import Mirror, SmallFiles
+    from pipegrid.mirror.mirror_api import Mirror
 
 
 # Small files with unknown hashes, without a reactor: all are requested at once, on one connection.
@@ -281,6 +281,7 @@ class BlockingMirror:
         progress: Callable[[Report], None] | None = None,
     ) -> None:
         self._addresses = addresses
+        self.urls = [address.url for address in addresses]
         self.destination = destination
         self._rules = rules
         self._preconnected = ahead
@@ -309,29 +310,13 @@ class BlockingMirror:
         """Return whether the run must end."""
         return self._stopped() if self._mirror is None else self._mirror.is_stopped()
 
-    @property
-    def count(self) -> int:
-        """How many mirrors there are."""
-        return len(self._addresses)
-
-    def url(self, number: int) -> str:
-        """Return the URL of a mirror."""
-        return self._addresses[number].url
-
-    def small_files(self, number: int) -> _EarlySmallFiles:
-        return _EarlySmallFiles(lambda asked: self._small(number, asked))
-
-    async def _small(self, number: int, asked: Sequence[tuple[str, int]]) -> SmallResponses:
+    async def fetch_small(self, number: int, asked: Sequence[tuple[str, int]]) -> SmallResponses:
         if self._mirror is None:
             self._check()
-            try:
-                return fetch_small(
-                    self._addresses[number], asked, self._preconnected, self._stopped
-                )
-            except (OSError, UnsupportedResponse):
-                pass
-        files: SmallFiles = (await self._late()).small_files(number)
-        return await files.fetch_all(asked)
+            address = self._addresses[number]
+            with suppress(OSError, UnsupportedResponse):
+                return fetch_small(address, asked, self._preconnected, self._stopped)
+        return await (await self._late()).fetch_small(number, asked)
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         if self._mirror is not None:
@@ -358,15 +343,6 @@ class BlockingMirror:
             work.finish()
             return work.sum_up()
         return await (await self._late()).finish(work)
-
-
-class _EarlySmallFiles:
-    """Replaces ``mirror_api.SmallFiles``, of which archives use only ``fetch_all``."""
-
-    def __init__(
-        self, fetch_all: Callable[[Sequence[tuple[str, int]]], Awaitable[SmallResponses]]
-    ) -> None:
-        self.fetch_all = fetch_all
 
 
 def begin_early(work: Coroutine[Any, Any, T]) -> list[T] | None:

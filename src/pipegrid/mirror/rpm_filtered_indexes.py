@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
 
-from pipegrid.mirror.debian_filtered_indexes import PackedIndex, keep_aside
+from pipegrid.mirror.debian_filtered_indexes import keep_aside
+from pipegrid.mirror.debian_index_update import PackedIndex
 from pipegrid.mirror.decompression import index_blocks
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.rpm_metadata import (
@@ -28,9 +29,7 @@ from pipegrid.mirror.rpm_metadata import (
     XmlParser,
     read_repomd,
 )
-
-if TYPE_CHECKING:
-    from pipegrid.mirror.signatures import GpgKey
+from pipegrid.mirror.signatures import GpgKey
 
 _BY_PACKAGE = re.compile(r"primary|filelists(?:-ext)?|other|susedata(?:\.[a-z_A-Z]{1,8})?")
 _LEFT_OUT = re.compile(r".*_(?:db|zck)|prestodelta|deltainfo")

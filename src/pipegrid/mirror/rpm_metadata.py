@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cmp_to_key
 from typing import NamedTuple, Protocol
 from xml.parsers import expat
 
@@ -286,10 +285,6 @@ def compare_versions(one: RpmVersion, other: RpmVersion) -> int:
         or compare(one.version, other.version)
         or compare(one.release, other.release)
     )
-
-
-newest = cmp_to_key(compare_versions)
-"""A key for ``max`` and ``sorted``."""
 
 
 # Indexes of an RPM repository: ``repomd.xml``, which names all others; ``primary``, which names packages.

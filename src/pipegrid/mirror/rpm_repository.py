@@ -25,7 +25,7 @@ from pipegrid.mirror.archive_file import (
     quoted,
 )
 from pipegrid.mirror.debian_filtered_indexes import read_record, take_back, write_record
-from pipegrid.mirror.debian_index_update import stage_indexes
+from pipegrid.mirror.debian_index_update import ArchiveMirror, first_trusted, stage_indexes
 from pipegrid.mirror.debian_release_files import remove_in_order
 from pipegrid.mirror.decompression import check_index_bytes, index_blocks
 from pipegrid.mirror.destination import Destination
@@ -56,13 +56,11 @@ from pipegrid.mirror.rpm_metadata import (
     packages,
     read_repomd,
 )
-from pipegrid.mirror.signatures import MAX_SIGNATURE_BYTES, Keys, check_signature
+from pipegrid.mirror.signatures import MAX_SIGNATURE_BYTES, GpgKey, Keys, check_signature
 from pipegrid.mirror.unique_entries import Entries
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.debian_index_update import ArchiveMirror
     from pipegrid.mirror.mirror_lists import Metalink
-    from pipegrid.mirror.signatures import GpgKey
 
 # The signatures in the headers of packages, checked by rpm's own program.
 #
@@ -303,7 +301,7 @@ class RpmRepository:
         """
         outcome = RpmOutcome()
         entries = outcome.entries
-        found = await self._find(entries.skip)
+        found = await first_trusted(self._mirror, f"a {REPOMD}", self._ask, entries.skip)
         if self._signing is not None:
             found = await self._mirror.run(self._take_back, found)
         indexes = await self._stage(found.repomd, outcome, keep_going)
@@ -418,35 +416,15 @@ class RpmRepository:
 
     # ``repomd.xml``.
 
-    async def _find(self, skip: Skip) -> _Found:
-        reasons: list[str] = []
-        for number in range(self._mirror.count):
-            found = await self._try(number, reasons, skip)
-            if found is not None:
-                return found
-        raise MirrorError(f"no mirror has a {REPOMD} that can be trusted: {'; '.join(reasons)}")
-
-    async def _try(self, number: int, reasons: list[str], skip: Skip) -> _Found | None:
-        try:
-            return await self._ask(number, skip)
-        except (MirrorError, BadEntry) as error:
-            reasons.append(str(error))
-            return None
-
-    async def _ask(self, number: int, skip: Skip) -> _Found:
-        files = await self._mirror.small_files(number).fetch_all(
-            ((REPOMD, MAX_REPOMD_BYTES), (SIGNATURE, MAX_SIGNATURE_BYTES))
+    async def _ask(self, number: int, url: str, skip: Skip) -> _Found:
+        files = await self._mirror.fetch_small(
+            number, ((REPOMD, MAX_REPOMD_BYTES), (SIGNATURE, MAX_SIGNATURE_BYTES))
         )
-        url = self._mirror.url(number)
         if REPOMD not in files:
             raise MirrorError(
                 f"{url} has no {REPOMD} ({files.refused.get(REPOMD, 'it does not exist')})"
             )
-        skipped: list[BadEntry] = []
-        found = await self._mirror.run(self._believe, files, url, skipped.append)
-        for reason in skipped:
-            skip(reason)
-        return found
+        return await self._mirror.run(self._believe, files, url, skip)
 
     def _believe(self, files: dict[str, bytes], url: str, skip: Skip) -> _Found:
         """Check the signature, the content and the age of a ``repomd.xml``. In the thread."""
@@ -564,8 +542,7 @@ class RpmRepository:
         places = {each for each in places if not each.startswith("repodata/")}
         size = None if primary.opened is None else primary.opened.size
         blocks = index_blocks(self._destination.staged_path(path), path, size)
-        urls = [self._mirror.url(number) for number in range(self._mirror.count)]
-        for count, each in enumerate(packages(blocks, path, urls, skip)):
+        for count, each in enumerate(packages(blocks, path, self._mirror.urls, skip)):
             if count >= MAX_NAMED:
                 raise BadEntry(f"{path} names more than {MAX_NAMED} packages; no repository does")
             if places and casefold_path(each.file.path) in places:

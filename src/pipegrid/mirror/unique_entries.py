@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from pipegrid.mirror.archive_file import DIGEST_BYTES, ArchiveFile, BadEntry, quoted
+from pipegrid.mirror.debian_index_update import ArchiveMirror
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, Report
-
-if TYPE_CHECKING:
-    from pipegrid.mirror.debian_index_update import ArchiveMirror
 
 MAX_DISPUTED = 10_000
 """Paths with several hashes; of further ones only the first entry counts."""
