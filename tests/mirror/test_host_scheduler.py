@@ -330,7 +330,7 @@ class FakeDriver:
                 if not excused:
                     self.rest(connection.host, reason)
             for thief, job in schedule.steals(lambda host: opened(host, self.now_s)):
-                thief.request(job, self.now_s)  # type: ignore[attr-defined]
+                thief.request(job, self.now_s)
             check()
 
     def serve(self, connection: Any) -> None:

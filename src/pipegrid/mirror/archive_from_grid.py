@@ -252,11 +252,10 @@ class GridFetch:
         folds, is_right = self._destination.folds, self._destination.is_there
         ahead = kept_first(entries, folds, is_right)
         places = PathCollisions(folds)
-        while chunk := await self._mirror.run(lambda: list(islice(ahead, LOOKED_AT_ONCE))):
+        while chunk := await self._mirror.run(list, islice(ahead, LOOKED_AT_ONCE)):
             missing = []
-            for each, is_there in zip(
-                chunk, await self._mirror.run(self._look, chunk), strict=True
-            ):
+            there = await self._mirror.run(list, map(is_right, chunk))
+            for each, is_there in zip(chunk, there, strict=True):
                 report.wanted_files += 1
                 report.wanted_bytes += each.size or 0
                 why = places.refusal(each)
@@ -268,10 +267,6 @@ class GridFetch:
                 else:
                     missing.append(each)
             yield missing
-
-    def _look(self, chunk: Sequence[ArchiveFile]) -> list[bool]:
-        """Return for each whether it exists. In the thread."""
-        return [self._destination.is_there(each) for each in chunk]
 
     # Directories.
 
@@ -325,12 +320,9 @@ class GridFetch:
             raise MirrorError(
                 "a directory of the mirror is a file; the tree in the grid is not one"
             )
-        data = await self._read(cap.file, MAX_DIRECTORY_BYTES, "a directory of the mirror")
+        _check_bytes(cap.file, MAX_DIRECTORY_BYTES, "a directory of the mirror")
+        data = await self._grid.read(cap.file)
         return {child.name: child.cap for child in unpack_immutable(data)}
-
-    async def _read(self, cap: ChkCap | LitCap, most_bytes: int, what: str) -> bytes:
-        _check_bytes(cap, most_bytes, what)
-        return await self._grid.read(cap)
 
     # Files.
 

@@ -48,7 +48,7 @@ from pipegrid.mirror.debian_index_update import (
     stage_indexes,
     update,
 )
-from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, Release, read_release
+from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, read_release
 from pipegrid.mirror.debian_release_files import (
     OWN,
     OwnNames,
@@ -355,9 +355,11 @@ class DebianArchive:
         found = []
         for index in indexes:
             if index.kind == "patches" and index.forms:
-                why = _why_unreadable(self._destination, index)
-                if why is not None:
-                    skip(why)
+                try:
+                    for _ in named_by(self._destination, index):
+                        pass
+                except BadEntry as error:
+                    skip(error)
                     found.append(index)
         return found
 
@@ -472,10 +474,7 @@ class DebianArchive:
         thread.
         """
         destination = self._destination
-        # An unchanged file keeps its time: clients ask whether it has changed since.
-        destination.stage(
-            {path: d for path, d in own.items() if destination.read(path, len(d)) != d}
-        )
+        destination.stage(own)
         forms = [form for index in indexes for form in index.forms]
         for index in indexes:
             self._link_by_hash(index, entries)
@@ -543,15 +542,6 @@ def _all_own(suites: Iterable[Suite]) -> dict[str, bytes]:
     return {path: data for suite in suites for path, data in own_files(suite).items()}
 
 
-def _why_unreadable(destination: Destination, index: Index) -> BadEntry | None:
-    try:
-        for _ in named_by(destination, index):
-            pass
-    except BadEntry as error:
-        return error
-    return None
-
-
 def _checked_name(name: str, check: Callable[[str], T]) -> T:
     try:
         return check(name)
@@ -565,20 +555,14 @@ def _checked_name(name: str, check: Callable[[str], T]) -> T:
 
 def _before(suite: Suite) -> list[str]:
     """Return the paths of forms of packages and sources by the previous release file."""
-    paths = [below(suite, form).path for form in _main_forms(suite.before)]
+    before = suite.before.files if suite.before is not None else ()
+    paths = [suite.place(path) for path in before if names_packages(path)]
     return [*paths, *(path + debian_index_update.ENDING for path in paths)]
 
 
 def _has_hashes(suite: Suite) -> bool:
     """Return whether clients of both the previous and the new release file fetch by hash first."""
     return suite.before is not None and suite.before.by_hash and suite.release.by_hash
-
-
-def _main_forms(release: Release | None) -> Iterator[ArchiveFile]:
-    """Yield the packed and unpacked forms of the indexes of packages and sources."""
-    for path, form in release.files.items() if release is not None else ():
-        if names_packages(path):
-            yield form
 
 
 def _names_by_hash(suites: Sequence[Suite], indexes: Sequence[Index]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from os.path import join
@@ -384,10 +385,8 @@ def _date(text: str | None, name: str, ignores: bool = False) -> datetime | None
         return None
     date = None
     if len(text) <= MAX_DATE_CHARS:
-        try:
+        with suppress(ValueError, TypeError, IndexError, OverflowError):
             date = _usual_date(text) or _other_date(text)
-        except (ValueError, TypeError, IndexError, OverflowError):
-            date = None
     if date is None:
         if ignores:
             return None
@@ -452,18 +451,16 @@ def packages(blocks: Iterable[bytes], name: str, skip: Skip | None = None) -> It
     """
     skip = skip or _refuse
     for found in paragraphs(blocks, _PACKAGE_FIELDS, name, _USUAL_PACKAGE):
-        each = _package_or_why(found, name)
-        if isinstance(each, BadEntry):
-            skip(each)
-        else:
-            yield each
+        yield from _package_named(found, name, skip)
 
 
-def _package_or_why(found: Mapping[str, str], name: str) -> ArchiveFile | BadEntry:
+def _package_named(found: Mapping[str, str], name: str, skip: Skip) -> Iterable[ArchiveFile]:
+    """Return the file of one package; nothing if it is unusable."""
     try:
-        return _package(found, name)
+        return (_package(found, name),)
     except BadEntry as error:
-        return error
+        skip(error)
+        return ()
 
 
 def _package(found: Mapping[str, str], name: str) -> ArchiveFile:
@@ -579,23 +576,18 @@ def described(
     Raises:
         BadEntry: as ``paragraphs``.
     """
-    fields = _DESCRIBING | (_PACKAGE_FIELDS if kind == "packages" else _SOURCE_FIELDS)
+    is_package = kind == "packages"
+    fields = _DESCRIBING | (_PACKAGE_FIELDS if is_package else _SOURCE_FIELDS)
+    files_in = _package_named if is_package else _files_named
     for text in raw_paragraphs(blocks, name):
         found = parse_paragraph(text, fields, frozenset())
         about = _description(found, kind)
-        if kind == "packages":
-            each = _package_or_why(found, name)
-            if isinstance(each, BadEntry):
-                skip(each)
-                continue
-            files: tuple[ArchiveFile, ...] = (each,)
-            wrong: list[BadEntry] = []
-        else:
-            wrong = []
-            files = tuple(_files_named(found, name, wrong.append))
-            for why in wrong:
-                skip(why)
-        yield about, DescribedEntry(about, files, text, bool(files) and not wrong)
+        wrong: list[BadEntry] = []
+        files = tuple(files_in(found, name, wrong.append))
+        for why in wrong:
+            skip(why)
+        if files or not is_package:
+            yield about, DescribedEntry(about, files, text, bool(files) and not wrong)
 
 
 def _description(found: Mapping[str, str], kind: str) -> Description:

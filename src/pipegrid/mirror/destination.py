@@ -637,7 +637,7 @@ class Destination:
 
     def stage(self, files: Mapping[str, bytes]) -> None:
         """
-        Write files of the mirror's own below ``STAGED``, durably.
+        Write files of the mirror's own below ``STAGED``, durably; except those that exist with these bytes.
 
         Raises:
             MirrorError: they cannot be written.
@@ -645,8 +645,10 @@ class Destination:
         path = ""
         try:
             for path, data in files.items():
-                self._write_own(data)
-                self.publish(_OWN_NEW, path, staged=True)
+                # An unchanged file keeps its time: clients ask whether it has changed since.
+                if self.read(path, len(data)) != data:
+                    self._write_own(data)
+                    self.publish(_OWN_NEW, path, staged=True)
         except OSError as error:
             raise self.error(error, f"hold {quoted(path)}") from error
 

@@ -56,9 +56,6 @@ if TYPE_CHECKING:
         def not_now(self, connection: Connection, job: FetchJob, reason: str) -> None:
             """The mirror must not be asked for a while."""
 
-        def unwanted(self, connection: Connection, job: FetchJob) -> None:
-            """Another mirror was faster, so nothing of the response is stored."""
-
 
 SKIPPED_BYTES = 64 << 10
 """How much of an unwanted response is read to keep the connection."""
@@ -316,7 +313,7 @@ class Connection(ScheduledConnection):
                 self._store_whole(memoryview(b""))
             return
         else:  # another mirror was faster
-            runner.unwanted(self, job)
+            self.host.put_back(job)
         self._skip(head.length)
 
     def _skip(self, length: int) -> None:

@@ -93,7 +93,8 @@ class EpollDriver:
         from pipegrid.mirror.epoll_file_store import FileStore
 
         wake = partial(os.eventfd_write, self._wake, 1)
-        return FileStore(*self._to_store, self._stored, self._wrong, wake)
+        wrong = partial(self._refuse, kind="wrong")
+        return FileStore(*self._to_store, self._stored, wrong, wake)
 
     def run(self, files: Iterable[ArchiveFile]) -> None:
         """
@@ -231,9 +232,6 @@ class EpollDriver:
 
     # Events.
 
-    def unwanted(self, connection: Connection, job: FetchJob) -> None:
-        connection.host.put_back(job)
-
     def redirected(self, connection: Connection, job: FetchJob, locations: Sequence[bytes]) -> None:
         if job.is_over:
             connection.host.put_back(job)
@@ -251,9 +249,6 @@ class EpollDriver:
         connection.host.mirror.failed(job, "broken", reason)
         self._leave(connection.host, reason)
         raise Lost(reason, ours=True)
-
-    def _wrong(self, job: FetchJob, mirror: int, reason: str) -> None:
-        self._refuse(job, mirror, reason, "wrong")
 
     def _refuse(self, job: FetchJob, number: int, reason: str, kind: Failure) -> bool:
         """Record that a mirror does not give a file; False if that is uncertain."""

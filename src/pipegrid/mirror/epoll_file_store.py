@@ -337,7 +337,7 @@ class FileStore:
         policy: Policy,
         staged: bool,
         stored: Callable[[FetchJob, int, int], None],
-        wrong: Callable[[FetchJob, int, str], None],
+        wrong: Callable[[FetchJob, int, str], object],
         wake: Callable[[], None],
     ) -> None:
         self.destination = destination

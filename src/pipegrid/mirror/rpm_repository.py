@@ -559,10 +559,7 @@ class RpmRepository:
     def _publish(self, indexes: list[ArchiveFile], found: _Found) -> None:
         """Publish the indexes, and then ``repomd.xml``. In the thread."""
         destination = self._destination
-        # An unchanged file keeps its time: clients ask whether it has changed since.
-        destination.stage(
-            {path: d for path, d in found.files.items() if destination.read(path, len(d)) != d}
-        )
+        destination.stage(found.files)
         destination.release([each.path for each in indexes])
         # A client that reads between the two finds a signature that does not fit, and asks again.
         destination.release([path for path in (SIGNATURE, REPOMD) if path in found.files])

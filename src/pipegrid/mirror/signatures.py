@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from io import BytesIO
 from signal import SIGKILL
-from types import TracebackType
 from typing import NamedTuple
 
 from pipegrid.errors import UsageError
@@ -295,8 +294,6 @@ def _gpgv(arguments: list[str], keyrings: Sequence[str], name: str, stopped: Sto
     import subprocess
     import tempfile
 
-    if not keyrings:
-        raise _no_keyring(name)
     with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
         options = []
         for number, keyring in enumerate(keyrings):
@@ -475,12 +472,7 @@ class GpgKey:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -505,19 +497,17 @@ class GpgKey:
         """Return only the signature, as text."""
         return self._sign(data, "--armor", "--detach-sign")[1]
 
-    def has_signed(self, data: bytes, signature: bytes | None) -> bool:
+    def has_signed(self, data: bytes, signature: bytes) -> bool:
         """Return whether this is a signature of data by this key."""
         with suppress(NotSigned):
-            if signature is not None:
-                check_signature(data, signature, (self.public,), "it", self._stopped)
-                return True
+            check_signature(data, signature, (self.public,), "it", self._stopped)
+            return True
         return False
 
-    def has_signed_inline(self, data: bytes, signed: bytes | None) -> bool:
+    def has_signed_inline(self, data: bytes, signed: bytes) -> bool:
         """Return whether this is data together with a signature by this key."""
         with suppress(NotSigned):
-            if signed is not None:
-                return signed_content(signed, (self.public,), "it", self._stopped) == data
+            return signed_content(signed, (self.public,), "it", self._stopped) == data
         return False
 
     def _sign(self, data: bytes, *arguments: str) -> tuple[bytes, bytes]:
@@ -527,7 +517,8 @@ class GpgKey:
             file.write(data)
         with suppress(FileNotFoundError):
             os.unlink(paths[1])
-        said = self._gpg("--output", paths[1], *arguments, *self._as_user(), "--", paths[0])
+        by = ("--digest-algo", "SHA512", "--local-user", self._user)
+        said = self._gpg("--output", paths[1], *arguments, *by, "--", paths[0])
         if _CREATED not in said:
             raise self._failed(_reason(said))
         try:
@@ -535,9 +526,6 @@ class GpgKey:
                 return said, file.read()
         except OSError:
             raise self._failed("gpg wrote nothing") from None
-
-    def _as_user(self) -> tuple[str, ...]:
-        return ("--digest-algo", "SHA512", "--local-user", self._user)
 
     def _only_key(self) -> str:
         said = self._gpg("--with-colons", "--list-secret-keys")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -552,17 +553,15 @@ class TwistedDriver:
     def _run_on_epoll(self, files: Iterable[MirrorEntry]) -> bool:
         """Fetch what the epoll driver can fetch. In the thread."""
         options = self._options
-        progress = options.progress
-
-        def report_progress(report: Report) -> None:
-            self._clock.callFromThread(self._report_progress, report)
-
+        progress = None
+        if options.progress is not None:
+            progress = partial(self._clock.callFromThread, self._report_progress)
         return self._work_done.run_on_epoll(
             files,
             options.policy,
             options.connections,
             lambda: self._closed or self._ended.called,
-            None if progress is None else report_progress,
+            progress,
         )
 
     def _report_progress(self, report: Report) -> None:

@@ -97,7 +97,7 @@ class Entries:
             report.fetched_bytes += found.fetched_bytes
             report.fetched += found.fetched[: MAX_SHOWN - len(report.fetched)]
             report.present_files += found.present_files
-            for each in await mirror.run(_those_there, mirror, tries):
+            for each in await mirror.run(list, filter(mirror.destination.is_there, tries)):
                 self.replaced[each.path] = each
                 self._decided.add(each.path)
                 report.withdraw(each.path)
@@ -122,10 +122,6 @@ class Entries:
             elif not is_there or not all(map(destination.is_there, self._disputed[path])):
                 self.skip(named_twice(path))
         return left
-
-
-def _those_there(mirror: ArchiveMirror, files: Sequence[ArchiveFile]) -> list[ArchiveFile]:
-    return [each for each in files if mirror.destination.is_there(each)]
 
 
 def named_twice(path: str) -> BadEntry:
