@@ -29,11 +29,11 @@ from pipegrid.mirror.archive_file import (
 from pipegrid.mirror.archive_to_grid import is_index
 from pipegrid.mirror.debian_release_files import remove_in_order
 from pipegrid.mirror.destination import Destination, hash_file
+from pipegrid.mirror.fetch_run import LOOKED_AT_ONCE
 from pipegrid.mirror.file_list_format import lines_of, read_list
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, Report
 from pipegrid.mirror.manifest import add_to_manifest
 from pipegrid.mirror.mirror_api import Mirror
-from pipegrid.mirror.twisted_driver import LOOKED_AT_ONCE
 from pipegrid.reactor.deferreds import gather
 
 T = TypeVar("T")

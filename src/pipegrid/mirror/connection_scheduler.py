@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from pipegrid.mirror.archive_file import Value
+from pipegrid.mirror.epoll_response_head import REDIRECTS
 from pipegrid.mirror.file_scheduler import FetchJob, Scheduler
 from pipegrid.mirror.mirror_urls import (
     Address,
@@ -786,27 +787,31 @@ class SmallRoutes:
         learnt = None if table is None else table.route_of(own.url)
         return learnt or own
 
-    def redirected(self, route: FileRoute, locations: Sequence[bytes]) -> FileRoute:
+    def after(
+        self, path: str, route: FileRoute, status: int, locations: Sequence[bytes]
+    ) -> FileRoute | str:
         """
-        Return the route for a redirected file.
+        Return where a file is requested next, or a sentence about the mirror's response.
 
-        Raises:
-            RedirectRefused: the redirect is not followed.
+        Args:
+            route: where it was requested.
+            status: of the response, other than 200; ``locations``: its ``Location`` fields.
         """
-        from pipegrid.mirror.redirects import table_of  # few runs need it
+        if status in REDIRECTS:
+            from pipegrid.mirror.redirects import table_of  # few runs need it
 
-        table = table_of(self._access)
-        learnt = None if route.hops else table.route_of(route.url)
-        found = table.follow(route, locations)
-        return found if learnt is None else learnt.replaced(hops=1)
-
-    def refused(self, path: str, route: FileRoute) -> FileRoute | None:
-        """Return another route for a file that a host does not have; None if there is none."""
-        table = self._access.redirects
-        if table is None or route.rule is None:
-            return None
-        table.forget(route.rule)
-        return own_route(self._address, path)
+            table = table_of(self._access)
+            try:
+                learnt = None if route.hops else table.route_of(route.url)
+                found = table.follow(route, locations)
+            except RedirectRefused as error:
+                return f"{self._address.url}: {error}, for {path}"
+            return found if learnt is None else learnt.replaced(hops=1)
+        known = self._access.redirects
+        if known is not None and route.rule is not None:  # the host was expected to have it
+            known.forget(route.rule)
+            return own_route(self._address, path)
+        return f"{route.address.url} answers {status} for {path}"
 
     def served(self, route: FileRoute) -> None:
         """A host has served a file itself."""

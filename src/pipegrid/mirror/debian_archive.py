@@ -289,9 +289,11 @@ class DebianArchive:
         made = [i for i in indexes if i.held != "packed" and i.kind in ("packages", "sources")]
         if made:
             wants = [await self._mirror.run(self._unpacked, index) for index in made]
-            done = await update(self._mirror, wants, patches_are_kept=self._selection.with_patches)
-            outcome.index_bytes += done.fetched_bytes
-            outcome.patched += done.patched
+            fetched_bytes, patched = await update(
+                self._mirror, wants, patches_are_kept=self._selection.with_patches
+            )
+            outcome.index_bytes += fetched_bytes
+            outcome.patched += patched
             await self._mirror.run(self._note_forms, made, wants)
         plain = [index for index in indexes if index not in made]
         fetched = await stage_indexes(

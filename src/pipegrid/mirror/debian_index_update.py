@@ -29,7 +29,7 @@ T = TypeVar("T")
 # Staging indexes as the archive has them, where no client sees them.
 
 
-class Obtained:
+class Obtained(NamedTuple):
     """
     The outcome of a request for indexes.
 
@@ -38,9 +38,8 @@ class Obtained:
         lacking: the reason for each index that no mirror gave, by path.
     """
 
-    def __init__(self) -> None:
-        self.size_bytes = 0
-        self.lacking: dict[str, str] = {}
+    size_bytes: int
+    lacking: dict[str, str]
 
 
 class ArchiveMirror(Protocol):
@@ -116,18 +115,17 @@ async def stage_indexes(
     They are fetched by hash if the release file allows it, with their paths as a second attempt: incomplete
     mirrors may not have them by hash.
     """
-    done = Obtained()
     if not files:
-        return done
+        return Obtained(0, {})
     report = await mirror.sync(files, staged=staged, always=True)
-    done.size_bytes = report.fetched_bytes
+    size_bytes = report.fetched_bytes
     if report.failed_files and any(file.remote is not None for file in files):
         plain = [file.replaced(remote=None) for file in files]
         report = await mirror.sync(plain, staged=staged, always=True)
-        done.size_bytes += report.fetched_bytes
-    if report.failed_files:
-        done.lacking = await mirror.run(_lacking, mirror, files, report, staged)
-    return done
+        size_bytes += report.fetched_bytes
+    if not report.failed_files:
+        return Obtained(size_bytes, {})
+    return Obtained(size_bytes, await mirror.run(_lacking, mirror, files, report, staged))
 
 
 def _lacking(
@@ -366,19 +364,6 @@ class Unpacked(NamedTuple):
     compressed: bool = False
 
 
-class Updated:
-    """
-    The outcome of ``update``.
-
-    Attributes:
-        fetched_bytes: of patches, their lists, and packed indexes.
-        patched: indexes that patches brought up to date.
-    """
-
-    def __init__(self) -> None:
-        self.fetched_bytes = self.patched = 0
-
-
 _BY_HASH = {"sha256": "SHA256", "sha512": "SHA512"}
 
 
@@ -390,30 +375,37 @@ def by_hash(path: str, algorithm: str, digest: bytes) -> str | None:
 
 async def update(
     mirror: ArchiveMirror, wants: Sequence[Unpacked], patches_are_kept: bool = False
-) -> Updated:
+) -> tuple[int, int]:
     """
     Stage these indexes unpacked.
 
     Args:
         patches_are_kept: whether the patches are published too; each is published as soon as it arrives.
 
+    Returns:
+        How many bytes were fetched, of patches, their lists, and packed indexes; and how many indexes
+        patches brought up to date.
+
     Raises:
         MirrorError: one cannot be fetched in any form.
     """
-    done = Updated()
     missing = await mirror.run(_missing, mirror, wants)
-    chains = await _chains(mirror, missing, done)
+    able = [want for want in missing if _may_pay(want)]
+    lists = [want.patches for want in able if want.patches is not None]
+    got = await stage_indexes(mirror, lists)
+    fetched_bytes = got.size_bytes
+    chains = await mirror.run(_choose, mirror, able)
     patches = [step.packed for _, chain in chains for step in chain if step.packed is not None]
     got = await stage_indexes(mirror, patches, staged=not patches_are_kept)
-    done.fetched_bytes += got.size_bytes
+    fetched_bytes += got.size_bytes
+    patched = 0
     for want, chain in chains:
-        if await mirror.run(_apply, mirror, want, chain):
-            done.patched += 1
+        patched += await mirror.run(_apply, mirror, want, chain)
     missing = await mirror.run(_missing, mirror, missing)
     for attempt in range(max((len(want.packed) for want in missing), default=0)):
         forms = [want.packed[attempt] for want in missing if attempt < len(want.packed)]
         got = await stage_indexes(mirror, forms)
-        done.fetched_bytes += got.size_bytes
+        fetched_bytes += got.size_bytes
         for want in missing:
             if attempt < len(want.packed) and want.packed[attempt].path not in got.lacking:
                 await mirror.run(_unpack, mirror, want, want.packed[attempt])
@@ -422,7 +414,7 @@ async def update(
         raise MirrorError(
             f"the index {missing[0].target.path} could not be fetched in any form; the old one stays"
         )
-    return done
+    return fetched_bytes, patched
 
 
 def _missing(mirror: ArchiveMirror, wants: Sequence[Unpacked]) -> list[Unpacked]:
@@ -447,15 +439,6 @@ def _made(mirror: ArchiveMirror, want: Unpacked) -> None:
 Chain = tuple[Unpacked, tuple[PatchStep, ...]]
 
 
-async def _chains(mirror: ArchiveMirror, wants: Sequence[Unpacked], done: Updated) -> list[Chain]:
-    """Fetch the lists of patches, all at once; return the indexes that can be patched, with their patches."""
-    able = [want for want in wants if _may_pay(want)]
-    lists = [want.patches for want in able if want.patches is not None]
-    got = await stage_indexes(mirror, lists)
-    done.fetched_bytes += got.size_bytes
-    return await mirror.run(_choose, mirror, able)
-
-
 def _full_bytes(want: Unpacked) -> int:
     return (want.packed[0].size if want.packed else want.target.size) or 0
 
@@ -469,6 +452,7 @@ def _may_pay(want: Unpacked) -> bool:
 
 
 def _choose(mirror: ArchiveMirror, wants: Sequence[Unpacked]) -> list[Chain]:
+    """Return the indexes that can be patched, with their patches. In the thread."""
     chosen = []
     for want in wants:
         assert want.patches is not None

@@ -32,7 +32,7 @@ from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.connection_scheduler import SmallRoutes
 from pipegrid.mirror.credentials import TlsFiles
 from pipegrid.mirror.destination import Destination, ReadOnlyDestination
-from pipegrid.mirror.epoll_response_head import BUSY, REDIRECTS, SmallResponses, may_be
+from pipegrid.mirror.epoll_response_head import BUSY, SmallResponses, may_be
 from pipegrid.mirror.epoll_socket_cache import can_use_epoll
 from pipegrid.mirror.fetch_run import MirrorRun
 from pipegrid.mirror.file_scheduler import Report
@@ -42,7 +42,6 @@ from pipegrid.mirror.mirror_urls import (
     Address,
     FileRoute,
     HostAccess,
-    RedirectRefused,
     small_request,
 )
 from pipegrid.mirror.twisted_driver import CONNECTIONS, SyncOptions, TwistedDriver
@@ -106,20 +105,13 @@ class SmallFiles:
         route = self._routes.first(path)
         while True:
             answer = await self._ask_patiently(route, most_bytes)
-            again = None
             if answer.status == 200:
                 self._routes.served(route)
                 return answer.body
-            if answer.status in REDIRECTS:
-                places = [value for name, value in answer.header_list if name == b"location"]
-                try:
-                    again = self._routes.redirected(route, places)
-                except RedirectRefused as error:
-                    return f"{self._address.url}: {error}, for {path}"
-            else:
-                again = self._routes.refused(path, route)
-            if again is None:
-                return f"{route.address.url} answers {answer.status} for {path}"
+            places = [value for name, value in answer.header_list if name == b"location"]
+            again = self._routes.after(path, route, answer.status, places)
+            if isinstance(again, str):
+                return again
             route = again
 
     async def _ask_patiently(self, route: FileRoute, most_bytes: int) -> RawResponse:

@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from pipegrid.http11.proxy_settings import Proxy
     from pipegrid.mirror.credentials import TlsFiles
 
-
-_PLAIN_PATH = re.compile(r"[A-Za-z0-9/._~+:@!$&'()*,;=-]+")
-_SAFE = "/~+:@!$&'()*,;="
-
-
-if TYPE_CHECKING:
-
     class LearntRedirects(Protocol):
         """What the redirects of a run have shown; see ``redirects.RedirectTable``."""
 
@@ -42,6 +35,10 @@ if TYPE_CHECKING:
 
         def forget_host(self, address: Address) -> None:
             """A host is given up: drop the rules that lead there."""
+
+
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9/._~+:@!$&'()*,;=-]+")
+_SAFE = "/~+:@!$&'()*,;="
 
 
 _PORTS = {"http": 80, "https": 443}

@@ -28,7 +28,7 @@ from pipegrid.mirror.epoll_socket_cache import SocketCache, securing
 from pipegrid.mirror.fetch_run import MirrorRun
 from pipegrid.mirror.file_scheduler import Report
 from pipegrid.mirror.local_check import MirrorEntry, VerifyPolicy
-from pipegrid.mirror.mirror_urls import Address, RedirectRefused, small_request
+from pipegrid.mirror.mirror_urls import Address, small_request
 from pipegrid.mirror.preconnect_mirrors import begin, place_of
 
 if TYPE_CHECKING:
@@ -90,22 +90,17 @@ def fetch_small(
             here, [(path, group[path].target, most_bytes[path]) for path in group], ahead, stopped
         )
         for path, route in group.items():
-            again = None
-            if path in answers:
-                found[path] = answers[path]
+            head, body = answers[path]
+            if head.status == 200:
+                found[path] = body
                 routes.served(route)
-            elif path in answers.redirected:
-                try:
-                    again = routes.redirected(route, answers.redirected[path])
-                except RedirectRefused as error:
-                    found.refused[path] = f"{address.url}: {error}, for {path}"
+                continue
+            again = routes.after(path, route, head.status, head.locations)
+            if isinstance(again, str):
+                found.refused[path] = again
+            elif again.address.proxy is not None:
+                raise UnsupportedResponse("it redirects to where a proxy is needed")
             else:
-                again = routes.refused(path, route)
-                if again is None:
-                    found.refused[path] = f"{here.url} {answers.refused[path]} for {path}"
-            if again is not None:
-                if again.address.proxy is not None:
-                    raise UnsupportedResponse("it redirects to where a proxy is needed")
                 left[path] = again
     return found
 
@@ -115,8 +110,8 @@ def _fetch_at(
     asked: Sequence[tuple[str, bytes, int]],
     ahead: SocketCache,
     stopped: Callable[[], bool],
-) -> SmallResponses:
-    """Return the responses of one host, for a file path, target and limit in bytes each."""
+) -> dict[str, tuple[Head, bytes]]:
+    """Return the responses of one host, for a file path, target and limit in bytes each; by path."""
     sock, count = ahead.take(address) or (begin(place_of(*address.place)), 0)
     asking = _Asking(sock, stopped)
     try:
@@ -178,21 +173,14 @@ class _Asking:
         if self._wait(lambda: self.sock.send(data)) < len(data):
             raise UnsupportedResponse("it does not take requests")
 
-    def answers(self, asked: Sequence[tuple[str, int]]) -> SmallResponses:
-        found = SmallResponses()
+    def answers(self, asked: Sequence[tuple[str, int]]) -> dict[str, tuple[Head, bytes]]:
+        found: dict[str, tuple[Head, bytes]] = {}
         for path, most_bytes in asked:
             if self.closes:
                 raise UnsupportedResponse("it closes after a response")
-            head, body = self._answer(most_bytes)
-            status = head.status
-            if status in REDIRECTS:
-                found.redirected[path] = head.locations
-            elif status == 200:
-                if not may_be(path, body):
-                    raise UnsupportedResponse("its responses may be confused")
-                found[path] = body
-            else:
-                found.refused[path] = f"answers {status}"
+            head, body = found[path] = self._answer(most_bytes)
+            if head.status == 200 and not may_be(path, body):
+                raise UnsupportedResponse("its responses may be confused")
         if self._data:
             raise UnsupportedResponse("it sends a response without a request")
         return found

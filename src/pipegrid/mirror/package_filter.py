@@ -103,14 +103,8 @@ class PackageFilter(NamedTuple):
 
     def patterns(self) -> Iterator[tuple[str, str]]:
         """Yield option and pattern of everything that should match a package."""
-        for option, given in (
-            ("--include", self.include),
-            ("--exclude", self.exclude),
-            ("--section", self.sections),
-            ("--priority", self.priorities),
-            ("--arch", self.architectures),
-        ):
-            for pattern in given:
+        for option, patterns, _ in self._tests(Description("", "", "")):
+            for pattern in patterns:
                 yield option, pattern
 
 

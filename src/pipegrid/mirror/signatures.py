@@ -255,7 +255,7 @@ def signed_content(
     with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
         path = _write(directory, "signed", signed)
         output = os.path.join(directory, "content")
-        _gpgv(["--output", output, path], keyrings, name, stopped)
+        _gpgv(directory, ["--output", output, path], keyrings, name, stopped)
         try:
             with open(output, "rb") as file:
                 return file.read()
@@ -280,7 +280,7 @@ def check_signature(
         raise _no_signature(name)
     with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
         paths = [_write(directory, "signature", packets), _write(directory, "content", content)]
-        _gpgv(paths, keyrings, name, stopped)
+        _gpgv(directory, paths, keyrings, name, stopped)
 
 
 def _write(directory: str, name: str, data: bytes) -> str:
@@ -290,32 +290,31 @@ def _write(directory: str, name: str, data: bytes) -> str:
     return path
 
 
-def _gpgv(arguments: list[str], keyrings: Sequence[str], name: str, stopped: Stopped) -> None:
+def _gpgv(
+    directory: str, arguments: list[str], keyrings: Sequence[str], name: str, stopped: Stopped
+) -> None:
+    """Check a signature; ``directory`` is for temporary files."""
     import subprocess
-    import tempfile
 
-    with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
-        options = []
-        for number, keyring in enumerate(keyrings):
-            options += ["--keyring", _usable(keyring, os.path.join(directory, f"{number}.gpg"))]
-        try:
-            said, _ = output_of(
-                ["gpgv", "--homedir", directory, "--status-fd", "1", *_WEAK, *options, *arguments],
-                stopped,
-            )
-        except (FileNotFoundError, NotADirectoryError):  # the latter if a file is on the path
-            raise MirrorError(
-                f"{name} cannot be checked, since there is no gpgv; install it, or give --allow-unsigned"
-            ) from None
-        except OSError as error:  # no more processes, or no memory for one
-            raise MirrorError(
-                f"{name} cannot be checked, since gpgv could not be started ({error.strerror}); end other "
-                "programs, or see 'ulimit -u'"
-            ) from error
-        except subprocess.TimeoutExpired:
-            raise NotSigned(
-                f"{name} could not be checked: gpgv took more than {TIMEOUT_S} s"
-            ) from None
+    options = []
+    for number, keyring in enumerate(keyrings):
+        options += ["--keyring", _usable(keyring, os.path.join(directory, f"{number}.gpg"))]
+    try:
+        said, _ = output_of(
+            ["gpgv", "--homedir", directory, "--status-fd", "1", *_WEAK, *options, *arguments],
+            stopped,
+        )
+    except (FileNotFoundError, NotADirectoryError):  # the latter if a file is on the path
+        raise MirrorError(
+            f"{name} cannot be checked, since there is no gpgv; install it, or give --allow-unsigned"
+        ) from None
+    except OSError as error:  # no more processes, or no memory for one
+        raise MirrorError(
+            f"{name} cannot be checked, since gpgv could not be started ({error.strerror}); end other "
+            "programs, or see 'ulimit -u'"
+        ) from error
+    except subprocess.TimeoutExpired:
+        raise NotSigned(f"{name} could not be checked: gpgv took more than {TIMEOUT_S} s") from None
     reason = refusal(said)
     if reason is not None:
         raise NotSigned(f"{name} is {NOT_SIGNED} ({reason})")

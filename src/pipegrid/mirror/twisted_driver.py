@@ -21,7 +21,7 @@ from pipegrid.http11.response_parser import ResponseHead
 from pipegrid.mirror.archive_file import ArchiveFile, kept_first, misfit, most_bytes
 from pipegrid.mirror.connection_scheduler import FetchSchedule, HostSchedule, ScheduledConnection
 from pipegrid.mirror.epoll_response_head import BUSY, REDIRECTS, judge
-from pipegrid.mirror.fetch_run import MirrorRun
+from pipegrid.mirror.fetch_run import LOOKED_AT_ONCE, MirrorRun
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, FetchJob, Report
 from pipegrid.mirror.local_check import MirrorEntry, checked
 from pipegrid.mirror.mirror_urls import Address, RedirectRefused
@@ -442,7 +442,6 @@ class FileExchange(Exchange):
 # The epoll driver runs first, where possible; this driver fetches the rest, with all the retries and pauses
 # that mirrors need.
 
-LOOKED_AT_ONCE = 256
 WATCH_S = 0.25
 AHEAD_S = 0.05
 """How far a limited rate may be exceeded before reading pauses."""

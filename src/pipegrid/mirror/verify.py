@@ -151,7 +151,12 @@ def _closely(
 
 
 def _look_at(destination: Destination, each: ArchiveFile, rehash: bool, report: Report) -> None:
-    wrong = _wrong(destination, each, rehash)
+    wrong: str | None = None
+    try:
+        if not destination.is_there(each, rehash):
+            wrong = "it is missing, or has changed"
+    except (BadEntry, MirrorError) as error:  # such as a failing disk
+        wrong = str(error)
     report.wanted_files += 1
     report.wanted_bytes += each.size or 0
     if wrong is None:
@@ -159,14 +164,6 @@ def _look_at(destination: Destination, each: ArchiveFile, rehash: bool, report: 
         report.present_bytes += each.size or 0
     else:
         report.fail(each.path, wrong)
-
-
-def _wrong(destination: Destination, each: ArchiveFile, rehash: bool) -> str | None:
-    try:
-        right = destination.is_there(each, rehash)
-    except (BadEntry, MirrorError) as error:  # such as a failing disk
-        return str(error)
-    return None if right else "it is missing, or has changed"
 
 
 def _look_apart(
