@@ -555,7 +555,6 @@ class HostSchedule:
         self._doubled_at_bytes = 0
         self._rests = 0
         self._plan = mirror.plan
-        self._most_connections = mirror.schedule.most_connections
         self._tail = head_tail(address)
         self._waiting: deque[FetchJob] = deque()
 
@@ -651,7 +650,7 @@ class HostSchedule:
     @property
     def has_space(self) -> bool:
         """Whether there may be one more connection."""
-        most, serial = self._most_connections, self.is_serial
+        most, serial = self.mirror.schedule.most_connections, self.is_serial
         usable = coming = self.connecting
         for connection in self.connections:
             coming += not connection.is_ready

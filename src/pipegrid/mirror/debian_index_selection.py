@@ -140,15 +140,12 @@ def hashed_names(suite: Suite, release: Release | None, path: str) -> list[str]:
     return [name for name in names if name is not None]
 
 
-def indexes_of(
-    suite: Suite, selection: Selection, absent: list[str] | None = None
-) -> Iterator[Index]:
+def indexes_of(suite: Suite, selection: Selection, absent: list[str]) -> Iterator[Index]:
     """
     Yield the kept indexes, each once.
 
     Args:
-        absent: gets a sentence for each wanted item that the release file does not name; None: that is an
-            error.
+        absent: gets a sentence for each wanted item that the release file does not name.
 
     Raises:
         MirrorError: an index cannot be kept in the wanted form.
@@ -158,8 +155,6 @@ def indexes_of(
     seen: set[str] = set()
     for kind, base in _chosen(suite, selection):
         if not _is_named(release, base):
-            if absent is None:
-                raise MirrorError(_not_named(suite, base))
             absent.append(_not_named(suite, base))
             continue
         index = index_of(suite, kind, base, selection.indexes)

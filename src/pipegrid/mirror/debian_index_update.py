@@ -436,9 +436,6 @@ def _made(mirror: ArchiveMirror, want: Unpacked) -> None:
         compress(mirror.destination, want.target)
 
 
-Chain = tuple[Unpacked, tuple[PatchStep, ...]]
-
-
 def _full_bytes(want: Unpacked) -> int:
     return (want.packed[0].size if want.packed else want.target.size) or 0
 
@@ -451,7 +448,9 @@ def _may_pay(want: Unpacked) -> bool:
     return patches.size < min(_full_bytes(want), MAX_RELEASE_BYTES)
 
 
-def _choose(mirror: ArchiveMirror, wants: Sequence[Unpacked]) -> list[Chain]:
+def _choose(
+    mirror: ArchiveMirror, wants: Sequence[Unpacked]
+) -> list[tuple[Unpacked, tuple[PatchStep, ...]]]:
     """Return the indexes that can be patched, with their patches. In the thread."""
     chosen = []
     for want in wants:

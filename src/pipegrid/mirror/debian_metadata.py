@@ -192,8 +192,6 @@ class Release(NamedTuple):
         others: the alternatives of files with several values of one hash.
     """
 
-    suite: str
-    codename: str
     components: tuple[str, ...]
     architectures: tuple[str, ...]
     files: Mapping[str, ArchiveFile]
@@ -212,8 +210,6 @@ class Release(NamedTuple):
 
 _RELEASE_FIELDS = frozenset(
     (
-        "Suite",
-        "Codename",
         "Components",
         "Architectures",
         "Date",
@@ -259,8 +255,6 @@ def read_release(
     architectures = tuple(_words(found.get("Architectures", "")))
     within = _words(found.get("No-Support-for-Architecture-all", ""))
     return Release(
-        suite=found.get("Suite", ""),
-        codename=found.get("Codename", ""),
         components=tuple(_words(found.get("Components", ""))) or _components_of(files),
         architectures=architectures,
         files=files,
@@ -612,13 +606,11 @@ class PatchStep(NamedTuple):
     One patch of an index.
 
     Attributes:
-        before: SHA-256 and size of the version that it applies to.
-        packed: size and SHA-256 of the compressed patch, which is fetched.
+        before: SHA-256 of the version that it applies to.
+        packed: the compressed patch, which is fetched; None if its hash is unknown.
     """
 
-    name: str
     before: bytes
-    before_size: int
     packed: ArchiveFile | None
 
 
@@ -627,13 +619,12 @@ class PatchIndex(NamedTuple):
     The ``Index`` of patches of one index.
 
     Attributes:
-        current, current_size: SHA-256 and size of the newest version.
+        current: SHA-256 of the newest version.
         steps: oldest first.
         merged: whether each step leads to the newest version, instead of to that of the next step.
     """
 
     current: bytes
-    current_size: int
     steps: tuple[PatchStep, ...]
     merged: bool = False
 
@@ -665,22 +656,21 @@ def read_patch_index(data: bytes, directory: str, name: str) -> PatchIndex:
     found = next(paragraphs([data], _PATCH_FIELDS, name), None)
     if found is None or "SHA256-Current" not in found or "SHA256-History" not in found:
         raise BadEntry(f"{name} is not an index of patches with SHA-256")
-    current, current_size = _hash_and_size(found["SHA256-Current"].split(), name)
-    history = _rows(found["SHA256-History"], name)
+    current = _digest_of(found["SHA256-Current"].split(), name)
     downloads = {
         row[2].rpartition(".")[0]: row for row in _rows(found.get("SHA256-Download", ""), name)
     }
     steps = []
-    for row in history:
-        digest, size = _hash_and_size(row, name)
+    for row in _rows(found["SHA256-History"], name):
+        digest = _digest_of(row, name)
         check_path(f"{directory}/{row[2]}")
         download = downloads.get(row[2])
         packed = None
         if download is not None:
             packed = wanted(f"{directory}/{download[2]}", int(download[1]), {"sha256": download[0]})
-        steps.append(PatchStep(row[2], digest, size, packed))
+        steps.append(PatchStep(digest, packed))
     merged = found.get("X-Patch-Precedence", "").lower() == "merged"
-    return PatchIndex(current, current_size, tuple(steps), merged)
+    return PatchIndex(current, tuple(steps), merged)
 
 
 def _rows(text: str, name: str) -> list[list[str]]:
@@ -690,7 +680,8 @@ def _rows(text: str, name: str) -> list[list[str]]:
     return rows
 
 
-def _hash_and_size(row: list[str], name: str) -> tuple[bytes, int]:
+def _digest_of(row: list[str], name: str) -> bytes:
+    """Return the hash in a row of hash and size."""
     if len(row) < 2 or _SHA256.fullmatch(row[0]) is None or _SIZE.fullmatch(row[1]) is None:
         raise BadEntry(f"{name} has a line that is not hash and size")
-    return bytes.fromhex(row[0]), int(row[1])
+    return bytes.fromhex(row[0])

@@ -215,9 +215,6 @@ LOOK_S = 0.1
 END_S = 5.0
 """How long others have to end; they check whenever bytes arrive, or none do."""
 
-EpollFetch = Callable[[Scheduler, Sequence[Tally], Callable[[], bool]], None]
-"""Fetches the jobs of a scheduler, as far as all goes well, until it must stop."""
-
 
 def parts_of(files: Sequence[ArchiveFile], jobs: int) -> list[list[ArchiveFile]]:
     """
@@ -239,7 +236,8 @@ class WorkerProcesses:
 
     Args:
         report: has the tallies of the mirrors, in the order of the scheduler.
-        fetch: the work of each process.
+        fetch: the work of each process: fetches the jobs of a scheduler, as far as all goes well, until it
+            must stop.
         stopped: whether the run must end.
     """
 
@@ -247,7 +245,7 @@ class WorkerProcesses:
         self,
         destination: Destination,
         report: Report,
-        fetch: EpollFetch,
+        fetch: Callable[[Scheduler, Sequence[Tally], Callable[[], bool]], None],
         stopped: Callable[[], bool],
     ) -> None:
         self._destination = destination

@@ -259,11 +259,8 @@ def compare_debian(one: str, other: str) -> int:
     """Return -1, 0 or 1: one version of a Debian package is older than, equal to, or newer than another."""
     if one == other:
         return 0
-    for mine, yours in zip(_debian_parts(one), _debian_parts(other), strict=True):
-        found = _compare_part(mine, yours)
-        if found:
-            return found
-    return 0
+    found = map(_compare_part, _debian_parts(one), _debian_parts(other))
+    return next(filter(None, found), 0)
 
 
 def _debian_parts(version: str) -> tuple[str, str, str]:

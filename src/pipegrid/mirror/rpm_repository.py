@@ -77,22 +77,18 @@ AT_ONCE = 64
 
 TIMEOUT_S = 600.0
 
-Failed = Callable[[ArchiveFile, str], None]
-
 
 def check_packages(
     destination: Destination,
     packages: Iterable[ArchiveFile],
     keyrings: Sequence[str],
-    failed: Failed,
-    stopped: Callable[[], bool] = lambda: False,
-) -> None:
+    stopped: Callable[[], bool],
+) -> list[tuple[ArchiveFile, str]]:
     """
-    Check that packages that exist are signed by one of some keys.
+    Return the existing packages that are not signed by any of some keys, each with the reason.
 
     Args:
         keyrings: files with public keys, bytes or text.
-        failed: is called with each that is not, and the reason.
         stopped: whether the run must end.
 
     Raises:
@@ -109,22 +105,23 @@ def check_packages(
         lines = notes.splitlines()
         right = set(lines[1:]) if lines[:1] == [head] else set()
         before = len(right)
-        keys = Path(home, "keys")
         for number, text in enumerate(texts):
-            path = keys.with_suffix(f".{number}")
+            path = Path(home, f"keys.{number}")
             path.write_bytes(text)
             _run(["rpmkeys", "--dbpath", f"{home}/db", "--import", str(path)], home)
+        wrong: list[tuple[ArchiveFile, str]] = []
         missing = (each for each in packages if each.digest.hex() not in right)
         while chunk := list(islice(missing, AT_ONCE)):
             if stopped():
                 raise MirrorError("stopped while signatures were checked; run it again")
             for each, why in _found(destination, chunk, home):
                 if why:
-                    failed(each, why)
+                    wrong.append((each, why))
                 else:
                     right.add(each.digest.hex())
         if len(right) > before:
             destination.keep_own(CHECKED, "\n".join([head, *sorted(right)]).encode("ascii"))
+    return wrong
 
 
 def _text_of(keyring: str, home: str) -> bytes:
@@ -459,22 +456,18 @@ class RpmRepository:
 
     def _check_packages(self, found: _Found, report: Report) -> None:
         """Report packages without a valid signature as failed, and remove them. In the thread."""
-        wrong: list[ArchiveFile] = []
-
-        def failed(each: ArchiveFile, why: str) -> None:
-            report.fail(each.path, why)
-            wrong.append(each)
-
         named = self._contents(found.repomd, [self._wanted])
-        check_packages(
-            self._destination, named, self._keys.keyrings, failed, self._mirror.is_stopped
+        wrong = check_packages(
+            self._destination, named, self._keys.keyrings, self._mirror.is_stopped
         )
-        self._wrong = frozenset(each.path for each in wrong)
+        for each, why in wrong:
+            report.fail(each.path, why)
+        self._wrong = frozenset(each.path for each, _ in wrong)
         before: set[str] = set()
         if wrong and found.before is not None:
             with suppress(BadEntry, MirrorError, OSError):
                 before.update(each.path for each in self._contents(found.before, [ALL]))
-        for each in wrong:
+        for each, _ in wrong:
             if each.path not in before:  # a published index does not name it
                 self._destination.delete(each.path)
 

@@ -403,10 +403,8 @@ def refusal(status: bytes) -> str | None:
     said = {line.split(b" ")[1] for line in status.split(b"\n") if line.startswith(_STATUS)}
     if b"GOODSIG" in said and b"VALIDSIG" in said and b"BADSIG" not in said:
         return None
-    for keyword, words in _REASONS:
-        if keyword in said:
-            return words
-    return "gpgv does not accept it"
+    reasons = (words for keyword, words in _REASONS if keyword in said)
+    return next(reasons, "gpgv does not accept it")
 
 
 _STATUS = b"[GNUPG:] "
@@ -575,10 +573,8 @@ _FAILURES = (
 
 def _reason(said: bytes) -> str:
     """Return the reason in gpg's status lines, as text."""
-    for mark, words in _FAILURES:
-        if b"[GNUPG:] " + mark in said:
-            return words
-    return "gpg fails"
+    reasons = (words for mark, words in _FAILURES if _STATUS + mark in said)
+    return next(reasons, "gpg fails")
 
 
 def check_key(key: str) -> None:
