@@ -28,7 +28,7 @@ from pipegrid.mirror.archive_file import (
 )
 from pipegrid.mirror.archive_to_grid import is_index
 from pipegrid.mirror.debian_release_files import remove_in_order
-from pipegrid.mirror.destination import Destination, hash_file
+from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.fetch_run import LOOKED_AT_ONCE
 from pipegrid.mirror.file_list_format import lines_of, read_list
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, Report
@@ -341,10 +341,8 @@ class GridFetch:
         if cap.size != each.size:
             report.fail(each.path, f"it has {cap.size} bytes, and {each.size} by the list")
             return
-        try:
+        with self._destination.reporting("hold the files"):
             fd, name = await self._mirror.run(self._destination.open_incoming, each)
-        except OSError as error:
-            raise self._destination.error(error, "hold the files") from error
         file = os.fdopen(fd, "r+b")
         try:
             await self._grid.get(cap, file)
@@ -368,16 +366,9 @@ class GridFetch:
 
     def _finish(self, each: ArchiveFile, file: BinaryIO, name: str, staged: bool) -> bool:
         """Publish the file, if it is right. In the thread."""
-        try:
+        with self._destination.reporting("hold the files"):
             file.flush()
-            if hash_file(file.fileno(), each.algorithm) != each.digest:
-                return False
-            os.fsync(file.fileno())
-            self._destination.note(file.fileno(), each)
-            self._destination.publish(name, each.path, staged)
-        except OSError as error:
-            raise self._destination.error(error, "hold the files") from error
-        return True
+            return self._destination.accept(file.fileno(), name, each, staged)
 
     def _release(self, file: BinaryIO, name: str) -> None:
         """Remove a file without a name. In the thread."""

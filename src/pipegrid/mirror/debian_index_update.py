@@ -249,10 +249,8 @@ class PackedIndex:
         if destination.is_there(self.file):
             destination.discard(self.name)
             return
-        try:
+        with destination.reporting("hold a new index"):
             destination.publish(self.name, self.path, staged=True)
-        except OSError as error:
-            raise destination.error(error, "hold a new index") from error
 
 
 # Indexes that are kept compressed by zstandard: a fifth of the space, and fast to read and to patch.
@@ -302,15 +300,13 @@ def compress(destination: Destination, index: ArchiveFile) -> ArchiveFile:
     Raises:
         MirrorError: the disk is full.
     """
-    try:
+    with destination.reporting("keep an index compressed"):
         with closing(PackedIndex(destination, index.path, ENDING, _NEW, ("sha256",))) as output:
             for block in unpacked(destination.staged_path(index.path)):
                 output.write(block)
             output.finish(destination)
         destination.publish(_NEW, output.path, staged=True)
         _note(destination, index, output.file)
-    except OSError as error:
-        raise destination.error(error, "keep an index compressed") from error
     destination.delete(f"{STAGED}/{index.path}")
     return output.file
 
@@ -483,9 +479,7 @@ def _apply(mirror: ArchiveMirror, want: Unpacked, chain: Sequence[PatchStep]) ->
     ]
     try:
         destination.make(
-            want.target,
-            lambda fd: apply_patches(index, patches, fd, want.target.size).digest,
-            staged=True,
+            want.target, lambda fd: apply_patches(index, patches, fd, want.target.size).digest
         )
     except (PatchError, FileNotFoundError, WrongResult):
         return False
@@ -498,8 +492,6 @@ def _unpack(mirror: ArchiveMirror, want: Unpacked, form: ArchiveFile) -> None:
     if form.path != want.target.path:
         packed = mirror.destination.staged_path(form.path)
         mirror.destination.make(
-            want.target,
-            lambda fd: apply_patches(packed, (), fd, want.target.size).digest,
-            staged=True,
+            want.target, lambda fd: apply_patches(packed, (), fd, want.target.size).digest
         )
     _made(mirror, want)
