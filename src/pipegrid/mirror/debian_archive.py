@@ -59,7 +59,6 @@ from pipegrid.mirror.debian_release_files import (
     unsigned_part,
 )
 from pipegrid.mirror.destination import STAGED, Destination
-from pipegrid.mirror.file_scheduler import Report
 from pipegrid.mirror.manifest import add_to_manifest, keep_manifest, noting
 from pipegrid.mirror.package_filter import (
     ALL,
@@ -73,7 +72,7 @@ from pipegrid.mirror.package_filter import (
 )
 from pipegrid.mirror.retained_files import RetainedFiles, held_here, kept_apart, remove_others
 from pipegrid.mirror.signatures import GpgKey, Keys
-from pipegrid.mirror.unique_entries import Entries, named_twice
+from pipegrid.mirror.unique_entries import ArchiveOutcome, Entries, named_twice
 
 # A mirror of a Debian archive: release files, indexes, packages. A client that reads it meanwhile never
 # finds a name without its file.
@@ -97,34 +96,20 @@ MAX_NAMED = 5_000_000
 """The largest archive names 1.4 million files."""
 
 
-class DebianOutcome:
+class DebianOutcome(ArchiveOutcome):
     """
     The outcome of a run.
 
     Attributes:
-        report: of the packages.
-        removed: paths that were deleted, or would be.
-        index_bytes: fetched for indexes and their patches.
         patched: indexes that patches brought up to date.
-        lacking: files of ``also``, or further forms of indexes, that no mirror has.
         absent: a sentence for each wanted item that the release files do not name.
-        entries: of the indexes, with the unusable ones.
-        is_published: whether the new indexes were published.
-        is_new: whether the release files differ from the previous ones.
-        unmatched: options and patterns of filters that match nothing.
-        spares_others: whether files are kept that filters of earlier runs select.
     """
 
+    patched = 0
+
     def __init__(self) -> None:
-        self.report = Report()
-        self.entries = Entries()
+        super().__init__()
         self.absent: list[str] = []
-        self.is_published = self.is_new = False
-        self.removed: list[str] = []
-        self.index_bytes = self.patched = 0
-        self.unmatched: list[tuple[str, str]] = []
-        self.spares_others = False
-        self.lacking: list[str] = []
 
 
 class DebianArchive:

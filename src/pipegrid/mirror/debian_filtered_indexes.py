@@ -12,6 +12,7 @@ Synchronous, for the thread that has the destination.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from pipegrid.mirror.debian_index_selection import (
 )
 from pipegrid.mirror.debian_index_update import PackedIndex
 from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, read_release
-from pipegrid.mirror.debian_release_files import OWN, OwnNames, Suite, unsigned_part
+from pipegrid.mirror.debian_release_files import OwnNames, Suite, unsigned_part
 from pipegrid.mirror.destination import STAGED, Destination
 from pipegrid.mirror.package_filter import ALL
 from pipegrid.mirror.signatures import GpgKey
@@ -144,21 +145,17 @@ def _written(
     named = index.suite.release.files
     endings = [each for each in READ if index.suite.within(base) + each in named]
     outputs: list[PackedIndex] = []
-    try:
+    with destination.reporting("hold a new index"), ExitStack() as stack:
         for ending in endings:
             is_kept = bool(ending) or endings == [""]
             name = f"reindex.{number}{ending}" if is_kept else None
-            outputs.append(PackedIndex(destination, base, ending, name, algorithms))
+            output = PackedIndex(destination, base, ending, name, algorithms)
+            outputs.append(stack.enter_context(closing(output)))
         for text in _paragraphs(destination, index, own):
             for output in outputs:
                 output.write(text)
         for output in outputs:
             output.finish(destination)
-    except OSError as error:
-        raise destination.error(error, "hold a new index") from error
-    finally:
-        for output in outputs:
-            output.close()
     return outputs
 
 
@@ -241,14 +238,13 @@ def _signatures(
     destination: Destination, suite: Suite, text: bytes, key: GpgKey
 ) -> dict[str, bytes]:
     """Return release files with signatures; existing ones if they are right."""
-    known = {name: destination.read(suite.place(name), MAX_RELEASE_BYTES) for name in OWN}
-    files = {"Release": text}
-    inline, detached = known["InRelease"], known["Release.gpg"]
+    inline = destination.read(suite.place("InRelease"), MAX_RELEASE_BYTES)
+    detached = destination.read(suite.place("Release.gpg"), MAX_RELEASE_BYTES)
     if inline is None or not key.has_signed_inline(text, inline):
         inline = key.inline(text)
     if detached is None or not key.has_signed(text, detached):
         detached = key.detached(text)
-    return {**files, "Release.gpg": detached, "InRelease": inline}
+    return {"Release": text, "Release.gpg": detached, "InRelease": inline}
 
 
 def upstream_text(suite: Suite) -> bytes:

@@ -40,6 +40,7 @@ _NO_LINKS = frozenset(
 """Errors of file systems that support no hard links, or no more of them; a failing disk gives others."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Directories:
@@ -203,9 +204,7 @@ class Directories:
         if directory is None:
             return None
         try:
-            return os.open(
-                last, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory
-            )
+            return os.open(last, _READ, dir_fd=directory)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -294,17 +293,6 @@ def link_as(name: str, directory: int, other: str, other_directory: int, through
             return
         raise
     os.rename(_LINKED, other, src_dir_fd=through, dst_dir_fd=other_directory)
-
-
-def read_at(name: str, directory: int, most_bytes: int) -> bytes | None:
-    """Return a file up to a size; None if there is none. A symbolic link is not followed."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    try:
-        fd = os.open(name, flags, dir_fd=directory)
-    except OSError:
-        return None
-    with open(fd, "rb") as file:
-        return file.read() if os.fstat(fd).st_size <= most_bytes else None
 
 
 def hash_file(fd: int, algorithm: str) -> bytes:
@@ -683,7 +671,14 @@ class Destination:
     def read(self, path: str, most_bytes: int) -> bytes | None:
         """Return an existing file up to a size; a symbolic link is not followed."""
         directory, name = self._directories.place(path, make=False)
-        return None if directory is None else read_at(name, directory, most_bytes)
+        if directory is None:
+            return None
+        try:
+            fd = os.open(name, _READ, dir_fd=directory)
+        except OSError:
+            return None
+        with open(fd, "rb") as file:
+            return file.read() if os.fstat(fd).st_size <= most_bytes else None
 
     def holds(self, files: Mapping[str, bytes]) -> bool:
         """Return whether all of these files exist and have these bytes."""

@@ -57,7 +57,7 @@ from pipegrid.mirror.rpm_metadata import (
     read_repomd,
 )
 from pipegrid.mirror.signatures import MAX_SIGNATURE_BYTES, GpgKey, Keys, check_signature
-from pipegrid.mirror.unique_entries import Entries
+from pipegrid.mirror.unique_entries import ArchiveOutcome
 
 if TYPE_CHECKING:
     from pipegrid.mirror.mirror_lists import Metalink
@@ -191,33 +191,15 @@ MODULAR = ".module"
 """In the release of packages that belong to a module's stream: a newer one may be of another stream."""
 
 
-class RpmOutcome:
+class RpmOutcome(ArchiveOutcome):
     """
     The outcome of a run.
 
     Attributes:
-        report: of the packages.
-        removed: paths that were deleted, or would be.
-        index_bytes: fetched for indexes.
-        entries: of the indexes, with the unusable ones.
-        lacking: indexes that no mirror has.
-        is_published: whether the new indexes were published.
-        is_new: whether ``repomd.xml`` or its signature differs from the previous one.
-        unmatched: options and patterns of filters that match nothing.
-        spares_others: whether files are kept that filters of earlier runs select.
         lacking_sources: wanted source packages that the repository does not name.
     """
 
-    def __init__(self) -> None:
-        self.report = Report()
-        self.entries = Entries()
-        self.lacking: list[str] = []
-        self.is_published = self.is_new = False
-        self.removed: list[str] = []
-        self.index_bytes = 0
-        self.unmatched: list[tuple[str, str]] = []
-        self.spares_others = False
-        self.lacking_sources = 0
+    lacking_sources = 0
 
 
 class _Found(NamedTuple):

@@ -91,12 +91,9 @@ def unescaped(text: bytes) -> bytes:
 
 def signature_packets(data: bytes) -> bytes | None:
     """Return the packets of one or more signatures; None if anything else is in it."""
-    if data[:1] < b"\x80":  # each packet begins with a higher byte
-        packets = _dearmored(data)
-        if packets is None:
-            return None
-        data = packets
-    return data if data and _are_signatures(data) else None
+    is_text = data[:1] < b"\x80"  # each packet begins with a higher byte
+    packets = _dearmored(data) if is_text else data
+    return packets if packets and _are_signatures(packets) else None
 
 
 def _dearmored(text: bytes) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The entries of indexes, each path once; unusable ones are skipped and counted."""
+"""The entries of indexes, each path once; unusable ones are skipped and counted. And the outcome of a run."""
 
 from __future__ import annotations
 
@@ -129,3 +129,29 @@ def named_twice(path: str) -> BadEntry:
     return BadEntry(
         f"{quoted(path)} is named twice, with different hashes; the entry that does not fit was skipped"
     )
+
+
+class ArchiveOutcome:
+    """
+    The outcome of a run that mirrors an archive.
+
+    Attributes:
+        report: of the packages.
+        entries: of the indexes, with the unusable ones.
+        is_published: whether the new indexes were published.
+        is_new: whether the signed files, which name the indexes, differ from the previous ones.
+        spares_others: whether files are kept that filters of earlier runs select.
+        index_bytes: fetched for indexes and their patches.
+        removed: paths that were deleted, or would be.
+        unmatched: options and patterns of filters that match nothing.
+        lacking: indexes, their further forms, and files of ``also``, that no mirror has.
+    """
+
+    def __init__(self) -> None:
+        self.report = Report()
+        self.entries = Entries()
+        self.is_published = self.is_new = self.spares_others = False
+        self.index_bytes = 0
+        self.removed: list[str] = []
+        self.unmatched: list[tuple[str, str]] = []
+        self.lacking: list[str] = []
