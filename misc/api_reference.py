@@ -139,7 +139,7 @@ INTERNAL = {
         "upkeep",
         "workers",
     },
-    "Mirror": {"count", "finish", "run", "small_files", "url"},
+    "Mirror": {"fetch_small", "finish", "run"},
     "SimulatedNetwork": {
         *("at", "later", "make_pair", "note", "now_ns", "offer", "owns", "pass_through", "soon"),
     },

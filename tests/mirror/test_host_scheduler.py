@@ -19,7 +19,6 @@ from pipegrid.mirror.connection_scheduler import (
     FIRST_WINDOW_BYTES,
     MAX_RESTS,
     QUOTA,
-    Duplicate,
     FetchSchedule,
     HostSchedule,
     ScheduledConnection,
@@ -176,7 +175,7 @@ class StallTests(SynchronousTestCase):
         self.assertEqual(schedule.tick(0.9), [])
         stalled = schedule.tick(1.1)
         self.assertEqual(len(stalled), 2 * CONNECTIONS)
-        self.assertFalse(any(each.excused for each in stalled))
+        self.assertFalse(any(excused for _, _, excused in stalled))
         self.assertTrue(schedule.plan.is_serial(0) and schedule.plan.is_serial(1))
 
     def test_alone(self) -> None:
@@ -184,11 +183,11 @@ class StallTests(SynchronousTestCase):
         schedule = schedule_of(1, [1] * 90)
         filled(schedule)
         self.assertEqual(schedule.tick(2.9), [])
-        self.assertEqual([each.excused for each in schedule.tick(3.1)], [True] * CONNECTIONS)
+        self.assertEqual([each[2] for each in schedule.tick(3.1)], [True] * CONNECTIONS)
         schedule = schedule_of(1, [1] * 4, lone_stall_s=5.0)
         filled(schedule)
         self.assertEqual(schedule.tick(4.9), [])
-        self.assertEqual([each.excused for each in schedule.tick(5.1)], [False] * CONNECTIONS)
+        self.assertEqual([each[2] for each in schedule.tick(5.1)], [False] * CONNECTIONS)
         self.assertFalse(schedule.plan.is_serial(0))
 
     def test_not_their_silence(self) -> None:
@@ -275,10 +274,11 @@ class StealTests(SynchronousTestCase):
         ready = [opened(idle), opened(idle)]
         for tick in range(8):
             schedule.tick(tick / 8)
-        moves = schedule.steals()
-        self.assertEqual([each.job for each in moves], list(connection.jobs)[:3:-1])
-        self.assertEqual(Counter(id(each.connection) for each in moves), {id(c): 2 for c in ready})
-        self.assertEqual(len(schedule.steals()), 4)  # each is duplicated once for each mirror
+        moves = schedule.steals(self.fail)
+        self.assertEqual([job for _, job in moves], list(connection.jobs)[:3:-1])
+        self.assertEqual(Counter(id(thief) for thief, _ in moves), {id(c): 2 for c in ready})
+        # Each is duplicated once for each mirror.
+        self.assertEqual(len(schedule.steals(self.fail)), 4)
 
     def test_no_connection(self) -> None:
         """Then one is opened first; nothing is stolen while anything waits, or nothing is read."""
@@ -286,11 +286,12 @@ class StealTests(SynchronousTestCase):
         slow, idle = schedule.hosts
         connection = opened(slow)
         connection.request(slow.next() or self.fail(), 0)
-        self.assertEqual(schedule.steals(), [])
+        made: list[HostSchedule] = []
+        self.assertEqual((schedule.steals(made.append), made), ([], []))
         connection.request(slow.next() or self.fail(), 0)
-        self.assertEqual(schedule.steals(), [Duplicate(idle, None, None)])
+        self.assertEqual((schedule.steals(made.append), made), ([], [idle]))
         schedule.is_paused = True
-        self.assertEqual(schedule.steals(), [])
+        self.assertEqual((schedule.steals(made.append), made), ([], [idle]))
 
 
 class FakeDriver:
@@ -324,14 +325,12 @@ class FakeDriver:
             check()
             for connection in list(schedule.connections):
                 self.serve(connection)
-            for stalled in schedule.tick(self.now_s):
-                self.end(stalled.connection, stalled.reason, stalled.excused)
-                if not stalled.excused:
-                    self.rest(stalled.connection.host, stalled.reason)
-            for move in schedule.steals():
-                connection = move.connection or opened(move.host, self.now_s)
-                if move.job is not None:
-                    connection.request(move.job, self.now_s)  # type: ignore[attr-defined]
+            for connection, reason, excused in schedule.tick(self.now_s):
+                self.end(connection, reason, excused)
+                if not excused:
+                    self.rest(connection.host, reason)
+            for thief, job in schedule.steals(lambda host: opened(host, self.now_s)):
+                thief.request(job, self.now_s)
             check()
 
     def serve(self, connection: Any) -> None:

@@ -24,7 +24,7 @@ from pipegrid.mirror.hash_cache import LIBREPO, is_noted_by_librepo
 from pipegrid.mirror.local_check import MirrorEntry
 from pipegrid.mirror.mirror_api import Mirror
 from pipegrid.mirror.mirror_urls import parse_url, target_of
-from pipegrid.mirror.twisted_file_store import FileExchange
+from pipegrid.mirror.twisted_driver import FileExchange
 from pipegrid.testing.network import leaks
 from tests.mirror.world import MirrorWorld, ok
 

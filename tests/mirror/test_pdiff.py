@@ -116,6 +116,14 @@ class ApplyTests(PatchCase):
         with mock.patch.object(pdiff, "_numpy", return_value=None):
             self.assertEqual(self.patched(joined[0], *patches), joined[-1])
 
+    def test_into_a_pipe(self) -> None:
+        """What is written has no position to be written at."""
+        reader, writer = os.pipe()
+        with open(reader, "rb") as pipe:
+            with open(writer, "wb") as file:
+                apply_patches(self.file(b"a\nb\n"), [self.file(b"2c\nB\n.\n")], file.fileno())
+            self.assertEqual(pipe.read(), b"a\nB\n")
+
     def test_no_index(self) -> None:
         """An index that cannot be read leaves no thread behind, which would keep the process from its end."""
         for index in (self.directory / "none", self.directory):

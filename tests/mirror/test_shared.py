@@ -83,12 +83,10 @@ class SharedTests(SprintCase):
         pids = self.mktemp()
         begin = WorkerProcesses._work
 
-        def work(
-            helpers: WorkerProcesses, files: list[ArchiveFile], told: int, stopped: object
-        ) -> None:
+        def work(helpers: WorkerProcesses, files: list[ArchiveFile], is_orphan: object) -> object:
             with open(pids, "a") as file:
                 file.write(f"{os.getpid()} {len(files)}\n")
-            begin(helpers, files, told, stopped)  # type: ignore[arg-type]
+            return begin(helpers, files, is_orphan)  # type: ignore[arg-type]
 
         self.patch(WorkerProcesses, "_work", work)
         found, done = self.shared(server)

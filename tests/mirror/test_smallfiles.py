@@ -8,7 +8,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.mirror import mirror_without_reactor
-from pipegrid.mirror.epoll_response_head import MAX_HEAD_BYTES, SmallResponses, UnsupportedResponse
+from pipegrid.mirror.epoll_response_head import MAX_HEAD_BYTES, UnsupportedResponse
 from tests.mirror.test_sprint import ok
 
 MOST_BYTES = 8 << 20
@@ -45,10 +45,10 @@ class WaitingTests(SynchronousTestCase):
         self.patch(mirror_without_reactor, "time", wire)
         asking = mirror_without_reactor._Asking(wire, lambda: wire.now_s > 1000 + stops_s)
         try:
-            found = asking.answers([("a", MOST_BYTES)])
+            answers = asking.answers([("a", MOST_BYTES)])
         except UnsupportedResponse:
-            found = SmallResponses()
-        return found, wire.now_s - 1000
+            answers = {}
+        return {path: body for path, (_, body) in answers.items()}, wire.now_s - 1000
 
     def test_slow(self) -> None:
         """Twenty kilobytes a second are enough, however long that takes, and so are fifteen in gusts."""

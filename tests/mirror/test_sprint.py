@@ -24,7 +24,6 @@ from pipegrid.mirror.archive_file import MirrorError
 from pipegrid.mirror.connection_scheduler import FetchSchedule
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.epoll_connection import Connection, Lost
-from pipegrid.mirror.epoll_driver import HostConnector
 from pipegrid.mirror.epoll_response_head import UnsupportedResponse, parse_head
 from pipegrid.mirror.epoll_socket_cache import SocketCache, can_use_epoll
 from pipegrid.mirror.fetch_run import MirrorRun
@@ -278,12 +277,16 @@ class SprintTests(SprintCase):
         address = parse_url(server.url)
         with contextlib.closing(SocketCache([address], 2)) as ahead:
             schedule = FetchSchedule(Scheduler(1), [address], [Tally(address.url)], 4)
-            connector = HostConnector(schedule.mirrors[0].own, ahead)
-            runner: Any = None
-            made = [connector.connect(runner) for _ in range(3)]
+            destination = Destination(str(self.dest))
+            self.addCleanup(destination.close)
+            driver = epoll_driver.EpollDriver(
+                schedule, destination, "batch", False, list, lambda: False, lambda: None, ahead
+            )
+            for _ in range(3):
+                driver._open(schedule.mirrors[0].own)
             self.assertIsNone(ahead.take(address))
-            for each in made:
-                each.close()
+            self.assertEqual(len(schedule.mirrors[0].own.connections), 3)
+            driver._close()
         ahead = SocketCache([address, parse_url("http://nobody.invalid/")], 2)
         first = ahead.take(address)
         assert first is not None

@@ -24,7 +24,7 @@ from pipegrid.mirror.file_list_format import list_line
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, Report
 from pipegrid.mirror.hash_cache import Ledger, is_noted_at
 from pipegrid.mirror.local_check import VerifyPolicy
-from pipegrid.mirror.manifest import begin_manifest, parts_of_manifest, read_pieces, write_manifest
+from pipegrid.mirror.manifest import add_to_manifest, parts_of_manifest, read_pieces, write_manifest
 from pipegrid.mirror.verify import verify
 
 
@@ -108,8 +108,8 @@ class VerifyTests(VerifyCase):
         outside = Path(self.mktemp())
         outside.write_bytes(b"somebody's")
         (self.dest / HIDDEN / NEW_MANIFEST).symlink_to(outside.absolute())
-        for write in (partial(write_manifest, entries=self.entries), begin_manifest):
-            error = self.assertRaises(MirrorError, write, self.destination)
+        for write, entries in ((write_manifest, self.entries), (add_to_manifest, [])):
+            error = self.assertRaises(MirrorError, write, self.destination, entries)
             self.assertIn("cannot record its files", str(error))
         self.assertEqual(outside.read_bytes(), b"somebody's")
         self.assertEqual(self.look(1).wanted_files, len(self.entries))

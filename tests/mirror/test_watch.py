@@ -7,7 +7,6 @@ from twisted.trial.unittest import SynchronousTestCase
 from pipegrid.mirror.connection_scheduler import (
     MirrorRating,
     ReceiveRate,
-    Theft,
     choose_steal,
     has_stalled,
 )
@@ -51,7 +50,7 @@ class TheftTests(SynchronousTestCase):
     def test_times_are_evened_out(self) -> None:
         """An idle mirror takes as much as lets both finish at about the same time."""
         move = choose_steal([MirrorRating(0, 0, 9 * MB, True), MirrorRating(1, 10 * MB, MB, True)])
-        self.assertEqual(move, Theft(0, 1, 9 * MB))
+        self.assertEqual(move, (0, 1, 9 * MB))
 
     def test_nobody_is_idle(self) -> None:
         """Then everybody goes on."""
@@ -71,7 +70,7 @@ class TheftTests(SynchronousTestCase):
             choose_steal([MirrorRating(0, 0, MB, False), MirrorRating(1, 10 * MB, MB, True)])
         )
         move = choose_steal([MirrorRating(0, 0, 0.0, True), MirrorRating(1, 10 * MB, 0.0, False)])
-        self.assertEqual(move, Theft(0, 1, 5 * MB))
+        self.assertEqual(move, (0, 1, 5 * MB))
 
     def test_the_fastest_thief_and_the_latest_victim(self) -> None:
         """Of several."""
@@ -83,5 +82,5 @@ class TheftTests(SynchronousTestCase):
                 MirrorRating(3, 8 * MB, 2 * MB, True),
             ]
         )
-        self.assertEqual(move, Theft(1, 2, 6 * MB))
+        self.assertEqual(move, (1, 2, 6 * MB))
         self.assertIsNone(choose_steal([]))

@@ -146,6 +146,15 @@ def most_bytes(file: ArchiveFile) -> int:
     return MAX_UNTOLD_BYTES if file.size is None else file.size
 
 
+def misfit(file: ArchiveFile, length: int) -> str | None:
+    """Return a clause that says why a response of some bytes cannot be a file; None if it can."""
+    if file.size not in (None, length):
+        return f"it has {length} bytes, and {file.size} by the index"
+    if length > most_bytes(file):
+        return f"it has {length} bytes, more than a file of unknown size may have"
+    return None
+
+
 def wanted_or_why(
     path: str, size: int | None, hashes: Mapping[str, bytes | str]
 ) -> ArchiveFile | BadEntry:

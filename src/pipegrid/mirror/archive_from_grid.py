@@ -28,12 +28,12 @@ from pipegrid.mirror.archive_file import (
 )
 from pipegrid.mirror.archive_to_grid import is_index
 from pipegrid.mirror.debian_release_files import remove_in_order
-from pipegrid.mirror.destination import Destination, hash_file
+from pipegrid.mirror.destination import Destination
+from pipegrid.mirror.fetch_run import LOOKED_AT_ONCE
 from pipegrid.mirror.file_list_format import lines_of, read_list
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, Report
-from pipegrid.mirror.manifest import begin_manifest
+from pipegrid.mirror.manifest import add_to_manifest
 from pipegrid.mirror.mirror_api import Mirror
-from pipegrid.mirror.twisted_driver import LOOKED_AT_ONCE
 from pipegrid.reactor.deferreds import gather
 
 T = TypeVar("T")
@@ -197,7 +197,7 @@ class GridFetch:
                 missing += chunk
         if not dry_run:
             caps = await self._find(top, missing)
-            await self._mirror.run(begin_manifest, self._destination)
+            await self._mirror.run(add_to_manifest, self._destination, ())
             for staged in (False, True):
                 part = [each for each in missing if is_index(each.path) == staged]
                 await self._each(part, lambda each, s=staged: self._keep(each, caps, s, progress))  # type: ignore[misc]
@@ -252,11 +252,10 @@ class GridFetch:
         folds, is_right = self._destination.folds, self._destination.is_there
         ahead = kept_first(entries, folds, is_right)
         places = PathCollisions(folds)
-        while chunk := await self._mirror.run(lambda: list(islice(ahead, LOOKED_AT_ONCE))):
+        while chunk := await self._mirror.run(list, islice(ahead, LOOKED_AT_ONCE)):
             missing = []
-            for each, is_there in zip(
-                chunk, await self._mirror.run(self._look, chunk), strict=True
-            ):
+            there = await self._mirror.run(list, map(is_right, chunk))
+            for each, is_there in zip(chunk, there, strict=True):
                 report.wanted_files += 1
                 report.wanted_bytes += each.size or 0
                 why = places.refusal(each)
@@ -268,10 +267,6 @@ class GridFetch:
                 else:
                     missing.append(each)
             yield missing
-
-    def _look(self, chunk: Sequence[ArchiveFile]) -> list[bool]:
-        """Return for each whether it exists. In the thread."""
-        return [self._destination.is_there(each) for each in chunk]
 
     # Directories.
 
@@ -325,12 +320,9 @@ class GridFetch:
             raise MirrorError(
                 "a directory of the mirror is a file; the tree in the grid is not one"
             )
-        data = await self._read(cap.file, MAX_DIRECTORY_BYTES, "a directory of the mirror")
+        _check_bytes(cap.file, MAX_DIRECTORY_BYTES, "a directory of the mirror")
+        data = await self._grid.read(cap.file)
         return {child.name: child.cap for child in unpack_immutable(data)}
-
-    async def _read(self, cap: ChkCap | LitCap, most_bytes: int, what: str) -> bytes:
-        _check_bytes(cap, most_bytes, what)
-        return await self._grid.read(cap)
 
     # Files.
 
@@ -349,10 +341,8 @@ class GridFetch:
         if cap.size != each.size:
             report.fail(each.path, f"it has {cap.size} bytes, and {each.size} by the list")
             return
-        try:
+        with self._destination.reporting("hold the files"):
             fd, name = await self._mirror.run(self._destination.open_incoming, each)
-        except OSError as error:
-            raise self._destination.error(error, "hold the files") from error
         file = os.fdopen(fd, "r+b")
         try:
             await self._grid.get(cap, file)
@@ -376,16 +366,9 @@ class GridFetch:
 
     def _finish(self, each: ArchiveFile, file: BinaryIO, name: str, staged: bool) -> bool:
         """Publish the file, if it is right. In the thread."""
-        try:
+        with self._destination.reporting("hold the files"):
             file.flush()
-            if hash_file(file.fileno(), each.algorithm) != each.digest:
-                return False
-            os.fsync(file.fileno())
-            self._destination.note(file.fileno(), each)
-            self._destination.publish(name, each.path, staged)
-        except OSError as error:
-            raise self._destination.error(error, "hold the files") from error
-        return True
+            return self._destination.accept(file.fileno(), name, each, staged)
 
     def _release(self, file: BinaryIO, name: str) -> None:
         """Remove a file without a name. In the thread."""

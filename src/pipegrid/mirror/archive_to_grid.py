@@ -102,7 +102,7 @@ class GridStore:
                 lines.extend(map(list_line, chunk))
                 for each, cap in zip(chunk, await self._files(chunk), strict=True):
                     _hang(tree, each.path, cap)
-            (listed,) = await self._put([b"".join(lines)], ["its list"])
+            (listed,) = await self._put([(b"".join(lines), "its list")])
             tree[HIDDEN] = listed
             root = await self._directories(tree)
             await run(replace_file, Path(self._root, GRID_CAP), f"{root}\n".encode("ascii"))
@@ -128,27 +128,32 @@ class GridStore:
     async def _files(self, chunk: Sequence[ArchiveFile]) -> list[Cap]:
         """Store the files that are not stored yet, and return the caps of all."""
         digests = [each.digest.hex() for each in chunk]
-        missing: dict[str, ArchiveFile] = {
+        sources = [(os.path.join(self._root, each.path), each.path) for each in chunk]
+        self.stored_files += await self._store_new(digests, sources)
+        return [self._known(digest) for digest in digests]
+
+    async def _store_new(self, digests: Sequence[str], sources: Sequence[tuple[Any, str]]) -> int:
+        """Store the sources without a record, by their hashes, and record them; return how many."""
+        missing = {
             digest: each
-            for digest, each in zip(digests, chunk, strict=True)
+            for digest, each in zip(digests, sources, strict=True)
             if self._notes.find(digest) is None
         }
-        paths = [os.path.join(self._root, each.path) for each in missing.values()]
-        caps = await self._put(paths, [each.path for each in missing.values()])
-        self.stored_files += len(caps)
+        caps = await self._put(list(missing.values()))
         await self._mirror.run(self._notes.add, zip(missing, caps, strict=True))
-        return [self._known(digest) for digest in digests]
+        return len(caps)
 
     def _known(self, digest: str) -> Cap:
         cap = self._notes.find(digest)
         assert cap is not None
         return cap
 
-    async def _put(self, sources: Sequence[Any], names: Sequence[str]) -> list[Cap]:
+    async def _put(self, sources: Sequence[tuple[Any, str]]) -> list[Cap]:
+        """Store some sources, each with its name for errors."""
         if not sources:
             return []
-        outcomes = await self._grid.put_many(sources)
-        for outcome, name in zip(outcomes, names, strict=True):
+        outcomes = await self._grid.put_many([source for source, _ in sources])
+        for outcome, (_, name) in zip(outcomes, sources, strict=True):
             if isinstance(outcome, Failure):
                 raise MirrorError(
                     f"{quoted(name)} could not be stored in the grid: {outcome.value}; run it again, and it "
@@ -184,13 +189,7 @@ class GridStore:
 
     async def _packed(self, packed: Sequence[bytes]) -> list[Cap]:
         digests = [sha256(each).hexdigest() for each in packed]
-        missing = {
-            digest: data
-            for digest, data in zip(digests, packed, strict=True)
-            if self._notes.find(digest) is None
-        }
-        caps = await self._put(list(missing.values()), ["a directory"] * len(missing))
-        await self._mirror.run(self._notes.add, zip(missing, caps, strict=True))
+        await self._store_new(digests, [(each, "a directory") for each in packed])
         return [self._known(digest) for digest in digests]
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from pipegrid.mirror.archive_file import Value
+from pipegrid.mirror.epoll_response_head import REDIRECTS
 from pipegrid.mirror.file_scheduler import FetchJob, Scheduler
 from pipegrid.mirror.mirror_urls import (
     Address,
@@ -18,6 +19,8 @@ from pipegrid.mirror.mirror_urls import (
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
+    from typing import Any
+
     from pipegrid.mirror.file_scheduler import Failure, Tally
 
 # The scheduler knows files and mirrors; this module knows the hosts and connections of mirrors. Drivers
@@ -144,19 +147,12 @@ class MirrorRating(Value):
         return self.outstanding_bytes / self.bytes_per_s if self.bytes_per_s else float("inf")
 
 
-class Theft(Value):
-    """A mirror takes over about that many bytes from the end of another mirror's requests."""
+def choose_steal(standings: Sequence[MirrorRating]) -> tuple[int, int, int] | None:
+    """
+    Return which mirror should take over from which, and about how many bytes, once nothing waits.
 
-    __slots__ = ("size_bytes", "thief", "victim")
-
-    def __init__(self, thief: int, victim: int, size_bytes: int) -> None:
-        self.thief = thief
-        self.victim = victim
-        self.size_bytes = size_bytes
-
-
-def choose_steal(standings: Sequence[MirrorRating]) -> Theft | None:
-    """Return which mirror should take over from which, once nothing waits; None if no one should."""
+    They are from the end of the other mirror's requests. None: no one should take over.
+    """
     able = [one for one in standings if one.can_work]
     idle = [one for one in able if not one.outstanding_bytes]
     late = max(standings, key=lambda one: one.left_s, default=None)
@@ -165,9 +161,8 @@ def choose_steal(standings: Sequence[MirrorRating]) -> Theft | None:
     thief = max(idle, key=lambda one: one.bytes_per_s)
     rates = thief.bytes_per_s + late.bytes_per_s
     share = thief.bytes_per_s / rates if rates else 0.5
-    return Theft(
-        thief.mirror, late.mirror, max(_LEAST_STOLEN_BYTES, int(late.outstanding_bytes * share))
-    )
+    size_bytes = max(_LEAST_STOLEN_BYTES, int(late.outstanding_bytes * share))
+    return thief.mirror, late.mirror, size_bytes
 
 
 class ScheduledConnection:
@@ -212,30 +207,6 @@ class ScheduledConnection:
     @property
     def is_spent(self) -> bool:
         return self.count >= self.host.spent
-
-
-class Stalled(Value):
-    """A driver must end this connection. Unless ``excused``, the host must rest, or be left."""
-
-    __slots__ = ("connection", "excused", "reason")
-
-    def __init__(self, connection: ScheduledConnection, reason: str, excused: bool) -> None:
-        self.connection = connection
-        self.reason = reason
-        self.excused = excused
-
-
-class Duplicate(Value):
-    """A driver must request a file on this connection as well; without one it must open one."""
-
-    __slots__ = ("connection", "host", "job")
-
-    def __init__(
-        self, host: HostSchedule, connection: ScheduledConnection | None, job: FetchJob | None
-    ) -> None:
-        self.host = host
-        self.connection = connection
-        self.job = job
 
 
 class FetchSchedule:
@@ -309,10 +280,15 @@ class FetchSchedule:
         for connection in self.connections:
             connection.last_s = now_s
 
-    def tick(self, now_s: float) -> list[Stalled]:
-        """Return the stalled connections; to be called a few times a second."""
+    def tick(self, now_s: float) -> list[tuple[Any, str, bool]]:
+        """
+        Return the stalled connections, which the driver must end; to be called a few times a second.
+
+        Returns:
+            each with the reason, and whether it is excused; else the host must rest, or be left.
+        """
         able = {mirror.number for mirror in self.mirrors if mirror.own.can_work}
-        stalled = []
+        stalled: list[tuple[Any, str, bool]] = []
         for mirror in self.mirrors:
             mirror.note(now_s)
             others = bool(able - {mirror.number})
@@ -326,31 +302,41 @@ class FetchSchedule:
                 if pipelined:
                     self.plan.becomes_serial(mirror.number)
                 reason = f"no byte came for {idle_s:.1f} s"
-                stalled.append(Stalled(connection, reason, pipelined and not others))
+                stalled.append((connection, reason, pipelined and not others))
         return stalled
 
-    def steals(self) -> list[Duplicate]:
-        """Return what idle mirrors take over; to be called when no more files are wanted."""
+    def steals(self, connect: Callable[[HostSchedule], object]) -> list[tuple[Any, FetchJob]]:
+        """
+        Return what to request a second time and where, since idle mirrors take it over.
+
+        To be called when no more files are wanted.
+
+        Args:
+            connect: called with a host without a usable connection; makes one for a later call.
+        """
         if self.is_paused or self.waits:
             return []
         steal = choose_steal([mirror.standing for mirror in self.mirrors])
         if steal is None:
             return []
-        thief, left_bytes = self.mirrors[steal.thief].own, steal.size_bytes
+        number, victim, left_bytes = steal
+        thief = self.mirrors[number].own
         loads = {
             each: each.outstanding_bytes
             for each in thief.connections
             if each.is_ready and each.is_open and not each.is_spent and thief.may_ask(each)
         }
         if not loads:
-            return [Duplicate(thief, None, None)] if thief.has_space else []
+            if thief.has_space:
+                connect(thief)
+            return []
         moves = []
-        for job in reversed(self.mirrors[steal.victim].in_flight):
+        for job in reversed(self.mirrors[victim].in_flight):
             if left_bytes <= 0 or not loads:
                 break
-            if self.plan.copy(job, steal.thief):
+            if self.plan.copy(job, number):
                 connection = min(loads, key=lambda each: loads[each])
-                moves.append(Duplicate(thief, connection, job))
+                moves.append((connection, job))
                 left_bytes -= job.size_bytes
                 loads[connection] += job.size_bytes
                 if thief.is_serial:
@@ -471,9 +457,7 @@ class MirrorSchedule:
         from pipegrid.mirror.redirects import table_of  # few runs need it
 
         table = table_of(self.access)
-        here = self.routes.get(job)
-        if here is None:
-            here = own_route(self.address, job.wanted.remote or job.wanted.path)
+        here = self.routes.get(job) or own_route(self.address, job.wanted.remote or job.wanted.path)
         route = table.follow(here, locations)
         host = self._host_of(route)
         if host is None:
@@ -501,9 +485,9 @@ class MirrorSchedule:
         self.tally.received_bytes += size_bytes
         table = self.access.redirects
         if table is not None:
-            route = self.routes.pop(job, None)
-            if route is None:
-                route = own_route(self.address, job.wanted.remote or job.wanted.path)
+            route = self.routes.pop(job, None) or own_route(
+                self.address, job.wanted.remote or job.wanted.path
+            )
             if route.rule is None:
                 table.served(route.url)
         first = self.plan.done(job, self.number, size_bytes)
@@ -571,7 +555,6 @@ class HostSchedule:
         self._doubled_at_bytes = 0
         self._rests = 0
         self._plan = mirror.plan
-        self._most_connections = mirror.schedule.most_connections
         self._tail = head_tail(address)
         self._waiting: deque[FetchJob] = deque()
 
@@ -667,7 +650,7 @@ class HostSchedule:
     @property
     def has_space(self) -> bool:
         """Whether there may be one more connection."""
-        most, serial = self._most_connections, self.is_serial
+        most, serial = self.mirror.schedule.most_connections, self.is_serial
         usable = coming = self.connecting
         for connection in self.connections:
             coming += not connection.is_ready
@@ -803,27 +786,31 @@ class SmallRoutes:
         learnt = None if table is None else table.route_of(own.url)
         return learnt or own
 
-    def redirected(self, route: FileRoute, locations: Sequence[bytes]) -> FileRoute:
+    def after(
+        self, path: str, route: FileRoute, status: int, locations: Sequence[bytes]
+    ) -> FileRoute | str:
         """
-        Return the route for a redirected file.
+        Return where a file is requested next, or a sentence about the mirror's response.
 
-        Raises:
-            RedirectRefused: the redirect is not followed.
+        Args:
+            route: where it was requested.
+            status: of the response, other than 200; ``locations``: its ``Location`` fields.
         """
-        from pipegrid.mirror.redirects import table_of  # few runs need it
+        if status in REDIRECTS:
+            from pipegrid.mirror.redirects import table_of  # few runs need it
 
-        table = table_of(self._access)
-        learnt = None if route.hops else table.route_of(route.url)
-        found = table.follow(route, locations)
-        return found if learnt is None else learnt.replaced(hops=1)
-
-    def refused(self, path: str, route: FileRoute) -> FileRoute | None:
-        """Return another route for a file that a host does not have; None if there is none."""
-        table = self._access.redirects
-        if table is None or route.rule is None:
-            return None
-        table.forget(route.rule)
-        return own_route(self._address, path)
+            table = table_of(self._access)
+            try:
+                learnt = None if route.hops else table.route_of(route.url)
+                found = table.follow(route, locations)
+            except RedirectRefused as error:
+                return f"{self._address.url}: {error}, for {path}"
+            return found if learnt is None else learnt.replaced(hops=1)
+        known = self._access.redirects
+        if known is not None and route.rule is not None:  # the host was expected to have it
+            known.forget(route.rule)
+            return own_route(self._address, path)
+        return f"{route.address.url} answers {status} for {path}"
 
     def served(self, route: FileRoute) -> None:
         """A host has served a file itself."""

@@ -199,8 +199,6 @@ def _entry(machine: str | None, said: Mapping[str, str], of_apt: bool) -> Iterat
 # The certificate is for the hosts that the run names, and not for hosts that these redirect to. All files
 # are read, and errors reported, before the first connection.
 
-_HTTPS = 443
-
 
 class TlsFiles:
     """
@@ -241,7 +239,7 @@ class TlsFiles:
         """Allow the certificate for the host of a URL."""
         with_port = urlsplit(url)
         if with_port.hostname:
-            self._shown_to.add((with_port.hostname.lower(), with_port.port or _HTTPS))
+            self._shown_to.add((with_port.hostname.lower(), with_port.port or 443))
 
     def is_shown_to(self, host: str, port: int) -> bool:
         """Return whether a host may get the certificate."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from hashlib import sha256
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pipegrid.errors import UsageError
 from pipegrid.mirror import debian_index_update
@@ -40,8 +40,15 @@ from pipegrid.mirror.debian_index_selection import (
     named_by,
     names_packages,
 )
-from pipegrid.mirror.debian_index_update import Unpacked, by_hash, kept_as, stage_indexes, update
-from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, Release, read_release
+from pipegrid.mirror.debian_index_update import (
+    ArchiveMirror,
+    Unpacked,
+    by_hash,
+    kept_as,
+    stage_indexes,
+    update,
+)
+from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, read_release
 from pipegrid.mirror.debian_release_files import (
     OWN,
     OwnNames,
@@ -52,7 +59,6 @@ from pipegrid.mirror.debian_release_files import (
     unsigned_part,
 )
 from pipegrid.mirror.destination import STAGED, Destination
-from pipegrid.mirror.file_scheduler import Report
 from pipegrid.mirror.manifest import add_to_manifest, keep_manifest, noting
 from pipegrid.mirror.package_filter import (
     ALL,
@@ -65,13 +71,8 @@ from pipegrid.mirror.package_filter import (
     write_records,
 )
 from pipegrid.mirror.retained_files import RetainedFiles, held_here, kept_apart, remove_others
-from pipegrid.mirror.signatures import Keys
-from pipegrid.mirror.unique_entries import Entries, named_twice
-
-if TYPE_CHECKING:
-    from pipegrid.mirror.debian_index_update import ArchiveMirror
-    from pipegrid.mirror.signatures import GpgKey
-
+from pipegrid.mirror.signatures import GpgKey, Keys
+from pipegrid.mirror.unique_entries import ArchiveOutcome, Entries, named_twice
 
 # A mirror of a Debian archive: release files, indexes, packages. A client that reads it meanwhile never
 # finds a name without its file.
@@ -95,34 +96,20 @@ MAX_NAMED = 5_000_000
 """The largest archive names 1.4 million files."""
 
 
-class DebianOutcome:
+class DebianOutcome(ArchiveOutcome):
     """
     The outcome of a run.
 
     Attributes:
-        report: of the packages.
-        removed: paths that were deleted, or would be.
-        index_bytes: fetched for indexes and their patches.
         patched: indexes that patches brought up to date.
-        lacking: files of ``also``, or further forms of indexes, that no mirror has.
         absent: a sentence for each wanted item that the release files do not name.
-        entries: of the indexes, with the unusable ones.
-        is_published: whether the new indexes were published.
-        is_new: whether the release files differ from the previous ones.
-        unmatched: options and patterns of filters that match nothing.
-        spares_others: whether files are kept that filters of earlier runs select.
     """
 
+    patched = 0
+
     def __init__(self) -> None:
-        self.report = Report()
-        self.entries = Entries()
+        super().__init__()
         self.absent: list[str] = []
-        self.is_published = self.is_new = False
-        self.removed: list[str] = []
-        self.index_bytes = self.patched = 0
-        self.unmatched: list[tuple[str, str]] = []
-        self.spares_others = False
-        self.lacking: list[str] = []
 
 
 class DebianArchive:
@@ -287,9 +274,11 @@ class DebianArchive:
         made = [i for i in indexes if i.held != "packed" and i.kind in ("packages", "sources")]
         if made:
             wants = [await self._mirror.run(self._unpacked, index) for index in made]
-            done = await update(self._mirror, wants, patches_are_kept=self._selection.with_patches)
-            outcome.index_bytes += done.fetched_bytes
-            outcome.patched += done.patched
+            fetched_bytes, patched = await update(
+                self._mirror, wants, patches_are_kept=self._selection.with_patches
+            )
+            outcome.index_bytes += fetched_bytes
+            outcome.patched += patched
             await self._mirror.run(self._note_forms, made, wants)
         plain = [index for index in indexes if index not in made]
         fetched = await stage_indexes(
@@ -353,9 +342,11 @@ class DebianArchive:
         found = []
         for index in indexes:
             if index.kind == "patches" and index.forms:
-                why = _why_unreadable(self._destination, index)
-                if why is not None:
-                    skip(why)
+                try:
+                    for _ in named_by(self._destination, index):
+                        pass
+                except BadEntry as error:
+                    skip(error)
                     found.append(index)
         return found
 
@@ -470,10 +461,7 @@ class DebianArchive:
         thread.
         """
         destination = self._destination
-        # An unchanged file keeps its time: clients ask whether it has changed since.
-        destination.stage(
-            {path: d for path, d in own.items() if destination.read(path, len(d)) != d}
-        )
+        destination.stage(own)
         forms = [form for index in indexes for form in index.forms]
         for index in indexes:
             self._link_by_hash(index, entries)
@@ -541,15 +529,6 @@ def _all_own(suites: Iterable[Suite]) -> dict[str, bytes]:
     return {path: data for suite in suites for path, data in own_files(suite).items()}
 
 
-def _why_unreadable(destination: Destination, index: Index) -> BadEntry | None:
-    try:
-        for _ in named_by(destination, index):
-            pass
-    except BadEntry as error:
-        return error
-    return None
-
-
 def _checked_name(name: str, check: Callable[[str], T]) -> T:
     try:
         return check(name)
@@ -563,20 +542,14 @@ def _checked_name(name: str, check: Callable[[str], T]) -> T:
 
 def _before(suite: Suite) -> list[str]:
     """Return the paths of forms of packages and sources by the previous release file."""
-    paths = [below(suite, form).path for form in _main_forms(suite.before)]
+    before = suite.before.files if suite.before is not None else ()
+    paths = [suite.place(path) for path in before if names_packages(path)]
     return [*paths, *(path + debian_index_update.ENDING for path in paths)]
 
 
 def _has_hashes(suite: Suite) -> bool:
     """Return whether clients of both the previous and the new release file fetch by hash first."""
     return suite.before is not None and suite.before.by_hash and suite.release.by_hash
-
-
-def _main_forms(release: Release | None) -> Iterator[ArchiveFile]:
-    """Yield the packed and unpacked forms of the indexes of packages and sources."""
-    for path, form in release.files.items() if release is not None else ():
-        if names_packages(path):
-            yield form
 
 
 def _names_by_hash(suites: Sequence[Suite], indexes: Sequence[Index]) -> Iterator[str]:

@@ -11,18 +11,12 @@ Synchronous, for the thread that has the destination.
 
 from __future__ import annotations
 
-import bz2
-import lzma
-import os
-import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from hashlib import new as new_hash
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
-from pipegrid.disk import file_system_calls as disk
 from pipegrid.mirror import HIDDEN
-from pipegrid.mirror.archive_file import ArchiveFile
 from pipegrid.mirror.debian_index_selection import (
     READ,
     Index,
@@ -31,13 +25,12 @@ from pipegrid.mirror.debian_index_selection import (
     index_of,
     selected_by,
 )
+from pipegrid.mirror.debian_index_update import PackedIndex
 from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, read_release
-from pipegrid.mirror.debian_release_files import OWN, OwnNames, Suite, unsigned_part
+from pipegrid.mirror.debian_release_files import OwnNames, Suite, unsigned_part
 from pipegrid.mirror.destination import STAGED, Destination
 from pipegrid.mirror.package_filter import ALL
-
-if TYPE_CHECKING:
-    from pipegrid.mirror.signatures import GpgKey
+from pipegrid.mirror.signatures import GpgKey
 
 UPSTREAM = f"{HIDDEN}/upstream"
 """Where the archive's own indexes are kept."""
@@ -46,9 +39,6 @@ RECORD = "reindexed"
 """Which release files the indexes were rebuilt from, below ``HIDDEN``."""
 
 MAX_RECORD_BYTES = 1 << 20
-XZ_PRESET = 3
-"""A quarter of the memory of the default, for indexes that are a twentieth larger."""
-
 _FIELDS = {"sha256": "SHA256", "sha512": "SHA512"}
 _DROPPED = frozenset(("md5sum", "sha1", "sha256", "sha384", "sha512", "signed-by"))
 """Hashes of indexes that are not published; and the keys that the archive says it is signed by."""
@@ -143,114 +133,6 @@ def _algorithms(suite: Suite) -> tuple[str, ...]:
 # Indexes.
 
 
-class _Plain:
-    """A compressor that does not compress."""
-
-    def compress(self, data: bytes) -> bytes:
-        return data
-
-    def flush(self) -> bytes:
-        return b""
-
-
-def _zstandard() -> Any:
-    import zstandard
-
-    return zstandard.ZstdCompressor(level=6, write_checksum=True).compressobj()
-
-
-_PACKERS: Mapping[str, Callable[[], Any]] = {
-    ".xz": lambda: lzma.LZMACompressor(preset=XZ_PRESET),
-    ".gz": lambda: zlib.compressobj(6, zlib.DEFLATED, 31),
-    ".zst": _zstandard,
-    ".bz2": bz2.BZ2Compressor,
-    "": _Plain,
-}
-
-
-class PackedIndex:
-    """
-    One form of a new index.
-
-    Args:
-        path: without the ending.
-        ending: decides the compression.
-        name: in ``incoming``; None: only its hashes are wanted.
-        algorithms: of its hashes.
-
-    Attributes:
-        size: of the written bytes, compressed.
-    """
-
-    def __init__(
-        self,
-        destination: Destination,
-        path: str,
-        ending: str,
-        name: str | None,
-        algorithms: Iterable[str],
-    ) -> None:
-        self.path = path + ending
-        self.name = name
-        self.size = 0
-        self._packer = _PACKERS[ending]()
-        self._hashers = {algorithm: new_hash(algorithm) for algorithm in algorithms}
-        self._fd = -1
-        if name is not None:
-            destination.discard(name)
-            self._fd = destination.open_own(name)
-
-    def write(self, data: bytes) -> None:
-        """Write bytes of the index, which may stay in the compressor until ``finish``."""
-        self._add(self._packer.compress(data))
-
-    def finish(self, destination: Destination) -> None:
-        """Complete the file and record it as right."""
-        self._add(self._packer.flush())
-        if self._fd >= 0:
-            os.fsync(self._fd)
-            destination.note(self._fd, self.file)
-        self.close()
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def _add(self, data: bytes) -> None:
-        if not data:
-            return
-        for hasher in self._hashers.values():
-            hasher.update(data)
-        if self._fd >= 0:
-            disk.write_all(self._fd, data, self.size)
-        self.size += len(data)
-
-    def digests(self) -> Iterator[tuple[str, bytes]]:
-        """Yield each hash of the written bytes, after its algorithm."""
-        for algorithm, hasher in self._hashers.items():
-            yield algorithm, hasher.digest()
-
-    @property
-    def file(self) -> ArchiveFile:
-        """The written file, by its first hash."""
-        algorithm, digest = next(self.digests())
-        return ArchiveFile(self.path, self.size, algorithm, digest)
-
-    def stage(self, destination: Destination) -> None:
-        """Stage it, unless the existing file is the same."""
-        if self.name is None:
-            return
-        destination.delete(f"{STAGED}/{self.path}")
-        if destination.is_there(self.file):
-            destination.discard(self.name)
-            return
-        try:
-            destination.publish(self.name, self.path, staged=True)
-        except OSError as error:
-            raise destination.error(error, "hold a new index") from error
-
-
 def _written(
     destination: Destination,
     index: Index,
@@ -263,21 +145,17 @@ def _written(
     named = index.suite.release.files
     endings = [each for each in READ if index.suite.within(base) + each in named]
     outputs: list[PackedIndex] = []
-    try:
+    with destination.reporting("hold a new index"), ExitStack() as stack:
         for ending in endings:
             is_kept = bool(ending) or endings == [""]
             name = f"reindex.{number}{ending}" if is_kept else None
-            outputs.append(PackedIndex(destination, base, ending, name, algorithms))
+            output = PackedIndex(destination, base, ending, name, algorithms)
+            outputs.append(stack.enter_context(closing(output)))
         for text in _paragraphs(destination, index, own):
             for output in outputs:
                 output.write(text)
         for output in outputs:
             output.finish(destination)
-    except OSError as error:
-        raise destination.error(error, "hold a new index") from error
-    finally:
-        for output in outputs:
-            output.close()
     return outputs
 
 
@@ -360,14 +238,13 @@ def _signatures(
     destination: Destination, suite: Suite, text: bytes, key: GpgKey
 ) -> dict[str, bytes]:
     """Return release files with signatures; existing ones if they are right."""
-    known = {name: destination.read(suite.place(name), MAX_RELEASE_BYTES) for name in OWN}
-    files = {"Release": text}
-    inline, detached = known["InRelease"], known["Release.gpg"]
+    inline = destination.read(suite.place("InRelease"), MAX_RELEASE_BYTES)
+    detached = destination.read(suite.place("Release.gpg"), MAX_RELEASE_BYTES)
     if inline is None or not key.has_signed_inline(text, inline):
         inline = key.inline(text)
     if detached is None or not key.has_signed(text, detached):
         detached = key.detached(text)
-    return {**files, "Release.gpg": detached, "InRelease": inline}
+    return {"Release": text, "Release.gpg": detached, "InRelease": inline}
 
 
 def upstream_text(suite: Suite) -> bytes:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from os.path import dirname
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pipegrid.mirror.archive_file import (
     ArchiveFile,
@@ -25,6 +25,7 @@ from pipegrid.mirror.debian_metadata import (
     read_patch_index,
     sources,
 )
+from pipegrid.mirror.debian_release_files import Suite
 from pipegrid.mirror.decompression import check_index_bytes, index_blocks
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.package_filter import (
@@ -36,10 +37,6 @@ from pipegrid.mirror.package_filter import (
     compare_debian,
     select,
 )
-
-if TYPE_CHECKING:
-    from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.debian_release_files import Suite
 
 HELD = (".xz", ".gz")
 """The forms in which an index is kept, where the archive has them; the first is the one that is read."""
@@ -143,15 +140,12 @@ def hashed_names(suite: Suite, release: Release | None, path: str) -> list[str]:
     return [name for name in names if name is not None]
 
 
-def indexes_of(
-    suite: Suite, selection: Selection, absent: list[str] | None = None
-) -> Iterator[Index]:
+def indexes_of(suite: Suite, selection: Selection, absent: list[str]) -> Iterator[Index]:
     """
     Yield the kept indexes, each once.
 
     Args:
-        absent: gets a sentence for each wanted item that the release file does not name; None: that is an
-            error.
+        absent: gets a sentence for each wanted item that the release file does not name.
 
     Raises:
         MirrorError: an index cannot be kept in the wanted form.
@@ -159,12 +153,8 @@ def indexes_of(
     """
     release = suite.release
     seen: set[str] = set()
-    for kind, base in (
-        _chosen_flat(release, selection) if suite.is_flat else _chosen(release, selection)
-    ):
+    for kind, base in _chosen(suite, selection):
         if not _is_named(release, base):
-            if absent is None:
-                raise MirrorError(_not_named(suite, base))
             absent.append(_not_named(suite, base))
             continue
         index = index_of(suite, kind, base, selection.indexes)
@@ -196,8 +186,7 @@ def check_selected(suites: Sequence[Suite], selection: Selection) -> None:
     named: set[str] = set()
     absent: dict[str, tuple[Suite, str]] = {}
     for suite in suites:
-        chosen = _chosen_flat if suite.is_flat else _chosen
-        for kind, base in chosen(suite.release, selection):
+        for kind, base in _chosen(suite, selection):
             above, _, last = os.path.dirname(base).rpartition("/")
             keys = {base} if suite.is_flat else {above, last if kind == "packages" else "*"}
             if _is_named(suite.release, base):
@@ -224,9 +213,22 @@ def further_index(suite: Suite, file: ArchiveFile) -> Index:
 
 
 def _chosen(
-    release: Release, selection: Selection
+    suite: Suite, selection: Selection
 ) -> Iterator[tuple[Literal["packages", "sources"], str]]:
-    """Yield the wanted indexes, unpacked, by path below the suite; the release file may lack some."""
+    """
+    Yield the wanted indexes, unpacked, by path below the suite; the release file may lack some.
+
+    A flat suite must have packages or sources.
+    """
+    release = suite.release
+    with_sources = selection.with_sources or selection.filter.sources
+    if suite.is_flat:
+        with_sources = with_sources and _is_named(release, "Sources")
+        if not with_sources or _is_named(release, "Packages"):
+            yield "packages", "Packages"
+        if with_sources:
+            yield "sources", "Sources"
+        return
     for given in selection.components or release.components:
         component = _place_of_component(release, given)
         for name in selection.architectures:
@@ -235,20 +237,8 @@ def _chosen(
         apart = f"{component}/binary-all/Packages"
         if selection.architectures and release.all_apart and _is_named(release, apart):
             yield "packages", apart
-        if selection.with_sources or selection.filter.sources:
+        if with_sources:
             yield "sources", f"{component}/source/Sources"
-
-
-def _chosen_flat(
-    release: Release, selection: Selection
-) -> Iterator[tuple[Literal["packages", "sources"], str]]:
-    """Yield the indexes of a flat suite: packages, and sources if it has any; it must have one of them."""
-    sources_too = selection.with_sources or selection.filter.sources
-    sources_too = sources_too and _is_named(release, "Sources")
-    if not sources_too or _is_named(release, "Packages"):
-        yield "packages", "Packages"
-    if sources_too:
-        yield "sources", "Sources"
 
 
 def _place_of_component(release: Release, component: str) -> str:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import bz2
+import lzma
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
-from hashlib import sha256
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from hashlib import new as new_hash
 from os.path import dirname, join
-from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from pipegrid.disk import file_system_calls as disk
-from pipegrid.mirror.archive_file import HIDDEN, ArchiveFile, BadEntry, MirrorError
+from pipegrid.mirror.archive_file import HIDDEN, ArchiveFile, BadEntry, MirrorError, Skip
 from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, PatchStep, read_patch_index
 from pipegrid.mirror.decompression import PatchError, unpacked
 from pipegrid.mirror.destination import STAGED, Destination, WrongResult
+from pipegrid.mirror.epoll_response_head import SmallResponses
 from pipegrid.mirror.file_scheduler import Report
+from pipegrid.mirror.local_check import MirrorEntry
 from pipegrid.mirror.pdiff import MAX_PATCHES, apply_patches
-
-if TYPE_CHECKING:
-    from pipegrid.mirror.epoll_response_head import SmallResponses
-    from pipegrid.mirror.local_check import MirrorEntry
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,7 +29,7 @@ T = TypeVar("T")
 # Staging indexes as the archive has them, where no client sees them.
 
 
-class Obtained:
+class Obtained(NamedTuple):
     """
     The outcome of a request for indexes.
 
@@ -37,16 +38,8 @@ class Obtained:
         lacking: the reason for each index that no mirror gave, by path.
     """
 
-    def __init__(self) -> None:
-        self.size_bytes = 0
-        self.lacking: dict[str, str] = {}
-
-
-class SmallFileFetcher(Protocol):
-    """The part of a fetcher of small files that an archive uses."""
-
-    def fetch_all(self, asked: Sequence[tuple[str, int]], /) -> Awaitable[SmallResponses]:
-        """Fetch files by path, each with its limit in bytes."""
+    size_bytes: int
+    lacking: dict[str, str]
 
 
 class ArchiveMirror(Protocol):
@@ -56,23 +49,22 @@ class ArchiveMirror(Protocol):
 
     Attributes:
         destination: the directory that files are stored in.
-        count: how many mirrors there are.
+        urls: of the mirrors.
     """
+
+    @property
+    def urls(self) -> Sequence[str]: ...
 
     @property
     def destination(self) -> Destination: ...
 
-    @property
-    def count(self) -> int: ...
-
     def is_stopped(self) -> bool:
         """Return whether the run must end."""
 
-    def url(self, number: int) -> str:
-        """Return the URL of a mirror."""
-
-    def small_files(self, number: int) -> SmallFileFetcher:
-        """Return a fetcher from one mirror, for files whose hash is not known."""
+    def fetch_small(
+        self, number: int, asked: Sequence[tuple[str, int]], /
+    ) -> Awaitable[SmallResponses]:
+        """Fetch files whose hash is not known from one mirror, by path, each with its limit in bytes."""
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
         """Call a function in the thread of the destination."""
@@ -81,6 +73,37 @@ class ArchiveMirror(Protocol):
         self, files: Iterable[MirrorEntry], *, staged: bool = False, always: bool = False
     ) -> Awaitable[Report]:
         """Fetch what is not present; see ``Mirror.sync``."""
+
+
+async def first_trusted(
+    mirror: ArchiveMirror,
+    what: str,
+    ask: Callable[[int, str, Skip], Awaitable[T]],
+    skip: Skip,
+) -> T:
+    """
+    Return what the first mirror has that has a trusted one.
+
+    Args:
+        what: it is, for errors.
+        ask: asks a mirror, by number and URL; it is also given a ``Skip``.
+        skip: is called with the reason for each entry of it that is unusable.
+
+    Raises:
+        MirrorError: no mirror has one.
+    """
+    reasons: list[str] = []
+    for number, url in enumerate(mirror.urls):
+        skipped: list[BadEntry] = []
+        try:
+            found = await ask(number, url, skipped.append)
+        except (MirrorError, BadEntry) as error:
+            reasons.append(str(error))
+            continue
+        for reason in skipped:
+            skip(reason)
+        return found
+    raise MirrorError(f"no mirror has {what} that can be trusted: {'; '.join(reasons)}")
 
 
 async def stage_indexes(
@@ -92,31 +115,142 @@ async def stage_indexes(
     They are fetched by hash if the release file allows it, with their paths as a second attempt: incomplete
     mirrors may not have them by hash.
     """
-    done = Obtained()
     if not files:
-        return done
+        return Obtained(0, {})
     report = await mirror.sync(files, staged=staged, always=True)
-    done.size_bytes = report.fetched_bytes
+    size_bytes = report.fetched_bytes
     if report.failed_files and any(file.remote is not None for file in files):
         plain = [file.replaced(remote=None) for file in files]
         report = await mirror.sync(plain, staged=staged, always=True)
-        done.size_bytes += report.fetched_bytes
-    if report.failed_files:
-        await mirror.run(_note_lacking, mirror, files, report, done, staged)
-    return done
+        size_bytes += report.fetched_bytes
+    if not report.failed_files:
+        return Obtained(size_bytes, {})
+    return Obtained(size_bytes, await mirror.run(_lacking, mirror, files, report, staged))
 
 
-def _note_lacking(
-    mirror: ArchiveMirror,
-    files: Sequence[ArchiveFile],
-    report: Report,
-    done: Obtained,
-    staged: bool,
-) -> None:
+def _lacking(
+    mirror: ArchiveMirror, files: Sequence[ArchiveFile], report: Report, staged: bool
+) -> dict[str, str]:
     reasons = dict(report.failed)
-    for file in files:
-        if not mirror.destination.is_there(file, staged=staged):
-            done.lacking[file.path] = reasons.get(file.path, "no mirror has it")
+    return {
+        file.path: reasons.get(file.path, "no mirror has it")
+        for file in files
+        if not mirror.destination.is_there(file, staged=staged)
+    }
+
+
+# Indexes that are compressed here.
+
+XZ_PRESET = 3
+"""A quarter of the memory of the default, for indexes that are a twentieth larger."""
+
+ZSTD_LEVEL = 6
+
+
+class _Plain:
+    """A compressor that does not compress."""
+
+    def compress(self, data: bytes) -> bytes:
+        return data
+
+    def flush(self) -> bytes:
+        return b""
+
+
+def _zstandard() -> Any:
+    import zstandard
+
+    return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True).compressobj()
+
+
+_PACKERS: Mapping[str, Callable[[], Any]] = {
+    ".xz": lambda: lzma.LZMACompressor(preset=XZ_PRESET),
+    ".gz": lambda: zlib.compressobj(6, zlib.DEFLATED, 31),
+    ".zst": _zstandard,
+    ".bz2": bz2.BZ2Compressor,
+    "": _Plain,
+}
+
+
+class PackedIndex:
+    """
+    One form of a new index.
+
+    Args:
+        path: without the ending.
+        ending: decides the compression.
+        name: in ``incoming``; None: only its hashes are wanted.
+        algorithms: of its hashes.
+
+    Attributes:
+        size: of the written bytes, compressed.
+    """
+
+    def __init__(
+        self,
+        destination: Destination,
+        path: str,
+        ending: str,
+        name: str | None,
+        algorithms: Iterable[str],
+    ) -> None:
+        self.path = path + ending
+        self.name = name
+        self.size = 0
+        self._packer = _PACKERS[ending]()
+        self._hashers = {algorithm: new_hash(algorithm) for algorithm in algorithms}
+        self._fd = -1
+        if name is not None:
+            destination.discard(name)
+            self._fd = destination.open_own(name)
+
+    def write(self, data: bytes) -> None:
+        """Write bytes of the index, which may stay in the compressor until ``finish``."""
+        self._add(self._packer.compress(data))
+
+    def finish(self, destination: Destination) -> None:
+        """Complete the file and record it as right."""
+        self._add(self._packer.flush())
+        if self._fd >= 0:
+            os.fsync(self._fd)
+            destination.note(self._fd, self.file)
+        self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _add(self, data: bytes) -> None:
+        if not data:
+            return
+        for hasher in self._hashers.values():
+            hasher.update(data)
+        if self._fd >= 0:
+            disk.write_all(self._fd, data, self.size)
+        self.size += len(data)
+
+    def digests(self) -> Iterator[tuple[str, bytes]]:
+        """Yield each hash of the written bytes, after its algorithm."""
+        for algorithm, hasher in self._hashers.items():
+            yield algorithm, hasher.digest()
+
+    @property
+    def file(self) -> ArchiveFile:
+        """The written file, by its first hash."""
+        algorithm, digest = next(self.digests())
+        return ArchiveFile(self.path, self.size, algorithm, digest)
+
+    def stage(self, destination: Destination) -> None:
+        """Stage it, unless the existing file is the same."""
+        if self.name is None:
+            return
+        destination.delete(f"{STAGED}/{self.path}")
+        if destination.is_there(self.file):
+            destination.discard(self.name)
+            return
+        with destination.reporting("hold a new index"):
+            destination.publish(self.name, self.path, staged=True)
 
 
 # Indexes that are kept compressed by zstandard: a fifth of the space, and fast to read and to patch.
@@ -126,7 +260,6 @@ def _note_lacking(
 # if the file has changed, the index is made again.
 
 ENDING = ".zst"
-LEVEL = 6
 NOTES = f"{HIDDEN}/compressed"
 MAX_NOTES_BYTES = 8 << 20
 _NEW = "compressed.new"
@@ -167,35 +300,15 @@ def compress(destination: Destination, index: ArchiveFile) -> ArchiveFile:
     Raises:
         MirrorError: the disk is full.
     """
-    import zstandard
-
-    destination.discard(_NEW)
-    hasher = sha256()
-    size = 0
-    try:
-        fd = destination.open_own(_NEW)
-        try:
-            packer = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compressobj()
+    with destination.reporting("keep an index compressed"):
+        with closing(PackedIndex(destination, index.path, ENDING, _NEW, ("sha256",))) as output:
             for block in unpacked(destination.staged_path(index.path)):
-                size = _write(fd, packer.compress(block), size, hasher)
-            size = _write(fd, packer.flush(), size, hasher)
-            os.fsync(fd)
-            kept = ArchiveFile(index.path + ENDING, size, "sha256", hasher.digest())
-            destination.note(fd, kept)
-        finally:
-            os.close(fd)
-        destination.publish(_NEW, kept.path, staged=True)
-        _note(destination, index, kept)
-    except OSError as error:
-        raise destination.error(error, "keep an index compressed") from error
+                output.write(block)
+            output.finish(destination)
+        destination.publish(_NEW, output.path, staged=True)
+        _note(destination, index, output.file)
     destination.delete(f"{STAGED}/{index.path}")
-    return kept
-
-
-def _write(fd: int, data: bytes, at: int, hasher: object) -> int:
-    hasher.update(data)  # type: ignore[attr-defined]
-    disk.write_all(fd, data, at)
-    return at + len(data)
+    return output.file
 
 
 def _note(destination: Destination, index: ArchiveFile, kept: ArchiveFile) -> None:
@@ -247,19 +360,6 @@ class Unpacked(NamedTuple):
     compressed: bool = False
 
 
-class Updated:
-    """
-    The outcome of ``update``.
-
-    Attributes:
-        fetched_bytes: of patches, their lists, and packed indexes.
-        patched: indexes that patches brought up to date.
-    """
-
-    def __init__(self) -> None:
-        self.fetched_bytes = self.patched = 0
-
-
 _BY_HASH = {"sha256": "SHA256", "sha512": "SHA512"}
 
 
@@ -271,30 +371,37 @@ def by_hash(path: str, algorithm: str, digest: bytes) -> str | None:
 
 async def update(
     mirror: ArchiveMirror, wants: Sequence[Unpacked], patches_are_kept: bool = False
-) -> Updated:
+) -> tuple[int, int]:
     """
     Stage these indexes unpacked.
 
     Args:
         patches_are_kept: whether the patches are published too; each is published as soon as it arrives.
 
+    Returns:
+        How many bytes were fetched, of patches, their lists, and packed indexes; and how many indexes
+        patches brought up to date.
+
     Raises:
         MirrorError: one cannot be fetched in any form.
     """
-    done = Updated()
     missing = await mirror.run(_missing, mirror, wants)
-    chains = await _chains(mirror, missing, done)
+    able = [want for want in missing if _may_pay(want)]
+    lists = [want.patches for want in able if want.patches is not None]
+    got = await stage_indexes(mirror, lists)
+    fetched_bytes = got.size_bytes
+    chains = await mirror.run(_choose, mirror, able)
     patches = [step.packed for _, chain in chains for step in chain if step.packed is not None]
     got = await stage_indexes(mirror, patches, staged=not patches_are_kept)
-    done.fetched_bytes += got.size_bytes
+    fetched_bytes += got.size_bytes
+    patched = 0
     for want, chain in chains:
-        if await mirror.run(_apply, mirror, want, chain):
-            done.patched += 1
+        patched += await mirror.run(_apply, mirror, want, chain)
     missing = await mirror.run(_missing, mirror, missing)
     for attempt in range(max((len(want.packed) for want in missing), default=0)):
         forms = [want.packed[attempt] for want in missing if attempt < len(want.packed)]
         got = await stage_indexes(mirror, forms)
-        done.fetched_bytes += got.size_bytes
+        fetched_bytes += got.size_bytes
         for want in missing:
             if attempt < len(want.packed) and want.packed[attempt].path not in got.lacking:
                 await mirror.run(_unpack, mirror, want, want.packed[attempt])
@@ -303,7 +410,7 @@ async def update(
         raise MirrorError(
             f"the index {missing[0].target.path} could not be fetched in any form; the old one stays"
         )
-    return done
+    return fetched_bytes, patched
 
 
 def _missing(mirror: ArchiveMirror, wants: Sequence[Unpacked]) -> list[Unpacked]:
@@ -325,18 +432,6 @@ def _made(mirror: ArchiveMirror, want: Unpacked) -> None:
         compress(mirror.destination, want.target)
 
 
-Chain = tuple[Unpacked, tuple[PatchStep, ...]]
-
-
-async def _chains(mirror: ArchiveMirror, wants: Sequence[Unpacked], done: Updated) -> list[Chain]:
-    """Fetch the lists of patches, all at once; return the indexes that can be patched, with their patches."""
-    able = [want for want in wants if _may_pay(want)]
-    lists = [want.patches for want in able if want.patches is not None]
-    got = await stage_indexes(mirror, lists)
-    done.fetched_bytes += got.size_bytes
-    return await mirror.run(_choose, mirror, able)
-
-
 def _full_bytes(want: Unpacked) -> int:
     return (want.packed[0].size if want.packed else want.target.size) or 0
 
@@ -349,7 +444,10 @@ def _may_pay(want: Unpacked) -> bool:
     return patches.size < min(_full_bytes(want), MAX_RELEASE_BYTES)
 
 
-def _choose(mirror: ArchiveMirror, wants: Sequence[Unpacked]) -> list[Chain]:
+def _choose(
+    mirror: ArchiveMirror, wants: Sequence[Unpacked]
+) -> list[tuple[Unpacked, tuple[PatchStep, ...]]]:
+    """Return the indexes that can be patched, with their patches. In the thread."""
     chosen = []
     for want in wants:
         assert want.patches is not None
@@ -381,9 +479,7 @@ def _apply(mirror: ArchiveMirror, want: Unpacked, chain: Sequence[PatchStep]) ->
     ]
     try:
         destination.make(
-            want.target,
-            lambda fd: apply_patches(index, patches, fd, want.target.size).digest,
-            staged=True,
+            want.target, lambda fd: apply_patches(index, patches, fd, want.target.size).digest
         )
     except (PatchError, FileNotFoundError, WrongResult):
         return False
@@ -396,8 +492,6 @@ def _unpack(mirror: ArchiveMirror, want: Unpacked, form: ArchiveFile) -> None:
     if form.path != want.target.path:
         packed = mirror.destination.staged_path(form.path)
         mirror.destination.make(
-            want.target,
-            lambda fd: apply_patches(packed, (), fd, want.target.size).digest,
-            staged=True,
+            want.target, lambda fd: apply_patches(packed, (), fd, want.target.size).digest
         )
     _made(mirror, want)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from os.path import join
@@ -191,8 +192,6 @@ class Release(NamedTuple):
         others: the alternatives of files with several values of one hash.
     """
 
-    suite: str
-    codename: str
     components: tuple[str, ...]
     architectures: tuple[str, ...]
     files: Mapping[str, ArchiveFile]
@@ -211,8 +210,6 @@ class Release(NamedTuple):
 
 _RELEASE_FIELDS = frozenset(
     (
-        "Suite",
-        "Codename",
         "Components",
         "Architectures",
         "Date",
@@ -258,8 +255,6 @@ def read_release(
     architectures = tuple(_words(found.get("Architectures", "")))
     within = _words(found.get("No-Support-for-Architecture-all", ""))
     return Release(
-        suite=found.get("Suite", ""),
-        codename=found.get("Codename", ""),
         components=tuple(_words(found.get("Components", ""))) or _components_of(files),
         architectures=architectures,
         files=files,
@@ -384,10 +379,8 @@ def _date(text: str | None, name: str, ignores: bool = False) -> datetime | None
         return None
     date = None
     if len(text) <= MAX_DATE_CHARS:
-        try:
+        with suppress(ValueError, TypeError, IndexError, OverflowError):
             date = _usual_date(text) or _other_date(text)
-        except (ValueError, TypeError, IndexError, OverflowError):
-            date = None
     if date is None:
         if ignores:
             return None
@@ -452,18 +445,16 @@ def packages(blocks: Iterable[bytes], name: str, skip: Skip | None = None) -> It
     """
     skip = skip or _refuse
     for found in paragraphs(blocks, _PACKAGE_FIELDS, name, _USUAL_PACKAGE):
-        each = _package_or_why(found, name)
-        if isinstance(each, BadEntry):
-            skip(each)
-        else:
-            yield each
+        yield from _package_named(found, name, skip)
 
 
-def _package_or_why(found: Mapping[str, str], name: str) -> ArchiveFile | BadEntry:
+def _package_named(found: Mapping[str, str], name: str, skip: Skip) -> Iterable[ArchiveFile]:
+    """Return the file of one package; nothing if it is unusable."""
     try:
-        return _package(found, name)
+        return (_package(found, name),)
     except BadEntry as error:
-        return error
+        skip(error)
+        return ()
 
 
 def _package(found: Mapping[str, str], name: str) -> ArchiveFile:
@@ -579,23 +570,18 @@ def described(
     Raises:
         BadEntry: as ``paragraphs``.
     """
-    fields = _DESCRIBING | (_PACKAGE_FIELDS if kind == "packages" else _SOURCE_FIELDS)
+    is_package = kind == "packages"
+    fields = _DESCRIBING | (_PACKAGE_FIELDS if is_package else _SOURCE_FIELDS)
+    files_in = _package_named if is_package else _files_named
     for text in raw_paragraphs(blocks, name):
         found = parse_paragraph(text, fields, frozenset())
         about = _description(found, kind)
-        if kind == "packages":
-            each = _package_or_why(found, name)
-            if isinstance(each, BadEntry):
-                skip(each)
-                continue
-            files: tuple[ArchiveFile, ...] = (each,)
-            wrong: list[BadEntry] = []
-        else:
-            wrong = []
-            files = tuple(_files_named(found, name, wrong.append))
-            for why in wrong:
-                skip(why)
-        yield about, DescribedEntry(about, files, text, bool(files) and not wrong)
+        wrong: list[BadEntry] = []
+        files = tuple(files_in(found, name, wrong.append))
+        for why in wrong:
+            skip(why)
+        if files or not is_package:
+            yield about, DescribedEntry(about, files, text, bool(files) and not wrong)
 
 
 def _description(found: Mapping[str, str], kind: str) -> Description:
@@ -620,13 +606,11 @@ class PatchStep(NamedTuple):
     One patch of an index.
 
     Attributes:
-        before: SHA-256 and size of the version that it applies to.
-        packed: size and SHA-256 of the compressed patch, which is fetched.
+        before: SHA-256 of the version that it applies to.
+        packed: the compressed patch, which is fetched; None if its hash is unknown.
     """
 
-    name: str
     before: bytes
-    before_size: int
     packed: ArchiveFile | None
 
 
@@ -635,13 +619,12 @@ class PatchIndex(NamedTuple):
     The ``Index`` of patches of one index.
 
     Attributes:
-        current, current_size: SHA-256 and size of the newest version.
+        current: SHA-256 of the newest version.
         steps: oldest first.
         merged: whether each step leads to the newest version, instead of to that of the next step.
     """
 
     current: bytes
-    current_size: int
     steps: tuple[PatchStep, ...]
     merged: bool = False
 
@@ -673,22 +656,21 @@ def read_patch_index(data: bytes, directory: str, name: str) -> PatchIndex:
     found = next(paragraphs([data], _PATCH_FIELDS, name), None)
     if found is None or "SHA256-Current" not in found or "SHA256-History" not in found:
         raise BadEntry(f"{name} is not an index of patches with SHA-256")
-    current, current_size = _hash_and_size(found["SHA256-Current"].split(), name)
-    history = _rows(found["SHA256-History"], name)
+    current = _digest_of(found["SHA256-Current"].split(), name)
     downloads = {
         row[2].rpartition(".")[0]: row for row in _rows(found.get("SHA256-Download", ""), name)
     }
     steps = []
-    for row in history:
-        digest, size = _hash_and_size(row, name)
+    for row in _rows(found["SHA256-History"], name):
+        digest = _digest_of(row, name)
         check_path(f"{directory}/{row[2]}")
         download = downloads.get(row[2])
         packed = None
         if download is not None:
             packed = wanted(f"{directory}/{download[2]}", int(download[1]), {"sha256": download[0]})
-        steps.append(PatchStep(row[2], digest, size, packed))
+        steps.append(PatchStep(digest, packed))
     merged = found.get("X-Patch-Precedence", "").lower() == "merged"
-    return PatchIndex(current, current_size, tuple(steps), merged)
+    return PatchIndex(current, tuple(steps), merged)
 
 
 def _rows(text: str, name: str) -> list[list[str]]:
@@ -698,7 +680,8 @@ def _rows(text: str, name: str) -> list[list[str]]:
     return rows
 
 
-def _hash_and_size(row: list[str], name: str) -> tuple[bytes, int]:
+def _digest_of(row: list[str], name: str) -> bytes:
+    """Return the hash in a row of hash and size."""
     if len(row) < 2 or _SHA256.fullmatch(row[0]) is None or _SIZE.fullmatch(row[1]) is None:
         raise BadEntry(f"{name} has a line that is not hash and size")
-    return bytes.fromhex(row[0]), int(row[1])
+    return bytes.fromhex(row[0])

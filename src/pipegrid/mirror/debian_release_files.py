@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from io import BytesIO
 from itertools import zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pipegrid.mirror.archive_file import (
     ArchiveFile,
@@ -18,6 +19,7 @@ from pipegrid.mirror.archive_file import (
     check_path,
     quoted,
 )
+from pipegrid.mirror.debian_index_update import ArchiveMirror, first_trusted
 from pipegrid.mirror.debian_metadata import MAX_RELEASE_BYTES, Release, read_release
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.signatures import (
@@ -29,11 +31,6 @@ from pipegrid.mirror.signatures import (
     signed_parts,
     unescaped,
 )
-
-if TYPE_CHECKING:
-    from pipegrid.mirror.debian_index_update import ArchiveMirror
-    from pipegrid.mirror.destination import Destination
-
 
 # The suites of a Debian archive: release files are fetched from a mirror, and trusted if they are signed.
 #
@@ -258,46 +255,30 @@ class Suites:
         Raises:
             MirrorError: no mirror has one.
         """
-        reasons: list[str] = []
-        for number in range(self._mirror.count):
-            found = await self._try(number, suite, reasons, skip)
-            if found is not None:
-                return found
-        raise MirrorError(
-            f"no mirror has a release file of {quoted(suite)} that can be trusted: {'; '.join(reasons)}"
-        )
+        what = f"a release file of {quoted(suite)}"
+        return await first_trusted(self._mirror, what, partial(self._ask, suite), skip)
 
-    async def _try(self, number: int, suite: str, reasons: list[str], skip: Skip) -> Suite | None:
-        try:
-            return await self._ask(number, suite, skip)
-        except (MirrorError, BadEntry) as error:
-            reasons.append(str(error))
-            return None
-
-    async def _ask(self, number: int, suite: str, skip: Skip) -> Suite:
+    async def _ask(self, suite: str, number: int, url: str, skip: Skip) -> Suite:
         directory = _directory_of(suite)
         prefix = directory and f"{directory}/"
-        answers = await self._mirror.small_files(number).fetch_all(
+        answers = await self._mirror.fetch_small(
+            number,
             (
                 (f"{prefix}InRelease", MAX_RELEASE_BYTES),
                 (f"{prefix}Release", MAX_RELEASE_BYTES),
                 (f"{prefix}Release.gpg", MAX_SIGNATURE_BYTES),
-            )
+            ),
         )
         found = {path.rpartition("/")[2]: data for path, data in answers.items()}
-        url = self._mirror.url(number)
         if not found.keys() & {"InRelease", "Release"}:
             why = "".join(f" ({each})" for each in list(answers.refused.values())[:1])
             raise MirrorError(f"{url} has no {prefix}InRelease and no Release{why}")
         content, files, name = await self._mirror.run(self._believe, found, prefix, url)
-        skipped: list[BadEntry] = []
-        release = read_release(content, name, skipped.append, self._ignores_dates)
+        release = read_release(content, name, skip, self._ignores_dates)
         if not self._ignores_dates:
             _check_dates(release, self._now, name)
         before = await self._mirror.run(self._before, prefix)
         _check_not_older(before, release, name, self._ignores_dates)
-        for reason in skipped:
-            skip(reason)
         return Suite(directory, release, files, before, suite.endswith("/"))
 
     def _believe(

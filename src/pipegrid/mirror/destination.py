@@ -9,7 +9,7 @@ import stat
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 
 from pipegrid.disk import file_system_calls as disk
@@ -40,6 +40,7 @@ _NO_LINKS = frozenset(
 """Errors of file systems that support no hard links, or no more of them; a failing disk gives others."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Directories:
@@ -185,10 +186,8 @@ class Directories:
         for path in paths:
             fd = self.directory(path, make=False)
             if fd is not None:
-                try:
+                with self.reporting(f"hold {quoted(path)}"):
                     sync_directory(fd)
-                except OSError as error:
-                    raise self.error(error, f"hold {quoted(path)}") from error
 
     def open_file(self, path: str, name: str) -> int | None:
         """
@@ -205,9 +204,7 @@ class Directories:
         if directory is None:
             return None
         try:
-            return os.open(
-                last, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory
-            )
+            return os.open(last, _READ, dir_fd=directory)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -233,6 +230,14 @@ class Directories:
             return self.full(what)
         reason = os.strerror(error.errno) if error.errno else str(error)
         return MirrorError(f"{self.path} cannot {what}: {reason}")
+
+    @contextmanager
+    def reporting(self, what: str) -> Iterator[None]:
+        """Raise the ``error`` for an error of the operating system."""
+        try:
+            yield
+        except OSError as error:
+            raise self.error(error, what) from error
 
     def full(self, what: str) -> MirrorError:
         """Return the error for a full disk."""
@@ -288,17 +293,6 @@ def link_as(name: str, directory: int, other: str, other_directory: int, through
             return
         raise
     os.rename(_LINKED, other, src_dir_fd=through, dst_dir_fd=other_directory)
-
-
-def read_at(name: str, directory: int, most_bytes: int) -> bytes | None:
-    """Return a file up to a size; None if there is none. A symbolic link is not followed."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    try:
-        fd = os.open(name, flags, dir_fd=directory)
-    except OSError:
-        return None
-    with open(fd, "rb") as file:
-        return file.read() if os.fstat(fd).st_size <= most_bytes else None
 
 
 def hash_file(fd: int, algorithm: str) -> bytes:
@@ -358,6 +352,8 @@ class Destination:
         hidden = os.path.join(self.path, HIDDEN)
         self.manifest = os.path.join(hidden, MANIFEST)
         self._open(hidden)
+        self.error = self._directories.error
+        self.reporting = self._directories.reporting
         self.sync_names = self._directories.sync
         try:
             if not self._begin(os.path.join(hidden, "lock")):
@@ -402,10 +398,6 @@ class Destination:
     def has_changed(self) -> None:
         """Adapt to directories that other processes have made."""
         self._directories.forget_absent()
-
-    def error(self, error: OSError | PipegridError, what: str) -> MirrorError:
-        """Return the ``MirrorError`` for an error of the operating system, or of ``disk.durability``."""
-        return self._directories.error(error, what)
 
     def where(self, path: str) -> str:
         """Return the full path of a file of the mirror, for callers that open it themselves."""
@@ -549,10 +541,8 @@ class Destination:
         if old is None or not exists(name, old):
             return
         new, last = self._directories.place(other, make=True)
-        try:
+        with self.reporting(f"hold {quoted(other)}"):
             os.rename(name, last, src_dir_fd=old, dst_dir_fd=new)
-        except OSError as error:
-            raise self.error(error, f"hold {quoted(other)}") from error
 
     def link(self, path: str, other: str) -> None:
         """
@@ -569,10 +559,8 @@ class Destination:
                 continue
             new, last = self._directories.place(other, make=True)
             assert new is not None
-            try:
+            with self.reporting(f"hold {quoted(other)}"):
                 link_as(name, old, last, new, self._incoming)
-            except OSError as error:
-                raise self.error(error, f"hold {quoted(other)}") from error
             self.changes += 1
             return
 
@@ -601,32 +589,42 @@ class Destination:
         for path in sorted(self.others(frozenset(), STAGED), reverse=True):
             self.delete(path)
 
-    def make(
-        self, wanted: ArchiveFile, write: Callable[[int], bytes | None], staged: bool = False
-    ) -> None:
+    def accept(
+        self, fd: int, name: str, wanted: ArchiveFile, staged: bool, sha256: bytes | None = None
+    ) -> bool:
         """
-        Make a file here instead of fetching it.
+        Give an open file of ``incoming`` its final name, durably, if it is right; returns whether it is.
 
         Args:
-            write: writes it to the given descriptor; returns its SHA-256 if known.
+            staged: as for ``publish``.
+            sha256: its hash if known.
+        """
+        if wanted.size not in (None, os.fstat(fd).st_size):
+            return False
+        known = sha256 if wanted.algorithm == "sha256" else None
+        if (known or hash_file(fd, wanted.algorithm)) != wanted.digest:
+            return False
+        os.fsync(fd)
+        self.note(fd, wanted)
+        self.publish(name, wanted.path, staged)
+        return True
+
+    def make(self, wanted: ArchiveFile, write: Callable[[int], bytes]) -> None:
+        """
+        Make a file here instead of fetching it, and stage it.
+
+        Args:
+            write: writes it to the given descriptor; returns its SHA-256.
 
         Raises:
             WrongResult: it is not the wanted one.
             MirrorError: it cannot be written.
         """
-        try:
+        with self.reporting(f"hold {quoted(wanted.path)}"):
             fd, name = self.open_incoming(wanted)
-        except OSError as error:
-            raise self.error(error, f"hold {quoted(wanted.path)}") from error
         try:
-            found = write(fd)
-            if found is None or wanted.algorithm != "sha256":
-                found = hash_file(fd, wanted.algorithm)
-            if wanted.size not in (None, os.fstat(fd).st_size) or found != wanted.digest:
+            if not self.accept(fd, name, wanted, True, write(fd)):
                 raise WrongResult(f"the {quoted(wanted.path)} made here is not that of the archive")
-            os.fsync(fd)
-            self.note(fd, wanted)
-            self.publish(name, wanted.path, staged)
         except BaseException as error:
             self.discard(name)
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
@@ -637,18 +635,17 @@ class Destination:
 
     def stage(self, files: Mapping[str, bytes]) -> None:
         """
-        Write files of the mirror's own below ``STAGED``, durably.
+        Write files of the mirror's own below ``STAGED``, durably; except those that exist with these bytes.
 
         Raises:
             MirrorError: they cannot be written.
         """
-        path = ""
-        try:
-            for path, data in files.items():
-                self._write_own(data)
-                self.publish(_OWN_NEW, path, staged=True)
-        except OSError as error:
-            raise self.error(error, f"hold {quoted(path)}") from error
+        for path, data in files.items():
+            # An unchanged file keeps its time: clients ask whether it has changed since.
+            if self.read(path, len(data)) != data:
+                with self.reporting(f"hold {quoted(path)}"):
+                    self._write_own(data)
+                    self.publish(_OWN_NEW, path, staged=True)
 
     def _write_own(self, data: bytes) -> None:
         """Write a new file of the mirror's own in ``incoming``, durably, without its final name."""
@@ -667,16 +664,21 @@ class Destination:
         Raises:
             MirrorError: it cannot be written.
         """
-        try:
+        with self.reporting("record its files"):
             self._write_own(data)
             os.rename(_OWN_NEW, name, src_dir_fd=self._incoming, dst_dir_fd=self._hidden)
-        except OSError as error:
-            raise self.error(error, "record its files") from error
 
     def read(self, path: str, most_bytes: int) -> bytes | None:
         """Return an existing file up to a size; a symbolic link is not followed."""
         directory, name = self._directories.place(path, make=False)
-        return None if directory is None else read_at(name, directory, most_bytes)
+        if directory is None:
+            return None
+        try:
+            fd = os.open(name, _READ, dir_fd=directory)
+        except OSError:
+            return None
+        with open(fd, "rb") as file:
+            return file.read() if os.fstat(fd).st_size <= most_bytes else None
 
     def holds(self, files: Mapping[str, bytes]) -> bool:
         """Return whether all of these files exist and have these bytes."""
@@ -709,13 +711,7 @@ class Destination:
         """Publish a file of an interrupted run if it is complete and right; else remove it."""
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._incoming)
         try:
-            status = os.fstat(fd)
-            if wanted.size in (None, status.st_size) and (
-                hash_file(fd, wanted.algorithm) == wanted.digest
-            ):
-                os.fsync(fd)
-                self.note(fd, wanted)
-                self.publish(name, wanted.path, staged)
+            if self.accept(fd, name, wanted, staged):
                 return True
         finally:
             os.close(fd)
@@ -741,12 +737,9 @@ class Destination:
     def _remove(self, path: str) -> None:
         directory, name = self._directories.place(path, make=False)
         if directory is not None:
-            try:
-                with suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=directory)
-                    self.changes += not path.startswith(f"{HIDDEN}/")
-            except OSError as error:
-                raise self.error(error, f"remove {quoted(path)}") from error
+            with self.reporting(f"remove {quoted(path)}"), suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=directory)
+                self.changes += not path.startswith(f"{HIDDEN}/")
 
     def delete(self, path: str) -> None:
         """

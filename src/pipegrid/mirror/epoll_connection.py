@@ -8,7 +8,7 @@ from _socket import SO_ERROR, SOL_SOCKET, socket
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from pipegrid.mirror.archive_file import MAX_UNTOLD_BYTES
+from pipegrid.mirror.archive_file import misfit
 from pipegrid.mirror.connection_scheduler import HostSchedule, ScheduledConnection
 from pipegrid.mirror.epoll_response_head import (
     LF_ALONE,
@@ -55,9 +55,6 @@ if TYPE_CHECKING:
 
         def not_now(self, connection: Connection, job: FetchJob, reason: str) -> None:
             """The mirror must not be asked for a while."""
-
-        def unwanted(self, connection: Connection, job: FetchJob) -> None:
-            """Another mirror was faster, so nothing of the response is stored."""
 
 
 SKIPPED_BYTES = 64 << 10
@@ -307,12 +304,8 @@ class Connection(ScheduledConnection):
                 runner.not_now(self, job, reason)
             else:
                 runner.refused(self, job, reason, False)
-        elif wanted.size is None and head.length > MAX_UNTOLD_BYTES:
-            reason = f"it has {head.length} bytes, more than a file of unknown size may have"
-            runner.refused(self, job, reason, True)
-        elif wanted.size is not None and head.length != wanted.size:
-            reason = f"it has {head.length} bytes, and {wanted.size} by the index"
-            runner.refused(self, job, reason, True)
+        elif head.length != wanted.size and (wrong := misfit(wanted, head.length)):
+            runner.refused(self, job, wrong, True)
         elif not job.is_over:
             self._job, self._left = job, head.length
             self.outstanding_bytes += head.length
@@ -320,7 +313,7 @@ class Connection(ScheduledConnection):
                 self._store_whole(memoryview(b""))
             return
         else:  # another mirror was faster
-            runner.unwanted(self, job)
+            self.host.put_back(job)
         self._skip(head.length)
 
     def _skip(self, length: int) -> None:

@@ -6,7 +6,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import islice
 
 from pipegrid.mirror.archive_file import ArchiveFile
@@ -15,8 +15,8 @@ from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.epoll_connection import Connection, Lost
 from pipegrid.mirror.epoll_response_head import UnsupportedResponse
 from pipegrid.mirror.epoll_socket_cache import SocketCache, securing
-from pipegrid.mirror.file_scheduler import FetchJob, Scheduler, Tally
-from pipegrid.mirror.mirror_urls import Address, RedirectRefused
+from pipegrid.mirror.file_scheduler import FetchJob
+from pipegrid.mirror.mirror_urls import RedirectRefused
 from pipegrid.mirror.preconnect_mirrors import begin, place_of
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pipegrid.disk.durability import Policy
-    from pipegrid.mirror.epoll_connection import ConnectionEvents
     from pipegrid.mirror.epoll_file_store import FileStore
     from pipegrid.mirror.file_scheduler import Failure
 
@@ -45,77 +44,14 @@ WATCH_S = 0.1
 AT_ONCE = 256
 ALONE_STALL_S = 5.0
 
-Missing = Callable[[list[ArchiveFile]], list[ArchiveFile]]
-
-
-class HostConnector:
-    """
-    Connects to one host.
-
-    Args:
-        preconnected: may have opened connections in advance.
-    """
-
-    def __init__(self, host: HostSchedule, preconnected: SocketCache | None = None) -> None:
-        self._host = host
-        self._preconnected = preconnected
-        self._place: tuple[int, Any] | None = None
-        self._secure: Callable[[Any], Any] | None = None
-
-    def connect(self, runner: ConnectionEvents) -> Connection:
-        """
-        Begin to connect.
-
-        Raises:
-            OSError: that is not possible.
-        """
-        address = self._host.address
-        begun = None if self._preconnected is None else self._preconnected.take(address)
-        if begun is None:
-            if self._place is None:
-                self._place = place_of(*address.place)
-            begun = begin(self._place), 0
-        sock, count = begun
-        secure = None
-        if address.scheme == "https" and not hasattr(sock, "do_handshake"):
-            secure = self._secure = self._secure or securing(address)
-        return Connection(runner, self._host, sock, secure, count)
-
-
-class FetchContext:
-    """
-    The mirrors and the storage that all drivers of one run share.
-
-    Args:
-        addresses: of the mirrors, in the order of the scheduler.
-        connections: to each mirror at most; those without further requests do not count.
-        missing: returns which of some files are not present yet.
-        staged: whether files are stored where clients do not see them.
-    """
-
-    def __init__(
-        self,
-        addresses: Sequence[Address],
-        destination: Destination,
-        policy: Policy,
-        connections: int,
-        missing: Missing,
-        staged: bool = False,
-    ) -> None:
-        self.addresses = addresses
-        self.destination = destination
-        self.policy = policy
-        self.connections = connections
-        self.missing = missing
-        self.staged = staged
-
 
 class EpollDriver:
     """
     Fetches what the scheduler has, on epoll.
 
     Args:
-        tallies: of the mirrors, in the order of the scheduler.
+        staged: whether files are stored where clients do not see them.
+        missing: returns which of some files are not present yet.
         stopped: returns whether the run must end.
         told: called a few times a second.
         preconnected: may have opened connections in advance, and gets back unused ones.
@@ -123,15 +59,18 @@ class EpollDriver:
 
     def __init__(
         self,
-        plan: Scheduler,
-        tallies: Sequence[Tally],
-        context: FetchContext,
-        stopped: Callable[[], bool] = lambda: False,
-        told: Callable[[], None] = lambda: None,
+        schedule: FetchSchedule,
+        destination: Destination,
+        policy: Policy,
+        staged: bool,
+        missing: Callable[[list[ArchiveFile]], list[ArchiveFile]],
+        stopped: Callable[[], bool],
+        told: Callable[[], None],
         preconnected: SocketCache | None = None,
     ) -> None:
-        self._plan = plan
-        self._missing = context.missing
+        self._schedule = schedule
+        self._plan = schedule.plan
+        self._missing = missing
         self._stopped = stopped
         self._told = told
         self._preconnected = preconnected
@@ -139,13 +78,11 @@ class EpollDriver:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._wake, select.EPOLLIN)
         self._connections: dict[int, Connection] = {}
-        self._schedule = FetchSchedule(
-            plan, context.addresses, tallies, context.connections, ALONE_STALL_S
-        )
-        self._connectors: dict[HostSchedule, HostConnector] = {}
+        self._place_of = cache(place_of)
+        self._securing = cache(securing)
         self._watched_s = time.monotonic()
         self._all_read = False
-        self._to_store = context.destination, context.policy, context.staged
+        self._to_store = destination, policy, staged
 
     @cached_property
     def store(self) -> FileStore:
@@ -156,7 +93,8 @@ class EpollDriver:
         from pipegrid.mirror.epoll_file_store import FileStore
 
         wake = partial(os.eventfd_write, self._wake, 1)
-        return FileStore(*self._to_store, self._stored, self._wrong, wake)
+        wrong = partial(self._refuse, kind="wrong")
+        return FileStore(*self._to_store, self._stored, wrong, wake)
 
     def run(self, files: Iterable[ArchiveFile]) -> None:
         """
@@ -276,23 +214,23 @@ class EpollDriver:
                 self._open(host)
 
     def _open(self, host: HostSchedule) -> None:
-        connector = self._connectors.get(host)
-        if connector is None:
-            connector = self._connectors[host] = HostConnector(host, self._preconnected)
+        address = host.address
+        secure = None
         try:
-            connection = connector.connect(self)
+            begun = None if self._preconnected is None else self._preconnected.take(address)
+            sock, count = begun or (begin(self._place_of(*address.place)), 0)
+            if address.scheme == "https" and not hasattr(sock, "do_handshake"):
+                secure = self._securing(address)
         except OSError as error:
             self._leave(host, error.strerror or str(error))
             return
+        connection = Connection(self, host, sock, secure, count)
         connection.last_s = time.monotonic()
         host.opened(connection)
         self._connections[connection.sock.fileno()] = connection
         self._poll.register(connection.sock.fileno(), connection.mask)
 
     # Events.
-
-    def unwanted(self, connection: Connection, job: FetchJob) -> None:
-        connection.host.put_back(job)
 
     def redirected(self, connection: Connection, job: FetchJob, locations: Sequence[bytes]) -> None:
         if job.is_over:
@@ -311,9 +249,6 @@ class EpollDriver:
         connection.host.mirror.failed(job, "broken", reason)
         self._leave(connection.host, reason)
         raise Lost(reason, ours=True)
-
-    def _wrong(self, job: FetchJob, mirror: int, reason: str) -> None:
-        self._refuse(job, mirror, reason, "wrong")
 
     def _refuse(self, job: FetchJob, number: int, reason: str, kind: Failure) -> bool:
         """Record that a mirror does not give a file; False if that is uncertain."""
@@ -359,19 +294,13 @@ class EpollDriver:
     # Timers.
 
     def _watch(self, now_s: float) -> None:
-        for stalled in self._schedule.tick(now_s):
-            connection: Any = stalled.connection
-            if stalled.excused:
-                self._drop(connection, stalled.reason, forgiven=True)
+        for connection, reason, excused in self._schedule.tick(now_s):
+            if excused:
+                self._drop(connection, reason, forgiven=True)
             else:
-                self._leave(connection.host, stalled.reason, forgiven=False)
-        if not self._all_read:
-            return
-        moves = self._schedule.steals()
-        for move in moves:
-            if move.connection is None:
-                self._open(move.host)
-        self._request(((m.connection, m.job) for m in moves if m.connection and m.job), now_s)
+                self._leave(connection.host, reason, forgiven=False)
+        if self._all_read:
+            self._request(self._schedule.steals(self._open), now_s)
 
     def _close(self) -> None:
         """Close everything; jobs in flight wait again, and idle connections are kept for the other driver."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from hashlib import new as new_hash
 from hashlib import sha256
 from queue import SimpleQueue
@@ -143,7 +144,7 @@ class WorkerThread:
             del entry
 
     def _do(self, job: Callable[[], Any], ended: Callable[[Any], None], wakes: bool) -> None:
-        self._done.put(_Ended(ended, _outcome(job)))
+        self._done.put(partial(ended, _outcome(job)))
         del job, ended
         if wakes:
             self._wake()
@@ -172,17 +173,6 @@ def _outcome(job: Callable[[], Any]) -> Any:
         return job()
     except BaseException as error:
         return error
-
-
-class _Ended:
-    __slots__ = ("_ended", "_result")
-
-    def __init__(self, ended: Callable[[Any], None], result: Any) -> None:
-        self._ended = ended
-        self._result = result
-
-    def __call__(self) -> None:
-        self._ended(self._result)
 
 
 # From pages of received bytes to verified files under their names, without a reactor.
@@ -347,7 +337,7 @@ class FileStore:
         policy: Policy,
         staged: bool,
         stored: Callable[[FetchJob, int, int], None],
-        wrong: Callable[[FetchJob, int, str], None],
+        wrong: Callable[[FetchJob, int, str], object],
         wake: Callable[[], None],
     ) -> None:
         self.destination = destination
@@ -369,9 +359,8 @@ class FileStore:
         self._pages = 0
         self._next = self._group()
         self._syncing: SyncBatch | None = None
-        self._named: tuple[SyncBatch, Commit] | None = (
-            None  # renamed, but the names are not durable yet
-        )
+        # Renamed, but the names are not durable yet.
+        self._named: tuple[SyncBatch, Commit] | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -463,17 +452,14 @@ class FileStore:
             return
         self._next.add(job, mirror, fd, name, size)
         if self._policy == "none":
-            self._publish_now()
+            group, self._next = self._next, self._group()
+            group.publish()
+            self._report_outcomes(group)
             return
         while len(self._next.files) >= self._most_files and self._syncing is not None:
             self._done.get()()  # which may store more, or begin another group
         if self._syncing is None and self._is_large(self._next):
             self._sync()
-
-    def _publish_now(self) -> None:
-        group, self._next = self._next, self._group()
-        group.publish()
-        self._report_outcomes(group)
 
     def _sync(self) -> None:
         """Sync the collected files, and the names of the group before."""

@@ -14,13 +14,11 @@ class SmallResponses(dict[str, bytes]):
 
     Attributes:
         refused: the reasons for the other paths, as text.
-        redirected: the redirects, by path.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.refused: dict[str, str] = {}
-        self.redirected: dict[str, tuple[bytes, ...]] = {}
 
 
 def may_be(path: str, data: bytes) -> bool:

@@ -7,22 +7,23 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 
 from pipegrid.errors import PipegridError
 from pipegrid.mirror.archive_file import ArchiveFile, MirrorError, kept_first
+from pipegrid.mirror.connection_scheduler import FetchSchedule
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.epoll_driver import EpollDriver, FetchContext
+from pipegrid.mirror.epoll_driver import ALONE_STALL_S, EpollDriver
 from pipegrid.mirror.file_scheduler import Report, Scheduler, Tally
 from pipegrid.mirror.local_check import LocalCheck, MirrorEntry, VerifyPolicy, checked
 from pipegrid.mirror.mirror_urls import Address
+from pipegrid.mirror.stat_cache import ForkedWork
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any
 
     from pipegrid.disk.durability import Policy
     from pipegrid.mirror.epoll_socket_cache import SocketCache
@@ -68,19 +69,16 @@ class MirrorRun:
         self.all_read = False
         self._verify_policy = verify_policy
         self._takes_up = takes_up
-        self._look: LocalCheck | None = None
         self._reported_count = 0
         self._now = now
         self._began_s = now()
 
-    @property
+    @cached_property
     def look(self) -> LocalCheck:
         """The check for missing files. In the destination's thread."""
-        if self._look is None:
-            self._look = LocalCheck(
-                self.destination, self.report, self._verify_policy, self.staged, self._takes_up
-            )
-        return self._look
+        return LocalCheck(
+            self.destination, self.report, self._verify_policy, self.staged, self._takes_up
+        )
 
     def run_on_epoll(
         self,
@@ -121,10 +119,13 @@ class MirrorRun:
             own = plan is self.plan
             if preconnected is not None and not own:
                 preconnected.close()  # this is another process, which has connections of its own
+            most = max(1, connections // processes)
             EpollDriver(
-                plan,
-                tallies,
-                self._context(policy, max(1, connections // processes)),
+                FetchSchedule(plan, self.addresses, tallies, most, ALONE_STALL_S),
+                self.destination,
+                policy,
+                self.staged,
+                self.look.missing,
                 stops,
                 report_progress if own else lambda: None,  # other processes show no progress
                 preconnected if own else None,
@@ -136,12 +137,6 @@ class MirrorRun:
             run(self.plan, self.report.tallies, stopped, self._entries(files))
         self.all_read = True
         return self.plan.is_idle and not stopped()
-
-    def _context(self, policy: Policy, connections: int) -> FetchContext:
-        missing = self.look.missing
-        return FetchContext(
-            self.addresses, self.destination, policy, connections, missing, self.staged
-        )
 
     def _entries(self, files: Iterable[MirrorEntry]) -> Iterator[ArchiveFile]:
         destination = self.destination
@@ -155,8 +150,6 @@ class MirrorRun:
         stopped: Callable[[], bool],
     ) -> None:
         """Read the whole list, and let several processes fetch it, of which this is one."""
-        # few runs need it
-
         missing: list[ArchiveFile] = []
         entries = self._entries(files)
         while chunk := list(islice(entries, LOOKED_AT_ONCE)):
@@ -222,9 +215,6 @@ LOOK_S = 0.1
 END_S = 5.0
 """How long others have to end; they check whenever bytes arrive, or none do."""
 
-EpollFetch = Callable[[Scheduler, Sequence[Tally], Callable[[], bool]], None]
-"""Fetches the jobs of a scheduler, as far as all goes well, until it must stop."""
-
 
 def parts_of(files: Sequence[ArchiveFile], jobs: int) -> list[list[ArchiveFile]]:
     """
@@ -246,7 +236,8 @@ class WorkerProcesses:
 
     Args:
         report: has the tallies of the mirrors, in the order of the scheduler.
-        fetch: the work of each process.
+        fetch: the work of each process: fetches the jobs of a scheduler, as far as all goes well, until it
+            must stop.
         stopped: whether the run must end.
     """
 
@@ -254,57 +245,39 @@ class WorkerProcesses:
         self,
         destination: Destination,
         report: Report,
-        fetch: EpollFetch,
+        fetch: Callable[[Scheduler, Sequence[Tally], Callable[[], bool]], None],
         stopped: Callable[[], bool],
     ) -> None:
         self._destination = destination
         self._report = report
         self._fetch = fetch
         self._stopped = stopped
-        self._running: list[tuple[int, int, list[ArchiveFile]]] = []
+        self._running: list[tuple[ForkedWork, list[ArchiveFile]]] = []
 
     def start(self, files: list[ArchiveFile]) -> None:
         """Start one more process for these files. Raises: MirrorError: no more processes are possible."""
-        ours, theirs = os.pipe()
-        parent = os.getpid()
-        try:
-            child = os.fork()
-        except OSError as error:
-            os.close(ours)
-            os.close(theirs)
+        process = ForkedWork(lambda is_orphan: self._work(files, is_orphan))
+        error = process.error
+        if error is not None:
+            process.stop()
             raise MirrorError(
                 f"no further process can be started ({error.strerror}); ask for fewer --jobs"
             ) from error
-        if not child:
-            os.close(ours)
-            self._work(files, theirs, lambda: self._stopped() or os.getppid() != parent)
-        os.close(theirs)
-        self._running.append((child, ours, files))
+        self._running.append((process, files))
 
-    def _work(
-        self, files: list[ArchiveFile], result_fd: int, stopped: Callable[[], bool]
-    ) -> NoReturn:
-        """Fetch, report, and end without the parent's cleanup. In the process."""
-        status = 1
+    def _work(self, files: list[ArchiveFile], is_orphan: Callable[[], bool]) -> dict[str, Any]:
+        """Fetch, and return the result. In the process."""
+        self._destination.forked()
+        tallies = [Tally(each.url) for each in self._report.tallies]
+        urls = [each.url for each in tallies]
+        plan = Scheduler(len(urls), urls, self._destination.serial_urls)
+        for each in files:
+            plan.add(each)
         try:
-            self._destination.forked()
-            tallies = [Tally(each.url) for each in self._report.tallies]
-            urls = [each.url for each in tallies]
-            plan = Scheduler(len(urls), urls, self._destination.serial_urls)
-            for each in files:
-                plan.add(each)
-            try:
-                self._fetch(plan, tallies, stopped)
-                result = _result(plan, tallies, files)
-            except PipegridError as error:
-                result = {"error": str(error)}
-            import json  # one process alone does not need it
-
-            with open(result_fd, "w", encoding="ascii") as pipe:
-                json.dump(result, pipe)
-            status = 0
-        finally:
-            os._exit(status)
+            self._fetch(plan, tallies, lambda: self._stopped() or is_orphan())
+        except PipegridError as error:
+            return {"error": str(error)}
+        return _result(plan, tallies, files)
 
     def join(self, plan: Scheduler) -> None:
         """
@@ -315,22 +288,20 @@ class WorkerProcesses:
         Raises:
             MirrorError: one could not continue: the destination accepts nothing any more.
         """
-        import json  # one process alone does not need it
-
         failed = None
         self._destination.has_changed()
         while self._running:
             self._wait()
-            child, ours, files = self._running.pop(0)
-            with open(ours, encoding="ascii") as pipe:
-                text = pipe.read()
-            _, status = os.waitpid(child, 0)
-            if status:
+            process, files = self._running.pop(0)
+            try:
+                result = process.join()
+            finally:
+                process.stop()
+            if result is None:
                 self._look(plan, files)
-                continue
-            result = json.loads(text)
-            failed = failed or result.get("error")
-            if "error" not in result:
+            elif "error" in result:
+                failed = failed or result["error"]
+            else:
                 self._take_over(plan, files, result)
         if failed:
             raise MirrorError(failed)
@@ -338,15 +309,15 @@ class WorkerProcesses:
     def _wait(self) -> None:
         """Wait until the first one reports, which it does once, at its end."""
         looks = 0
-        while not select.select([self._running[0][1]], [], [], LOOK_S)[0]:
+        while not select.select([self._running[0][0].result_fd], [], [], LOOK_S)[0]:
             if self._stopped():
                 if looks in (0, round(END_S / LOOK_S)):
                     self._signal_children(signal.SIGKILL if looks else signal.SIGTERM)
                 looks += 1
 
     def _signal_children(self, number: signal.Signals) -> None:
-        for child, _, _ in self._running:
-            os.kill(child, number)
+        for process, _ in self._running:
+            os.kill(process.pid, number)
 
     def _look(self, plan: Scheduler, files: list[ArchiveFile]) -> None:
         """A process ended without a report: check which files it has fetched."""
@@ -361,22 +332,19 @@ class WorkerProcesses:
         paths = [files[number].path for number in result["paths"]]
         plan.add_done(result["files"], result["bytes"], result["retries"], paths)
         for tally, counts in zip(self._report.tallies, result["tallies"], strict=True):
-            tally.files += counts[0]
-            tally.received_bytes += counts[1]
-            tally.refused += counts[2]
-            tally.broken += counts[3]
-            tally.connections += counts[4]
-            tally.busy_s = max(tally.busy_s, counts[5])  # it was busy at the same time
+            tally.files += counts["files"]
+            tally.received_bytes += counts["received_bytes"]
+            tally.refused += counts["refused"]
+            tally.broken += counts["broken"]
+            tally.connections += counts["connections"]
+            tally.busy_s = max(tally.busy_s, counts["busy_s"])  # it was busy at the same time
         for number, refused_by, reasons in result["left"]:
-            plan.add_failed(files[number], refused_by, {int(key): reasons[key] for key in reasons})
+            plan.add_failed(files[number], refused_by, reasons)
 
     def stop(self) -> None:
         """Stop the processes that still run."""
-        for child, ours, _ in self._running:
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            os.close(ours)
+        for process, _ in self._running:
+            process.stop()
         self._running.clear()
 
 
@@ -393,15 +361,5 @@ def _result(plan: Scheduler, tallies: Sequence[Tally], files: list[ArchiveFile])
             (numbers[each.wanted.path], each.refused_by & ~each.unproven, each.reasons or {})
             for each in (*plan.waiting(), *plan.failed)
         ],
-        "tallies": [
-            (
-                each.files,
-                each.received_bytes,
-                each.refused,
-                each.broken,
-                each.connections,
-                each.busy_s,
-            )
-            for each in tallies
-        ],
+        "tallies": list(map(vars, tallies)),
     }

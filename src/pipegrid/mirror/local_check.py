@@ -165,7 +165,7 @@ class LocalCheck:
 
     def _take_up(self, name: str, each: ArchiveFile) -> bool:
         destination = self._destination
-        try:
+        with destination.reporting("hold the files"):
             try:
                 return destination.take_up(name, each, self._staged)
             except OSError as error:
@@ -173,8 +173,6 @@ class LocalCheck:
                     raise
                 destination.discard(name)
                 return False
-        except OSError as error:
-            raise destination.error(error, "hold the files") from error
 
     def drop_leftovers(self) -> None:
         """Remove the files of an interrupted run that were not used."""

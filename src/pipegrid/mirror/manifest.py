@@ -37,32 +37,23 @@ def noting(
     Args:
         further: is written as well, and not yielded.
     """
-    try:
-        with open(_new(destination), "wb", opener=_open_own) as file:
-            file.writelines(list_line(each) for each in further)
-            for each in entries:
-                file.write(list_line(each))
-                yield each
-    except OSError as error:
-        raise destination.error(error, "record its files") from error
+    with (
+        destination.reporting("record its files"),
+        open(_new(destination), "wb", opener=_open_own) as file,
+    ):
+        file.writelines(list_line(each) for each in further)
+        for each in entries:
+            file.write(list_line(each))
+            yield each
 
 
 def add_to_manifest(destination: Destination, entries: Iterable[ArchiveFile]) -> None:
-    """Add entries to the manifest of the current run."""
-    try:
-        with open(_new(destination), "ab", opener=_open_own) as file:
-            file.writelines(list_line(each) for each in entries)
-    except OSError as error:
-        raise destination.error(error, "record its files") from error
-
-
-def begin_manifest(destination: Destination) -> None:
-    """Record that a run has begun to publish files."""
-    try:
-        with open(_new(destination), "ab", opener=_open_own):
-            pass
-    except OSError as error:
-        raise destination.error(error, "record its files") from error
+    """Add entries, perhaps none, to the manifest of the current run, which begins to publish files."""
+    with (
+        destination.reporting("record its files"),
+        open(_new(destination), "ab", opener=_open_own) as file,
+    ):
+        file.writelines(list_line(each) for each in entries)
 
 
 def check_complete(path: str) -> None:
@@ -85,14 +76,12 @@ def keep_manifest(
     Args:
         replaced: by path, the existing file if it differs from the manifest.
     """
-    try:
+    with destination.reporting("record its files"):
         if replaced:
             _replace(_new(destination), replaced)
         with open(_new(destination), "rb") as file:
             os.fsync(file.fileno())
         os.replace(_new(destination), destination.manifest)
-    except OSError as error:
-        raise destination.error(error, "record its files") from error
 
 
 def _replace(path: str, replaced: Mapping[str, ArchiveFile]) -> None:

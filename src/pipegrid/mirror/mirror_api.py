@@ -32,7 +32,7 @@ from pipegrid.mirror.archive_file import ArchiveFile, MirrorError
 from pipegrid.mirror.connection_scheduler import SmallRoutes
 from pipegrid.mirror.credentials import TlsFiles
 from pipegrid.mirror.destination import Destination, ReadOnlyDestination
-from pipegrid.mirror.epoll_response_head import BUSY, REDIRECTS, SmallResponses, may_be
+from pipegrid.mirror.epoll_response_head import BUSY, SmallResponses, may_be
 from pipegrid.mirror.epoll_socket_cache import can_use_epoll
 from pipegrid.mirror.fetch_run import MirrorRun
 from pipegrid.mirror.file_scheduler import Report
@@ -42,7 +42,6 @@ from pipegrid.mirror.mirror_urls import (
     Address,
     FileRoute,
     HostAccess,
-    RedirectRefused,
     small_request,
 )
 from pipegrid.mirror.twisted_driver import CONNECTIONS, SyncOptions, TwistedDriver
@@ -106,20 +105,13 @@ class SmallFiles:
         route = self._routes.first(path)
         while True:
             answer = await self._ask_patiently(route, most_bytes)
-            again = None
             if answer.status == 200:
                 self._routes.served(route)
                 return answer.body
-            if answer.status in REDIRECTS:
-                places = [value for name, value in answer.header_list if name == b"location"]
-                try:
-                    again = self._routes.redirected(route, places)
-                except RedirectRefused as error:
-                    return f"{self._address.url}: {error}, for {path}"
-            else:
-                again = self._routes.refused(path, route)
-            if again is None:
-                return f"{route.address.url} answers {answer.status} for {path}"
+            places = [value for name, value in answer.header_list if name == b"location"]
+            again = self._routes.after(path, route, answer.status, places)
+            if isinstance(again, str):
+                return again
             route = again
 
     async def _ask_patiently(self, route: FileRoute, most_bytes: int) -> RawResponse:
@@ -267,6 +259,7 @@ class Mirror:
         check_callable(progress, "progress")
         access = access or HostAccess(environment or {})
         self._addresses = [access.address(url) for url in urls]
+        self.urls = [address.url for address in self._addresses]
         self._reactor = reactor
         if not isinstance(destination, Destination):
             kind = ReadOnlyDestination if dry_run else Destination
@@ -292,18 +285,10 @@ class Mirror:
         """Return whether it is closed; from any thread."""
         return self._closed
 
-    @property
-    def count(self) -> int:
-        """How many mirrors there are."""
-        return len(self._addresses)
-
-    def url(self, number: int) -> str:
-        """Return the URL of a mirror."""
-        return self._addresses[number].url
-
-    def small_files(self, number: int) -> SmallFiles:
-        """Return a fetcher from one mirror, for files with unknown hashes; to be closed."""
-        return SmallFiles(self._reactor, self._addresses[number], self._connector)
+    async def fetch_small(self, number: int, asked: Sequence[tuple[str, int]]) -> SmallResponses:
+        """Fetch files with unknown hashes from one mirror; see ``SmallFiles.fetch_all``."""
+        address = self._addresses[number]
+        return await SmallFiles(self._reactor, address, self._connector).fetch_all(asked)
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Deferred[T]:
         """Call a function in the thread that has the destination; UsageError once it is closed."""
@@ -363,12 +348,17 @@ class Mirror:
             raise UsageError("this mirror is being brought up to date already; wait for that")
         if not self._addresses:
             raise UsageError("a mirror needs at least one URL to mirror from")
+        options = SyncOptions(
+            policy=self._durability,
+            connections=self._connections,
+            connect=self._connector,
+            limit=self._limit,
+            progress=self._progress,
+            dry_run=dry_run,
+            sprints=self._sprints and not dry_run,
+        )
         run = self._running = TwistedDriver(
-            self._reactor,
-            self._addresses,
-            work,
-            self._workers,
-            self._options(dry_run),
+            self._reactor, self._addresses, work, self._workers, options
         )
         try:
             return await run.run(files)
@@ -433,17 +423,6 @@ class Mirror:
             return lambda: self._endpoints.endpointForURI(via)
         return lambda: tunnelled(self._endpoints.endpointForURI(via), uri, proxy, self._secured)
 
-    def _options(self, dry_run: bool) -> SyncOptions:
-        return SyncOptions(
-            policy=self._durability,
-            connections=self._connections,
-            connect=self._connector,
-            limit=self._limit,
-            progress=self._progress,
-            dry_run=dry_run,
-            sprints=self._sprints and not dry_run,
-        )
-
     def close(self) -> Deferred[None]:
         """Cancel the current run, and close the destination; fires when nothing is written any more."""
         self._closed = True
@@ -453,10 +432,7 @@ class Mirror:
             self._running.close()
         done = self._workers.stop()
 
-        def stopped(_: None) -> None:
-            self._destination.close()
-
-        return done.addCallback(stopped)
+        return done.addCallback(lambda _: self._destination.close())
 
 
 def _check(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from hashlib import new as new_hash
@@ -39,6 +40,7 @@ MOST_S = 60.0
 _END = "repodata/repomd.xml"
 _SCHEMES = ("https://", "http://")
 _LOWEST = 1 << 30
+_PRIORITY = re.compile(r"priority:([0-9]{1,8})")
 
 
 class Metalink(NamedTuple):
@@ -140,14 +142,9 @@ def read_mirror_list(data: bytes, name: str) -> list[str]:
             continue
         rank = _LOWEST
         for word in words[1:]:
-            preference = word.removeprefix("priority:")
-            if (
-                preference != word
-                and preference.isascii()
-                and preference.isdigit()
-                and len(preference) < 9
-            ):
-                rank = int(preference)
+            match = _PRIORITY.fullmatch(word)
+            if match is not None:
+                rank = int(match[1])
         ranked.append((rank, words[0]))
     return _selected(ranked, name)
 

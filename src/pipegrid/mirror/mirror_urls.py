@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from pipegrid.http11.proxy_settings import Proxy
     from pipegrid.mirror.credentials import TlsFiles
 
-
-_PLAIN_PATH = re.compile(r"[A-Za-z0-9/._~+:@!$&'()*,;=-]+")
-_SAFE = "/~+:@!$&'()*,;="
-
-
-if TYPE_CHECKING:
-
     class LearntRedirects(Protocol):
         """What the redirects of a run have shown; see ``redirects.RedirectTable``."""
 
@@ -42,6 +35,10 @@ if TYPE_CHECKING:
 
         def forget_host(self, address: Address) -> None:
             """A host is given up: drop the rules that lead there."""
+
+
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9/._~+:@!$&'()*,;=-]+")
+_SAFE = "/~+:@!$&'()*,;="
 
 
 _PORTS = {"http": 80, "https": 443}
@@ -305,20 +302,15 @@ def own_route(address: Address, path: str) -> FileRoute:
 
 def small_request(address: Address, target: bytes) -> bytes:
     """Return a request for a small file that a run begins with; caches must not answer it."""
-    return (
-        b"GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\nCache-Control: max-age=0\r\n%s\r\n"
-        % (
-            target,
-            address.netloc,
-            __version__.encode("ascii"),
-            address.headers,
-        )
-    )
+    return b"GET %s%s" % (target, head_tail(address, b"Cache-Control: max-age=0"))
 
 
-def head_tail(address: Address) -> bytes:
-    """Return the part of every request after the target, with the empty line at its end."""
-    return (
-        b" HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\nAccept-Encoding: identity\r\n%s\r\n"
-        % (address.netloc, __version__.encode("ascii"), address.headers)
+def head_tail(address: Address, field: bytes = b"Accept-Encoding: identity") -> bytes:
+    """Return the part of a request after the target, with that field, and the empty line at its end."""
+    agent = __version__.encode("ascii")
+    return b" HTTP/1.1\r\nHost: %s\r\nUser-Agent: pipegrid/%s\r\n%s\r\n%s\r\n" % (
+        address.netloc,
+        agent,
+        field,
+        address.headers,
     )

@@ -6,7 +6,7 @@ import os
 import select
 import time
 from _socket import SO_ERROR, SOL_SOCKET, socket
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
@@ -28,11 +28,11 @@ from pipegrid.mirror.epoll_socket_cache import SocketCache, securing
 from pipegrid.mirror.fetch_run import MirrorRun
 from pipegrid.mirror.file_scheduler import Report
 from pipegrid.mirror.local_check import MirrorEntry, VerifyPolicy
-from pipegrid.mirror.mirror_urls import Address, RedirectRefused, small_request
+from pipegrid.mirror.mirror_urls import Address, small_request
 from pipegrid.mirror.preconnect_mirrors import begin, place_of
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.mirror_api import Mirror, SmallFiles
+    from pipegrid.mirror.mirror_api import Mirror
 
 
 # Small files with unknown hashes, without a reactor: all are requested at once, on one connection.
@@ -90,22 +90,17 @@ def fetch_small(
             here, [(path, group[path].target, most_bytes[path]) for path in group], ahead, stopped
         )
         for path, route in group.items():
-            again = None
-            if path in answers:
-                found[path] = answers[path]
+            head, body = answers[path]
+            if head.status == 200:
+                found[path] = body
                 routes.served(route)
-            elif path in answers.redirected:
-                try:
-                    again = routes.redirected(route, answers.redirected[path])
-                except RedirectRefused as error:
-                    found.refused[path] = f"{address.url}: {error}, for {path}"
+                continue
+            again = routes.after(path, route, head.status, head.locations)
+            if isinstance(again, str):
+                found.refused[path] = again
+            elif again.address.proxy is not None:
+                raise UnsupportedResponse("it redirects to where a proxy is needed")
             else:
-                again = routes.refused(path, route)
-                if again is None:
-                    found.refused[path] = f"{here.url} {answers.refused[path]} for {path}"
-            if again is not None:
-                if again.address.proxy is not None:
-                    raise UnsupportedResponse("it redirects to where a proxy is needed")
                 left[path] = again
     return found
 
@@ -115,8 +110,8 @@ def _fetch_at(
     asked: Sequence[tuple[str, bytes, int]],
     ahead: SocketCache,
     stopped: Callable[[], bool],
-) -> SmallResponses:
-    """Return the responses of one host, for a file path, target and limit in bytes each."""
+) -> dict[str, tuple[Head, bytes]]:
+    """Return the responses of one host, for a file path, target and limit in bytes each; by path."""
     sock, count = ahead.take(address) or (begin(place_of(*address.place)), 0)
     asking = _Asking(sock, stopped)
     try:
@@ -178,21 +173,14 @@ class _Asking:
         if self._wait(lambda: self.sock.send(data)) < len(data):
             raise UnsupportedResponse("it does not take requests")
 
-    def answers(self, asked: Sequence[tuple[str, int]]) -> SmallResponses:
-        found = SmallResponses()
+    def answers(self, asked: Sequence[tuple[str, int]]) -> dict[str, tuple[Head, bytes]]:
+        found: dict[str, tuple[Head, bytes]] = {}
         for path, most_bytes in asked:
             if self.closes:
                 raise UnsupportedResponse("it closes after a response")
-            head, body = self._answer(most_bytes)
-            status = head.status
-            if status in REDIRECTS:
-                found.redirected[path] = head.locations
-            elif status == 200:
-                if not may_be(path, body):
-                    raise UnsupportedResponse("its responses may be confused")
-                found[path] = body
-            else:
-                found.refused[path] = f"answers {status}"
+            head, body = found[path] = self._answer(most_bytes)
+            if head.status == 200 and not may_be(path, body):
+                raise UnsupportedResponse("its responses may be confused")
         if self._data:
             raise UnsupportedResponse("it sends a response without a request")
         return found
@@ -281,6 +269,7 @@ class BlockingMirror:
         progress: Callable[[Report], None] | None = None,
     ) -> None:
         self._addresses = addresses
+        self.urls = [address.url for address in addresses]
         self.destination = destination
         self._rules = rules
         self._preconnected = ahead
@@ -309,29 +298,13 @@ class BlockingMirror:
         """Return whether the run must end."""
         return self._stopped() if self._mirror is None else self._mirror.is_stopped()
 
-    @property
-    def count(self) -> int:
-        """How many mirrors there are."""
-        return len(self._addresses)
-
-    def url(self, number: int) -> str:
-        """Return the URL of a mirror."""
-        return self._addresses[number].url
-
-    def small_files(self, number: int) -> _EarlySmallFiles:
-        return _EarlySmallFiles(lambda asked: self._small(number, asked))
-
-    async def _small(self, number: int, asked: Sequence[tuple[str, int]]) -> SmallResponses:
+    async def fetch_small(self, number: int, asked: Sequence[tuple[str, int]]) -> SmallResponses:
         if self._mirror is None:
             self._check()
-            try:
-                return fetch_small(
-                    self._addresses[number], asked, self._preconnected, self._stopped
-                )
-            except (OSError, UnsupportedResponse):
-                pass
-        files: SmallFiles = (await self._late()).small_files(number)
-        return await files.fetch_all(asked)
+            address = self._addresses[number]
+            with suppress(OSError, UnsupportedResponse):
+                return fetch_small(address, asked, self._preconnected, self._stopped)
+        return await (await self._late()).fetch_small(number, asked)
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         if self._mirror is not None:
@@ -358,15 +331,6 @@ class BlockingMirror:
             work.finish()
             return work.sum_up()
         return await (await self._late()).finish(work)
-
-
-class _EarlySmallFiles:
-    """Replaces ``mirror_api.SmallFiles``, of which archives use only ``fetch_all``."""
-
-    def __init__(
-        self, fetch_all: Callable[[Sequence[tuple[str, int]]], Awaitable[SmallResponses]]
-    ) -> None:
-        self.fetch_all = fetch_all
 
 
 def begin_early(work: Coroutine[Any, Any, T]) -> list[T] | None:

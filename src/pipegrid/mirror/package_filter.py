@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cmp_to_key
+from itertools import zip_longest
 from typing import Any, NamedTuple, TypeVar
 
 from pipegrid.mirror import HIDDEN
@@ -102,14 +103,8 @@ class PackageFilter(NamedTuple):
 
     def patterns(self) -> Iterator[tuple[str, str]]:
         """Yield option and pattern of everything that should match a package."""
-        for option, given in (
-            ("--include", self.include),
-            ("--exclude", self.exclude),
-            ("--section", self.sections),
-            ("--priority", self.priorities),
-            ("--arch", self.architectures),
-        ):
-            for pattern in given:
+        for option, patterns, _ in self._tests(Description("", "", "")):
+            for pattern in patterns:
                 yield option, pattern
 
 
@@ -264,11 +259,8 @@ def compare_debian(one: str, other: str) -> int:
     """Return -1, 0 or 1: one version of a Debian package is older than, equal to, or newer than another."""
     if one == other:
         return 0
-    for mine, yours in zip(_debian_parts(one), _debian_parts(other), strict=True):
-        found = _compare_part(mine, yours)
-        if found:
-            return found
-    return 0
+    found = map(_compare_part, _debian_parts(one), _debian_parts(other))
+    return next(filter(None, found), 0)
 
 
 def _debian_parts(version: str) -> tuple[str, str, str]:
@@ -280,19 +272,14 @@ def _debian_parts(version: str) -> tuple[str, str, str]:
 
 
 def _compare_part(mine: str, yours: str) -> int:
-    ours, theirs = _RUN.findall(mine), _RUN.findall(yours)
-    length = max(len(ours), len(theirs))
-    blank = [("", "")]
-    for (text, digits), (other, others) in zip(
-        ours + blank * (length - len(ours)), theirs + blank * (length - len(theirs)), strict=True
-    ):
+    runs = zip_longest(_RUN.findall(mine), _RUN.findall(yours), fillvalue=("", ""))
+    for (text, digits), (other, others) in runs:
         key, other_key = [*map(_order, text), 0], [*map(_order, other), 0]
         if key != other_key:
             return 1 if key > other_key else -1
         number, other_number = digits.lstrip("0"), others.lstrip("0")
         if number != other_number:
-            by_length = len(number) - len(other_number)
-            return 1 if by_length > 0 or (not by_length and number > other_number) else -1
+            return 1 if (len(number), number) > (len(other_number), other_number) else -1
     return 0
 
 

@@ -487,13 +487,6 @@ class _Lines:
         return self._page.size_bytes > 0
 
 
-class _Work(NamedTuple):
-    """Work for the writer's thread: what to write, and the page that is free afterwards."""
-
-    pieces: list[bytes | memoryview]
-    page: bytearray | None
-
-
 class _Writer:
     """Hashes and writes, in a thread if there is one, in order; input goes through ``PAGES`` pages."""
 
@@ -503,7 +496,9 @@ class _Writer:
         self._index = index
         self._hash = sha256()
         self._size = 0
-        self._queue: SimpleQueue[_Work | None] = SimpleQueue()
+        # What to write, and the page that is free afterwards.
+        self._queue: SimpleQueue[tuple[list[bytes | memoryview], bytearray | None] | None]
+        self._queue = SimpleQueue()
         self._free_texts = BoundedSemaphore(PAGES)  # texts of patches need space, but no page
         self._free: SimpleQueue[bytearray] = SimpleQueue()
         self._pages = 0
@@ -554,33 +549,29 @@ class _Writer:
             )
         if self._gathered or page is not None:
             self._free_texts.acquire()
-            work = _Work(self._gathered, page)
-            self._gathered, self._gathered_bytes = [], 0
+            pieces, self._gathered, self._gathered_bytes = self._gathered, [], 0
             if self._has_none:
-                self._do(work)
+                self._do(pieces, page)
             else:
-                self._queue.put(work)
+                self._queue.put((pieces, page))
 
     def _work(self) -> None:
         """Hash and write what is queued, until None arrives. In the thread."""
         while (work := self._queue.get()) is not None:
-            self._do(work)
+            self._do(*work)
 
-    def _do(self, work: _Work) -> None:
-        if self._error is None and work.pieces:
-            self._hash_and_write(work.pieces)
-        work.pieces.clear()
+    def _do(self, pieces: list[bytes | memoryview], page: bytearray | None) -> None:
+        if self._error is None and pieces:
+            try:
+                for piece in pieces:
+                    self._hash.update(piece)
+                self._write_all(pieces)
+            except BaseException as error:  # for the caller of ``finish``
+                self._error = error
+        pieces.clear()
         self._free_texts.release()
-        if work.page is not None:
-            self._free.put(work.page)
-
-    def _hash_and_write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        try:
-            for piece in pieces:
-                self._hash.update(piece)
-            self._write_all(pieces)
-        except BaseException as error:  # for the caller of ``finish``
-            self._error = error
+        if page is not None:
+            self._free.put(page)
 
     def _write_all(self, pieces: Sequence[bytes | memoryview]) -> None:
         written = os.writev(self._fd, pieces)

@@ -169,9 +169,8 @@ class RedirectTable:
     def _learn(self, url: str, target: str) -> None:
         if "?" in url or "?" in target or len(self._unlearnt) >= MAX_UNLEARNT:
             return
-        if len(self._rules) >= MAX_RULES:
+        if len(self._rules) >= MAX_RULES or self._rule_of(url) is not None:
             return
-        known = self._rule_of(url)
         learnt = None
         for prefix in _prefixes(url):  # the longest first
             rest = url[len(prefix) :]
@@ -182,7 +181,7 @@ class RedirectTable:
                 break
             if not above.startswith(prefix):  # else it would apply to its own result
                 learnt = prefix, above
-        if learnt is not None and known is None:
+        if learnt is not None:
             self._rules[learnt[0]] = learnt[1]
 
     def _rule_of(self, url: str) -> str | None:

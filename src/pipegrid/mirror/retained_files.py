@@ -72,7 +72,7 @@ def kept_apart(
     """
     taken = {_key(form.path) for index in indexes for form in index.forms}
     chosen = {path for path in taken if names_packages(path)}
-    own = {_component_of(index.path) for index in indexes if index.kind}
+    own = tuple({f"{_component_of(index.path)}/" for index in indexes if index.kind})
     found = []
     last: set[str] | None = None
     for suite in suites:
@@ -80,16 +80,12 @@ def kept_apart(
             if last is None:
                 last = _kept_by_last_run(destination)
             if not names_packages(index.path):
-                if deletes and _is_below(index.path, own):
+                if deletes and index.path.startswith(own):
                     continue
             elif base_of(index.path) in last and chosen <= last:
                 continue
             found.append(index)
     return found
-
-
-def _is_below(path: str, directories: set[str]) -> bool:
-    return any(path.startswith(f"{each}/") for each in directories)
 
 
 def _key(path: str) -> str:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import closing
+from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
 
-from pipegrid.mirror.debian_filtered_indexes import PackedIndex, keep_aside
+from pipegrid.mirror.debian_filtered_indexes import keep_aside
+from pipegrid.mirror.debian_index_update import PackedIndex
 from pipegrid.mirror.decompression import index_blocks
 from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.rpm_metadata import (
@@ -28,9 +30,7 @@ from pipegrid.mirror.rpm_metadata import (
     XmlParser,
     read_repomd,
 )
-
-if TYPE_CHECKING:
-    from pipegrid.mirror.signatures import GpgKey
+from pipegrid.mirror.signatures import GpgKey
 
 _BY_PACKAGE = re.compile(r"primary|filelists(?:-ext)?|other|susedata(?:\.[a-z_A-Z]{1,8})?")
 _LEFT_OUT = re.compile(r".*_(?:db|zck)|prestodelta|deltainfo")
@@ -138,19 +138,18 @@ def _written(
     path = each.file.path
     ending = next((end for end in _ENDINGS if path.endswith(end)), "")
     base = path.removesuffix(ending)
-    output = PackedIndex(destination, base, ending, f"reindex.{number}{ending}", _ALGORITHMS)
+    name = f"reindex.{number}{ending}"
     opened = PackedIndex(destination, base, "", None, _ALGORITHMS)
     told = None if each.opened is None else each.opened.size
     blocks = index_blocks(destination.staged_path(path), path, told)
-    try:
+    with (
+        destination.reporting("hold a new index"),
+        closing(PackedIndex(destination, base, ending, name, _ALGORITHMS)) as output,
+    ):
         for data in _filtered(blocks, path, wanted, each.kind == "primary"):
             output.write(data)
             opened.write(data)
         output.finish(destination)
-    except OSError as error:
-        raise destination.error(error, "hold a new index") from error
-    finally:
-        output.close()
     kind = each.kind.replace("/", "_")
     output.path = f"repodata/{output.file.digest.hex()}-{kind}.xml{ending}"
     return output, opened

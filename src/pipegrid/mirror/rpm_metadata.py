@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cmp_to_key
 from typing import NamedTuple, Protocol
 from xml.parsers import expat
 
@@ -253,13 +252,10 @@ def compare(one: str, other: str) -> int:
     if one == other:
         return 0
     ours, theirs = _TOKEN.findall(one), _TOKEN.findall(other)
-    for mine, yours in zip(ours, theirs, strict=False):
-        found = _compare_tokens(mine, yours)
-        if found:
-            return found
+    found = next(filter(None, map(_compare_tokens, ours, theirs)), 0)
+    if found or len(ours) == len(theirs):
+        return found
     shared = min(len(ours), len(theirs))
-    if len(ours) == len(theirs):
-        return 0
     longer, sign = (ours, 1) if len(ours) > shared else (theirs, -1)
     return -sign if longer[shared] == "~" else sign
 
@@ -286,10 +282,6 @@ def compare_versions(one: RpmVersion, other: RpmVersion) -> int:
         or compare(one.version, other.version)
         or compare(one.release, other.release)
     )
-
-
-newest = cmp_to_key(compare_versions)
-"""A key for ``max`` and ``sorted``."""
 
 
 # Indexes of an RPM repository: ``repomd.xml``, which names all others; ``primary``, which names packages.
@@ -520,11 +512,9 @@ class _RepomdReader:
             self._entry = _Entry(self._name)
             self._kind = attributes.get("type", "")
         elif depth == 3 and self._entry is not None:
-            if name == "location":
+            if name == "location" or name in self._TEXTS:
                 self._entry.open(name, attributes)
-            elif name in self._TEXTS:
-                self._entry.open(name, attributes)
-                return True
+            return name in self._TEXTS
         return depth == 2 and name == "revision"
 
     def closed(self, depth: int, name: str, text: str) -> None:

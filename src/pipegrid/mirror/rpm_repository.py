@@ -25,7 +25,7 @@ from pipegrid.mirror.archive_file import (
     quoted,
 )
 from pipegrid.mirror.debian_filtered_indexes import read_record, take_back, write_record
-from pipegrid.mirror.debian_index_update import stage_indexes
+from pipegrid.mirror.debian_index_update import ArchiveMirror, first_trusted, stage_indexes
 from pipegrid.mirror.debian_release_files import remove_in_order
 from pipegrid.mirror.decompression import check_index_bytes, index_blocks
 from pipegrid.mirror.destination import Destination
@@ -56,13 +56,11 @@ from pipegrid.mirror.rpm_metadata import (
     packages,
     read_repomd,
 )
-from pipegrid.mirror.signatures import MAX_SIGNATURE_BYTES, Keys, check_signature
-from pipegrid.mirror.unique_entries import Entries
+from pipegrid.mirror.signatures import MAX_SIGNATURE_BYTES, GpgKey, Keys, check_signature
+from pipegrid.mirror.unique_entries import ArchiveOutcome
 
 if TYPE_CHECKING:
-    from pipegrid.mirror.debian_index_update import ArchiveMirror
     from pipegrid.mirror.mirror_lists import Metalink
-    from pipegrid.mirror.signatures import GpgKey
 
 # The signatures in the headers of packages, checked by rpm's own program.
 #
@@ -79,22 +77,18 @@ AT_ONCE = 64
 
 TIMEOUT_S = 600.0
 
-Failed = Callable[[ArchiveFile, str], None]
-
 
 def check_packages(
     destination: Destination,
     packages: Iterable[ArchiveFile],
     keyrings: Sequence[str],
-    failed: Failed,
-    stopped: Callable[[], bool] = lambda: False,
-) -> None:
+    stopped: Callable[[], bool],
+) -> list[tuple[ArchiveFile, str]]:
     """
-    Check that packages that exist are signed by one of some keys.
+    Return the existing packages that are not signed by any of some keys, each with the reason.
 
     Args:
         keyrings: files with public keys, bytes or text.
-        failed: is called with each that is not, and the reason.
         stopped: whether the run must end.
 
     Raises:
@@ -111,22 +105,23 @@ def check_packages(
         lines = notes.splitlines()
         right = set(lines[1:]) if lines[:1] == [head] else set()
         before = len(right)
-        keys = Path(home, "keys")
         for number, text in enumerate(texts):
-            path = keys.with_suffix(f".{number}")
+            path = Path(home, f"keys.{number}")
             path.write_bytes(text)
             _run(["rpmkeys", "--dbpath", f"{home}/db", "--import", str(path)], home)
+        wrong: list[tuple[ArchiveFile, str]] = []
         missing = (each for each in packages if each.digest.hex() not in right)
         while chunk := list(islice(missing, AT_ONCE)):
             if stopped():
                 raise MirrorError("stopped while signatures were checked; run it again")
             for each, why in _found(destination, chunk, home):
                 if why:
-                    failed(each, why)
+                    wrong.append((each, why))
                 else:
                     right.add(each.digest.hex())
         if len(right) > before:
             destination.keep_own(CHECKED, "\n".join([head, *sorted(right)]).encode("ascii"))
+    return wrong
 
 
 def _text_of(keyring: str, home: str) -> bytes:
@@ -196,33 +191,15 @@ MODULAR = ".module"
 """In the release of packages that belong to a module's stream: a newer one may be of another stream."""
 
 
-class RpmOutcome:
+class RpmOutcome(ArchiveOutcome):
     """
     The outcome of a run.
 
     Attributes:
-        report: of the packages.
-        removed: paths that were deleted, or would be.
-        index_bytes: fetched for indexes.
-        entries: of the indexes, with the unusable ones.
-        lacking: indexes that no mirror has.
-        is_published: whether the new indexes were published.
-        is_new: whether ``repomd.xml`` or its signature differs from the previous one.
-        unmatched: options and patterns of filters that match nothing.
-        spares_others: whether files are kept that filters of earlier runs select.
         lacking_sources: wanted source packages that the repository does not name.
     """
 
-    def __init__(self) -> None:
-        self.report = Report()
-        self.entries = Entries()
-        self.lacking: list[str] = []
-        self.is_published = self.is_new = False
-        self.removed: list[str] = []
-        self.index_bytes = 0
-        self.unmatched: list[tuple[str, str]] = []
-        self.spares_others = False
-        self.lacking_sources = 0
+    lacking_sources = 0
 
 
 class _Found(NamedTuple):
@@ -303,7 +280,7 @@ class RpmRepository:
         """
         outcome = RpmOutcome()
         entries = outcome.entries
-        found = await self._find(entries.skip)
+        found = await first_trusted(self._mirror, f"a {REPOMD}", self._ask, entries.skip)
         if self._signing is not None:
             found = await self._mirror.run(self._take_back, found)
         indexes = await self._stage(found.repomd, outcome, keep_going)
@@ -418,35 +395,15 @@ class RpmRepository:
 
     # ``repomd.xml``.
 
-    async def _find(self, skip: Skip) -> _Found:
-        reasons: list[str] = []
-        for number in range(self._mirror.count):
-            found = await self._try(number, reasons, skip)
-            if found is not None:
-                return found
-        raise MirrorError(f"no mirror has a {REPOMD} that can be trusted: {'; '.join(reasons)}")
-
-    async def _try(self, number: int, reasons: list[str], skip: Skip) -> _Found | None:
-        try:
-            return await self._ask(number, skip)
-        except (MirrorError, BadEntry) as error:
-            reasons.append(str(error))
-            return None
-
-    async def _ask(self, number: int, skip: Skip) -> _Found:
-        files = await self._mirror.small_files(number).fetch_all(
-            ((REPOMD, MAX_REPOMD_BYTES), (SIGNATURE, MAX_SIGNATURE_BYTES))
+    async def _ask(self, number: int, url: str, skip: Skip) -> _Found:
+        files = await self._mirror.fetch_small(
+            number, ((REPOMD, MAX_REPOMD_BYTES), (SIGNATURE, MAX_SIGNATURE_BYTES))
         )
-        url = self._mirror.url(number)
         if REPOMD not in files:
             raise MirrorError(
                 f"{url} has no {REPOMD} ({files.refused.get(REPOMD, 'it does not exist')})"
             )
-        skipped: list[BadEntry] = []
-        found = await self._mirror.run(self._believe, files, url, skipped.append)
-        for reason in skipped:
-            skip(reason)
-        return found
+        return await self._mirror.run(self._believe, files, url, skip)
 
     def _believe(self, files: dict[str, bytes], url: str, skip: Skip) -> _Found:
         """Check the signature, the content and the age of a ``repomd.xml``. In the thread."""
@@ -481,22 +438,18 @@ class RpmRepository:
 
     def _check_packages(self, found: _Found, report: Report) -> None:
         """Report packages without a valid signature as failed, and remove them. In the thread."""
-        wrong: list[ArchiveFile] = []
-
-        def failed(each: ArchiveFile, why: str) -> None:
-            report.fail(each.path, why)
-            wrong.append(each)
-
         named = self._contents(found.repomd, [self._wanted])
-        check_packages(
-            self._destination, named, self._keys.keyrings, failed, self._mirror.is_stopped
+        wrong = check_packages(
+            self._destination, named, self._keys.keyrings, self._mirror.is_stopped
         )
-        self._wrong = frozenset(each.path for each in wrong)
+        for each, why in wrong:
+            report.fail(each.path, why)
+        self._wrong = frozenset(each.path for each, _ in wrong)
         before: set[str] = set()
         if wrong and found.before is not None:
             with suppress(BadEntry, MirrorError, OSError):
                 before.update(each.path for each in self._contents(found.before, [ALL]))
-        for each in wrong:
+        for each, _ in wrong:
             if each.path not in before:  # a published index does not name it
                 self._destination.delete(each.path)
 
@@ -564,8 +517,7 @@ class RpmRepository:
         places = {each for each in places if not each.startswith("repodata/")}
         size = None if primary.opened is None else primary.opened.size
         blocks = index_blocks(self._destination.staged_path(path), path, size)
-        urls = [self._mirror.url(number) for number in range(self._mirror.count)]
-        for count, each in enumerate(packages(blocks, path, urls, skip)):
+        for count, each in enumerate(packages(blocks, path, self._mirror.urls, skip)):
             if count >= MAX_NAMED:
                 raise BadEntry(f"{path} names more than {MAX_NAMED} packages; no repository does")
             if places and casefold_path(each.file.path) in places:
@@ -582,10 +534,7 @@ class RpmRepository:
     def _publish(self, indexes: list[ArchiveFile], found: _Found) -> None:
         """Publish the indexes, and then ``repomd.xml``. In the thread."""
         destination = self._destination
-        # An unchanged file keeps its time: clients ask whether it has changed since.
-        destination.stage(
-            {path: d for path, d in found.files.items() if destination.read(path, len(d)) != d}
-        )
+        destination.stage(found.files)
         destination.release([each.path for each in indexes])
         # A client that reads between the two finds a signature that does not fit, and asks again.
         destination.release([path for path in (SIGNATURE, REPOMD) if path in found.files])

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from io import BytesIO
 from signal import SIGKILL
-from types import TracebackType
 from typing import NamedTuple
 
 from pipegrid.errors import UsageError
@@ -92,12 +91,9 @@ def unescaped(text: bytes) -> bytes:
 
 def signature_packets(data: bytes) -> bytes | None:
     """Return the packets of one or more signatures; None if anything else is in it."""
-    if data[:1] < b"\x80":  # each packet begins with a higher byte
-        packets = _dearmored(data)
-        if packets is None:
-            return None
-        data = packets
-    return data if data and _are_signatures(data) else None
+    is_text = data[:1] < b"\x80"  # each packet begins with a higher byte
+    packets = _dearmored(data) if is_text else data
+    return packets if packets and _are_signatures(packets) else None
 
 
 def _dearmored(text: bytes) -> bytes | None:
@@ -256,7 +252,7 @@ def signed_content(
     with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
         path = _write(directory, "signed", signed)
         output = os.path.join(directory, "content")
-        _gpgv(["--output", output, path], keyrings, name, stopped)
+        _gpgv(directory, ["--output", output, path], keyrings, name, stopped)
         try:
             with open(output, "rb") as file:
                 return file.read()
@@ -281,7 +277,7 @@ def check_signature(
         raise _no_signature(name)
     with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
         paths = [_write(directory, "signature", packets), _write(directory, "content", content)]
-        _gpgv(paths, keyrings, name, stopped)
+        _gpgv(directory, paths, keyrings, name, stopped)
 
 
 def _write(directory: str, name: str, data: bytes) -> str:
@@ -291,34 +287,31 @@ def _write(directory: str, name: str, data: bytes) -> str:
     return path
 
 
-def _gpgv(arguments: list[str], keyrings: Sequence[str], name: str, stopped: Stopped) -> None:
+def _gpgv(
+    directory: str, arguments: list[str], keyrings: Sequence[str], name: str, stopped: Stopped
+) -> None:
+    """Check a signature; ``directory`` is for temporary files."""
     import subprocess
-    import tempfile
 
-    if not keyrings:
-        raise _no_keyring(name)
-    with tempfile.TemporaryDirectory(prefix="pipegrid-") as directory:
-        options = []
-        for number, keyring in enumerate(keyrings):
-            options += ["--keyring", _usable(keyring, os.path.join(directory, f"{number}.gpg"))]
-        try:
-            said, _ = output_of(
-                ["gpgv", "--homedir", directory, "--status-fd", "1", *_WEAK, *options, *arguments],
-                stopped,
-            )
-        except (FileNotFoundError, NotADirectoryError):  # the latter if a file is on the path
-            raise MirrorError(
-                f"{name} cannot be checked, since there is no gpgv; install it, or give --allow-unsigned"
-            ) from None
-        except OSError as error:  # no more processes, or no memory for one
-            raise MirrorError(
-                f"{name} cannot be checked, since gpgv could not be started ({error.strerror}); end other "
-                "programs, or see 'ulimit -u'"
-            ) from error
-        except subprocess.TimeoutExpired:
-            raise NotSigned(
-                f"{name} could not be checked: gpgv took more than {TIMEOUT_S} s"
-            ) from None
+    options = []
+    for number, keyring in enumerate(keyrings):
+        options += ["--keyring", _usable(keyring, os.path.join(directory, f"{number}.gpg"))]
+    try:
+        said, _ = output_of(
+            ["gpgv", "--homedir", directory, "--status-fd", "1", *_WEAK, *options, *arguments],
+            stopped,
+        )
+    except (FileNotFoundError, NotADirectoryError):  # the latter if a file is on the path
+        raise MirrorError(
+            f"{name} cannot be checked, since there is no gpgv; install it, or give --allow-unsigned"
+        ) from None
+    except OSError as error:  # no more processes, or no memory for one
+        raise MirrorError(
+            f"{name} cannot be checked, since gpgv could not be started ({error.strerror}); end other "
+            "programs, or see 'ulimit -u'"
+        ) from error
+    except subprocess.TimeoutExpired:
+        raise NotSigned(f"{name} could not be checked: gpgv took more than {TIMEOUT_S} s") from None
     reason = refusal(said)
     if reason is not None:
         raise NotSigned(f"{name} is {NOT_SIGNED} ({reason})")
@@ -407,10 +400,8 @@ def refusal(status: bytes) -> str | None:
     said = {line.split(b" ")[1] for line in status.split(b"\n") if line.startswith(_STATUS)}
     if b"GOODSIG" in said and b"VALIDSIG" in said and b"BADSIG" not in said:
         return None
-    for keyword, words in _REASONS:
-        if keyword in said:
-            return words
-    return "gpgv does not accept it"
+    reasons = (words for keyword, words in _REASONS if keyword in said)
+    return next(reasons, "gpgv does not accept it")
 
 
 _STATUS = b"[GNUPG:] "
@@ -475,12 +466,7 @@ class GpgKey:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -505,19 +491,17 @@ class GpgKey:
         """Return only the signature, as text."""
         return self._sign(data, "--armor", "--detach-sign")[1]
 
-    def has_signed(self, data: bytes, signature: bytes | None) -> bool:
+    def has_signed(self, data: bytes, signature: bytes) -> bool:
         """Return whether this is a signature of data by this key."""
         with suppress(NotSigned):
-            if signature is not None:
-                check_signature(data, signature, (self.public,), "it", self._stopped)
-                return True
+            check_signature(data, signature, (self.public,), "it", self._stopped)
+            return True
         return False
 
-    def has_signed_inline(self, data: bytes, signed: bytes | None) -> bool:
+    def has_signed_inline(self, data: bytes, signed: bytes) -> bool:
         """Return whether this is data together with a signature by this key."""
         with suppress(NotSigned):
-            if signed is not None:
-                return signed_content(signed, (self.public,), "it", self._stopped) == data
+            return signed_content(signed, (self.public,), "it", self._stopped) == data
         return False
 
     def _sign(self, data: bytes, *arguments: str) -> tuple[bytes, bytes]:
@@ -527,7 +511,8 @@ class GpgKey:
             file.write(data)
         with suppress(FileNotFoundError):
             os.unlink(paths[1])
-        said = self._gpg("--output", paths[1], *arguments, *self._as_user(), "--", paths[0])
+        by = ("--digest-algo", "SHA512", "--local-user", self._user)
+        said = self._gpg("--output", paths[1], *arguments, *by, "--", paths[0])
         if _CREATED not in said:
             raise self._failed(_reason(said))
         try:
@@ -535,9 +520,6 @@ class GpgKey:
                 return said, file.read()
         except OSError:
             raise self._failed("gpg wrote nothing") from None
-
-    def _as_user(self) -> tuple[str, ...]:
-        return ("--digest-algo", "SHA512", "--local-user", self._user)
 
     def _only_key(self) -> str:
         said = self._gpg("--with-colons", "--list-secret-keys")
@@ -588,10 +570,8 @@ _FAILURES = (
 
 def _reason(said: bytes) -> str:
     """Return the reason in gpg's status lines, as text."""
-    for mark, words in _FAILURES:
-        if b"[GNUPG:] " + mark in said:
-            return words
-    return "gpg fails"
+    reasons = (words for mark, words in _FAILURES if _STATUS + mark in said)
+    return next(reasons, "gpg fails")
 
 
 def check_key(key: str) -> None:

@@ -364,6 +364,7 @@ class QuickCheck:
 # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     _Found = tuple[int, int, list[bytes]]
 
@@ -444,10 +445,10 @@ def _look(quick_check: QuickCheck, text: bytes, shares: bool) -> _Found | None:
     middle = text.find(b"\n", len(text) // 2) + 1
     if not shares or len(text) < SHARED_BYTES or not middle:
         return _look_at(quick_check, text, 0, len(text), lambda: False)
-    process = _HalfProcess(quick_check, text, middle)
+    process = ForkedWork(lambda stopped: _look_at(quick_check, text, middle, len(text), stopped))
     try:
         own = _look_at(quick_check, text, 0, middle, lambda: False)
-        theirs = None if own is None else process.join()
+        theirs: _Found | None = None if own is None else process.join()
     finally:
         process.stop()
     if own is None or theirs is None:
@@ -455,36 +456,46 @@ def _look(quick_check: QuickCheck, text: bytes, shares: bool) -> _Found | None:
     return own[0] + theirs[0], own[1] + theirs[1], own[2] + theirs[2]
 
 
-class _HalfProcess:
-    """A process that checks the end of a manifest; raises ``OSError`` if none can be started."""
+class ForkedWork:
+    """
+    A forked process with some work; only if this process has no other threads.
 
-    def __init__(self, quick_check: QuickCheck, text: bytes, begin: int) -> None:
+    Args:
+        work: called in the process, with a function that returns whether this one has ended; returns
+            something for ``marshal``.
+
+    Attributes:
+        error: why the process could not be started, and so has no result.
+        pid: of the process.
+        result_fd: is ready when the process has a result, or has ended.
+    """
+
+    def __init__(self, work: Callable[[Callable[[], bool]], Any]) -> None:
+        self.error: OSError | None = None
+        self.pid = -1
         self._is_done = False
-        self._told, told = os.pipe()
+        self.result_fd, theirs = os.pipe()
         parent = os.getpid()
         try:
-            self._pid = os.fork()
-            if not self._pid:
-                try:
-                    found = _look_at(
-                        quick_check, text, begin, len(text), lambda: os.getppid() != parent
-                    )
-                    with open(told, "wb") as pipe:
-                        marshal.dump(found, pipe)
-                finally:
-                    os._exit(0)
-        except OSError:
-            os.close(self._told)
-            raise
-        finally:
-            os.close(told)
+            self.pid = os.fork()
+        except OSError as error:
+            self.error = error
+        if not self.pid:
+            try:
+                os.close(self.result_fd)
+                found = work(lambda: os.getppid() != parent)
+                with open(theirs, "wb") as pipe:
+                    marshal.dump(found, pipe)
+            finally:
+                os._exit(0)
+        os.close(theirs)
 
-    def join(self) -> _Found | None:
-        """Return its result; None if it has none."""
-        with open(self._told, "rb", closefd=False) as pipe:
+    def join(self) -> Any:
+        """Wait for its result, and return it; None if it has none."""
+        with open(self.result_fd, "rb", closefd=False) as pipe:
             data = pipe.read()
         try:
-            found: _Found | None = marshal.loads(data)  # written by a copy of this process
+            found = marshal.loads(data)  # written by a copy of this process
         except (EOFError, TypeError, ValueError):
             return None
         self._is_done = True
@@ -492,12 +503,14 @@ class _HalfProcess:
 
     def stop(self) -> None:
         """End it, if it still runs."""
-        os.close(self._told)
+        os.close(self.result_fd)
+        if self.error is not None:
+            return
         if not self._is_done:
             from signal import SIGKILL  # which takes as long to load as everything else here
 
-            os.kill(self._pid, SIGKILL)
-        os.waitpid(self._pid, 0)
+            os.kill(self.pid, SIGKILL)
+        os.waitpid(self.pid, 0)
 
 
 def _look_at(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -13,16 +14,18 @@ from twisted.python.failure import Failure
 
 from pipegrid.disk.durability import Policy
 from pipegrid.errors import PipegridError
-from pipegrid.http11 import Exchange, Limits, Loss, PipelinedConnection, RequestNotSent, Unanswered
+from pipegrid.http11 import Exchange, Loss, PipelinedConnection, RequestNotSent, Unanswered
 from pipegrid.http11.dialer import quiet
 from pipegrid.http11.host_pool import HostStats
-from pipegrid.mirror.archive_file import ArchiveFile, kept_first
+from pipegrid.http11.response_parser import ResponseHead
+from pipegrid.mirror.archive_file import ArchiveFile, kept_first, misfit, most_bytes
 from pipegrid.mirror.connection_scheduler import FetchSchedule, HostSchedule, ScheduledConnection
-from pipegrid.mirror.fetch_run import MirrorRun
+from pipegrid.mirror.epoll_response_head import BUSY, REDIRECTS, judge
+from pipegrid.mirror.fetch_run import LOOKED_AT_ONCE, MirrorRun
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, FetchJob, Report
 from pipegrid.mirror.local_check import MirrorEntry, checked
 from pipegrid.mirror.mirror_urls import Address, RedirectRefused
-from pipegrid.mirror.twisted_file_store import LIMITS, ArchiveSink, FileExchange, FileReceiver
+from pipegrid.mirror.twisted_file_store import LIMITS, ArchiveSink, FileReceiver, retry_after_s
 from pipegrid.reactor.workers import CpuWorkers
 
 if TYPE_CHECKING:
@@ -35,21 +38,6 @@ if TYPE_CHECKING:
 # window allows. Any response but 200 with the right length is a refusal, of which no byte is kept.
 
 CONNECTIONS = 4
-
-
-class SourceContext(NamedTuple):
-    """
-    Shared by all sources of one driver.
-
-    Attributes:
-        sink: stores the files.
-        driver: is notified of what happens to them.
-    """
-
-    sink: ArchiveSink
-    clock: IReactorTime
-    driver: TwistedDriver
-    limits: Limits = LIMITS
 
 
 class SourceConnection(ScheduledConnection):
@@ -102,25 +90,28 @@ class MirrorSource:
     The connections to one host.
 
     Args:
+        driver: is notified of what happens to files.
+        sink: stores them.
         host: has the decisions about it.
         connect: makes the endpoint for one more connection.
     """
 
     def __init__(
         self,
-        context: SourceContext,
+        driver: TwistedDriver,
+        sink: ArchiveSink,
+        clock: IReactorTime,
         host: HostSchedule,
         connect: Callable[[], IStreamClientEndpoint],
     ) -> None:
         self.host = host
-        self.sink = context.sink
+        self.sink = sink
         self._schedule = host.mirror.schedule
-        self._clock = context.clock
+        self._clock = clock
         self._connect = connect
-        self._driver = context.driver
-        self._limits = context.limits
+        self._driver = driver
         self._name = host.address.netloc.decode("ascii")
-        self._stats = HostStats(context.limits)
+        self._stats = HostStats(LIMITS)
         self._connections: dict[PipelinedConnection, SourceConnection] = {}
         self._connecting: set[Deferred[Any]] = set()
         self._resting: IDelayedCall | None = None
@@ -182,9 +173,9 @@ class MirrorSource:
     def close(self) -> None:
         """Abort everything; requests in flight are dropped."""
         self._closed = True
-        call, self._resting = self._resting, None
-        if call is not None:
-            call.cancel()
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
         for attempt in list(self._connecting):
             attempt.cancel()
         for carrier in list(self._connections):
@@ -222,7 +213,7 @@ class MirrorSource:
 
         def ended(wrong: str | None) -> None:
             if wrong is not None:
-                self.refused(job, wrong, "wrong")
+                self.failed(job, "wrong", wrong)
             elif self.host.mirror.stored(job, size):
                 self._driver.arrived(job)
 
@@ -261,15 +252,9 @@ class MirrorSource:
         exchange.release()
         exchange.withdraw()
 
-    def refused(self, job: FetchJob, reason: str, kind: FailureKind = "refused") -> bool:
-        """The host lacks the file, or has it wrong."""
-        believed = self.host.mirror.failed(job, kind, reason)
-        self._driver.changed()
-        return believed
-
-    def failed(self, job: FetchJob, error: PipegridError) -> None:
-        """The connection ended before the file was complete."""
-        self.host.mirror.failed(job, "broken", str(error))
+    def failed(self, job: FetchJob, kind: FailureKind, reason: str) -> None:
+        """The response is complete and the file is wrong, or the connection ended before it was complete."""
+        self.host.mirror.failed(job, kind, reason)
         self._driver.changed()
 
     # Connections.
@@ -279,13 +264,13 @@ class MirrorSource:
         made: list[PipelinedConnection] = []
 
         def build() -> PipelinedConnection:
-            made.append(PipelinedConnection(self._clock, self._limits, self._name, self))
+            made.append(PipelinedConnection(self._clock, LIMITS, self._name, self))
             return made[-1]
 
         self.host.connecting += 1
         attempt = self._connect().connect(quiet(build))
         self._connecting.add(attempt)
-        attempt.addTimeout(self._limits.connect_timeout_s, self._clock)
+        attempt.addTimeout(LIMITS.connect_timeout_s, self._clock)
         attempt.addBoth(self._connected, attempt, made)
 
     def _connected(
@@ -390,12 +375,73 @@ class MirrorSource:
         return exchange.job
 
 
+# One file, requested from one mirror; the response is checked before a byte of it is kept.
+
+
+class FileExchange(Exchange):
+    """One file, requested from one mirror."""
+
+    __slots__ = ("_receiver", "_source", "job")
+
+    def __init__(self, source: MirrorSource, job: FetchJob, head: bytes) -> None:
+        size = job.size_bytes
+        Exchange.__init__(self, b"GET", head, idempotent=True, expected_response_bytes=size + 300)
+        self._source = source
+        self.job = job
+        self._receiver: FileReceiver | None = None
+
+    def head_received(self, head: ResponseHead) -> None:
+        wanted = self.job.wanted
+        if head.status in REDIRECTS:
+            places = [value for name, value in head.headers if name == b"location"]
+            self._source.redirected(self, places)
+        elif head.status != 200:
+            transient, why = judge(head.status)
+            if not transient:
+                self._source.refuse(self, why, "refused")
+            else:
+                busy = head.status in BUSY
+                self._source.defer(self, why, retry_after_s(head.headers) if busy else None)
+        elif head.length is not None and (reason := misfit(wanted, head.length)):
+            self._source.refuse(self, reason, "wrong")
+        else:
+            self._receiver = FileReceiver(self._source.sink, wanted)
+            self.paused = self._source.is_paused
+
+    def body_received(self, data: bytes) -> None:
+        receiver = self._receiver
+        assert receiver is not None
+        receiver.write(data)
+        self._source.host.received_bytes += len(data)
+        most = most_bytes(self.job.wanted)
+        if receiver.size_bytes > most:
+            self._source.refuse(self, f"it has more than the {most} bytes of the index", "wrong")
+
+    def completed(self) -> None:
+        receiver = self._receiver
+        assert receiver is not None
+        size = self.job.wanted.size
+        if size is not None and receiver.size_bytes != size:
+            receiver.discard()
+            reason = f"it has {receiver.size_bytes} bytes of {size}"
+            self._source.failed(self.job, "wrong", reason)
+        else:
+            self._source.received(self.job, receiver)
+
+    def failed(self, error: PipegridError) -> None:
+        self.release()
+        self._source.failed(self.job, "broken", str(error))
+
+    def release(self) -> None:
+        if self._receiver is not None:
+            self._receiver.discard()
+
+
 # One run on a reactor: events of the sources are reported to the scheduler, and more requests are sent.
 #
 # The epoll driver runs first, where possible; this driver fetches the rest, with all the retries and pauses
 # that mirrors need.
 
-LOOKED_AT_ONCE = 256
 WATCH_S = 0.25
 AHEAD_S = 0.05
 """How far a limited rate may be exceeded before reading pauses."""
@@ -446,7 +492,6 @@ class TwistedDriver:
             None if options.limit is None else self._throttle,
             work.staged,
         )
-        self._context = SourceContext(self._sink, reactor, self)
         self._schedule = FetchSchedule(
             self._plan, addresses, work.report.tallies, options.connections
         )
@@ -466,7 +511,7 @@ class TwistedDriver:
 
     def _add_host(self, host: HostSchedule) -> None:
         connect = self._options.connect(host.address)
-        self._sources[host] = MirrorSource(self._context, host, connect)
+        self._sources[host] = MirrorSource(self, self._sink, self._clock, host, connect)
 
     async def run(self, files: Iterable[MirrorEntry]) -> Report:
         """Bring some files up to date; see ``Mirror.sync``."""
@@ -497,7 +542,9 @@ class TwistedDriver:
         self._work()
         self._look_finished()
         await self._ended
-        self._note()
+        now_s = self._clock.seconds()
+        for mirror in self._schedule.mirrors:
+            mirror.note(now_s)
         await self._sink.flush()
         await self._workers.run(work.finish)
         return work.sum_up()
@@ -505,17 +552,15 @@ class TwistedDriver:
     def _run_on_epoll(self, files: Iterable[MirrorEntry]) -> bool:
         """Fetch what the epoll driver can fetch. In the thread."""
         options = self._options
-        progress = options.progress
-
-        def report_progress(report: Report) -> None:
-            self._clock.callFromThread(self._report_progress, report)
-
+        progress = None
+        if options.progress is not None:
+            progress = partial(self._clock.callFromThread, self._report_progress)
         return self._work_done.run_on_epoll(
             files,
             options.policy,
             options.connections,
             lambda: self._closed or self._ended.called,
-            None if progress is None else report_progress,
+            progress,
         )
 
     def _report_progress(self, report: Report) -> None:
@@ -534,13 +579,10 @@ class TwistedDriver:
         """Stop the timers, and the sources with their connections."""
         self._closed = True
         self._ended.addErrback(lambda _: None)  # its callers have the result already
-        call, self._watcher = self._watcher, None
-        if call is not None:
-            call.cancel()
-        for other in (self._throttled, self._soon):
-            if other is not None:
-                other.cancel()
-        self._throttled = self._soon = None
+        for call in (self._watcher, self._throttled, self._soon):
+            if call is not None:
+                call.cancel()
+        self._watcher = self._throttled = self._soon = None
         for source in self._sources.values():
             source.close()
 
@@ -596,22 +638,15 @@ class TwistedDriver:
 
     def _watch(self) -> None:
         self._watcher = self._clock.callLater(WATCH_S, self._watch)
-        for stalled in self._schedule.tick(self._clock.seconds()):
-            connection: Any = stalled.connection
-            self._sources[connection.host].stalled(connection, stalled.reason, stalled.excused)
-        for move in self._schedule.steals() if self._all_read else ():
-            source, thief = self._sources[move.host], cast(Any, move.connection)
-            if thief is None or move.job is None:
-                source.open_connection()
-            else:
-                source.ask(thief, move.job)
+        for connection, reason, excused in self._schedule.tick(self._clock.seconds()):
+            self._sources[connection.host].stalled(connection, reason, excused)
+        for connection, job in self._schedule.steals(self._connect) if self._all_read else ():
+            self._sources[connection.host].ask(connection, job)
         if self._options.progress is not None:
             self._report_progress(self._work_done.sum_up())
 
-    def _note(self) -> None:
-        now_s = self._clock.seconds()
-        for mirror in self._schedule.mirrors:
-            mirror.note(now_s)
+    def _connect(self, host: HostSchedule) -> None:
+        self._sources[host].open_connection()
 
     def _throttle(self, received_bytes: int) -> None:
         """Pause reading until the rate limit allows the received bytes."""

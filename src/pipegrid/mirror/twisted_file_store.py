@@ -8,25 +8,17 @@ from datetime import timezone
 from hashlib import new as new_hash
 from itertools import count
 from time import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from twisted.internet.defer import Deferred
 
 from pipegrid.disk import file_system_calls
 from pipegrid.disk.durability import Disk, Policy, commit_group
 from pipegrid.errors import PipegridError
-from pipegrid.http11 import Exchange, Limits
-from pipegrid.http11.response_parser import ResponseHead
-from pipegrid.mirror.archive_file import ArchiveFile, BadEntry, MirrorError, most_bytes
+from pipegrid.http11 import Limits
+from pipegrid.mirror.archive_file import ArchiveFile, BadEntry, MirrorError
 from pipegrid.mirror.destination import Destination
-from pipegrid.mirror.epoll_response_head import BUSY, REDIRECTS, judge
-from pipegrid.mirror.file_scheduler import FetchJob
 from pipegrid.reactor.workers import CpuWorkers
-
-if TYPE_CHECKING:
-    from pipegrid.mirror.connection_scheduler import HostSchedule
-    from pipegrid.mirror.file_scheduler import Failure
-
 
 # From received bytes to verified files under their names.
 #
@@ -135,46 +127,34 @@ class StagedFile:
 
     def write(self, pieces: list[bytes]) -> None:
         """Hash and write some pieces."""
-        hasher = self._hasher
-        if hasher is None:
-            hasher = self._hasher = new_hash(self.wanted.algorithm)
-        for piece in pieces:
-            hasher.update(piece)
-        if self._fd < 0:
-            self._open()
-        file_system_calls.write_all_pieces(self._fd, pieces, self.share_bytes)
-        self.share_bytes += sum(map(len, pieces))
+        self._hash(pieces)
+        self._append(pieces)
 
     def end(self, pieces: list[bytes]) -> bool:
-        """Write the rest; returns whether it is the wanted file, and removes it if not."""
+        """Write the rest if it is the wanted file; else remove it. Returns whether it is."""
         wanted = self.wanted
-        if self._hasher is None:
-            hasher = new_hash(wanted.algorithm)
-            for piece in pieces:
-                hasher.update(piece)
-            if hasher.digest() != wanted.digest:
-                return self._is_wrong()
-            self._hasher = hasher
-            self._open()
-            if pieces:
-                file_system_calls.write_all_pieces(self._fd, pieces, 0)
-            self.share_bytes = sum(map(len, pieces))
-        else:
-            if pieces:
-                self.write(pieces)
-            if self._hasher.digest() != wanted.digest:
-                return self._is_wrong()
+        self._hash(pieces)
+        if self._hasher.digest() != wanted.digest:
+            self.wrong = f"its {wanted.algorithm} is another one"
+            self.discard()
+            return False
+        self._append(pieces)
         self._destination.note(self._fd, wanted)
         return True
 
-    def _open(self) -> None:
-        self._fd, self._name = self._destination.open_incoming(self.wanted)
-        self.opened = next(self._openings)
+    def _hash(self, pieces: list[bytes]) -> None:
+        if self._hasher is None:
+            self._hasher = new_hash(self.wanted.algorithm)
+        for piece in pieces:
+            self._hasher.update(piece)
 
-    def _is_wrong(self) -> bool:
-        self.wrong = f"its {self.wanted.algorithm} is another one"
-        self.discard()
-        return False
+    def _append(self, pieces: list[bytes]) -> None:
+        if self._fd < 0:
+            self._fd, self._name = self._destination.open_incoming(self.wanted)
+            self.opened = next(self._openings)
+        if pieces:
+            file_system_calls.write_all_pieces(self._fd, pieces, self.share_bytes)
+            self.share_bytes += sum(map(len, pieces))
 
     def sync(self) -> None:
         os.fsync(self._fd)
@@ -240,10 +220,6 @@ class ArchiveSink:
         self._busy = False
         self._idle: list[Deferred[None]] = []
 
-    def receiver(self, wanted: ArchiveFile) -> FileReceiver:
-        """Begin to receive a file."""
-        return FileReceiver(self, wanted)
-
     def hold(self, size_bytes: int) -> None:
         self.held_bytes += size_bytes
         if self._noted is not None:
@@ -300,20 +276,17 @@ class ArchiveSink:
     def _store(self, group: Sequence[tuple[StagedFile, list[bytes], int, Any]]) -> None:
         """Hash, write, sync and rename. If the disk is full, no file stays open. In the thread."""
         try:
-            self._store_group(group)
+            right = [arrival for arrival, pieces, _, _ in group if arrival.end(pieces)]
+            outcomes = commit_group(right, self._policy, self._disk)
+            for arrival, outcome in zip(right, outcomes, strict=True):
+                if isinstance(outcome, BadEntry):
+                    arrival.wrong = str(outcome)
+                elif outcome is not None:
+                    raise self.destination.error(outcome, "keep files")
         except BaseException:
             for arrival, *_ in group:
                 arrival.discard()
             raise
-
-    def _store_group(self, group: Sequence[tuple[StagedFile, list[bytes], int, Any]]) -> None:
-        right = [arrival for arrival, pieces, _, _ in group if arrival.end(pieces)]
-        outcomes = commit_group(right, self._policy, self._disk)
-        for arrival, outcome in zip(right, outcomes, strict=True):
-            if isinstance(outcome, BadEntry):
-                arrival.wrong = str(outcome)
-            elif outcome is not None:
-                raise self.destination.error(outcome, "keep files")
 
     def _stored(self, _: object, group: Sequence[tuple[Any, Any, int, Any]], size: int) -> None:
         self._busy = False
@@ -351,103 +324,12 @@ class ArchiveSink:
                 waiting.callback(None)
 
 
-# One file, requested from one mirror; the response is checked before a byte of it is kept.
+# Waiting for overloaded mirrors.
 
 MAX_RETRY_AFTER_S = 120.0
 """How long at most a mirror may ask the client to wait."""
 
 MAX_DATE_BYTES = 64
-
-
-class Asks(Protocol):
-    """Requests files, and is notified of the outcome; see ``MirrorSource``."""
-
-    host: HostSchedule
-    sink: ArchiveSink
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether nothing is read at present."""
-
-    def received(self, job: FetchJob, receiver: FileReceiver) -> None: ...
-
-    def refused(self, job: FetchJob, reason: str, kind: Failure = "refused") -> bool:
-        """The file is missing or wrong, and the response is complete; False: see ``Scheduler.failed_at``."""
-
-    def refuse(self, exchange: FileExchange, reason: str, kind: Failure) -> None:
-        """The response is wrong, and its rest is not wanted."""
-
-    def redirected(self, exchange: FileExchange, locations: Sequence[bytes]) -> None:
-        """The file is redirected to these ``Location`` fields."""
-
-    def defer(self, exchange: FileExchange, reason: str, busy_s: float | None = None) -> None:
-        """The file is not given now. ``busy_s``: the mirror is overloaded, for at least that long."""
-
-    def failed(self, job: FetchJob, error: PipegridError) -> None:
-        """The connection ended before the file was complete."""
-
-
-class FileExchange(Exchange):
-    """One file, requested from one mirror."""
-
-    __slots__ = ("_receiver", "_source", "job")
-
-    def __init__(self, source: Asks, job: FetchJob, head: bytes) -> None:
-        size = job.size_bytes
-        Exchange.__init__(self, b"GET", head, idempotent=True, expected_response_bytes=size + 300)
-        self._source = source
-        self.job = job
-        self._receiver: FileReceiver | None = None
-
-    def head_received(self, head: ResponseHead) -> None:
-        wanted = self.job.wanted
-        if head.status in REDIRECTS:
-            places = [value for name, value in head.headers if name == b"location"]
-            self._source.redirected(self, places)
-        elif head.status != 200:
-            transient, reason = judge(head.status)
-            if not transient:
-                self._source.refuse(self, reason, "refused")
-            else:
-                busy = head.status in BUSY
-                self._source.defer(self, reason, retry_after_s(head.headers) if busy else None)
-        elif wanted.size is not None and head.length not in (None, wanted.size):
-            reason = f"it has {head.length} bytes, and {wanted.size} by the index"
-            self._source.refuse(self, reason, "wrong")
-        elif (head.length or 0) > most_bytes(wanted):
-            reason = f"it has {head.length} bytes, more than a file of unknown size may have"
-            self._source.refuse(self, reason, "wrong")
-        else:
-            self._receiver = self._source.sink.receiver(wanted)
-            self.paused = self._source.is_paused
-
-    def body_received(self, data: bytes) -> None:
-        receiver = self._receiver
-        assert receiver is not None
-        receiver.write(data)
-        self._source.host.received_bytes += len(data)
-        most = most_bytes(self.job.wanted)
-        if receiver.size_bytes > most:
-            self._source.refuse(self, f"it has more than the {most} bytes of the index", "wrong")
-
-    def completed(self) -> None:
-        receiver = self._receiver
-        assert receiver is not None
-        size = self.job.wanted.size
-        if size is not None and receiver.size_bytes != size:
-            receiver.discard()
-            reason = f"it has {receiver.size_bytes} bytes of {size}"
-            self._source.refused(self.job, reason, "wrong")
-        else:
-            self._source.received(self.job, receiver)
-
-    def failed(self, error: PipegridError) -> None:
-        self.release()
-        self._source.failed(self.job, error)
-
-    def release(self) -> None:
-        if self._receiver is not None:
-            self._receiver.discard()
 
 
 def retry_after_s(headers: Sequence[tuple[bytes, bytes]]) -> float:

@@ -1,17 +1,14 @@
-"""The entries of indexes, each path once; unusable ones are skipped and counted."""
+"""The entries of indexes, each path once; unusable ones are skipped and counted. And the outcome of a run."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from pipegrid.mirror.archive_file import DIGEST_BYTES, ArchiveFile, BadEntry, quoted
+from pipegrid.mirror.debian_index_update import ArchiveMirror
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, Report
-
-if TYPE_CHECKING:
-    from pipegrid.mirror.debian_index_update import ArchiveMirror
 
 MAX_DISPUTED = 10_000
 """Paths with several hashes; of further ones only the first entry counts."""
@@ -100,7 +97,7 @@ class Entries:
             report.fetched_bytes += found.fetched_bytes
             report.fetched += found.fetched[: MAX_SHOWN - len(report.fetched)]
             report.present_files += found.present_files
-            for each in await mirror.run(_those_there, mirror, tries):
+            for each in await mirror.run(list, filter(mirror.destination.is_there, tries)):
                 self.replaced[each.path] = each
                 self._decided.add(each.path)
                 report.withdraw(each.path)
@@ -127,12 +124,34 @@ class Entries:
         return left
 
 
-def _those_there(mirror: ArchiveMirror, files: Sequence[ArchiveFile]) -> list[ArchiveFile]:
-    return [each for each in files if mirror.destination.is_there(each)]
-
-
 def named_twice(path: str) -> BadEntry:
     """Return the error for a skipped entry whose path another entry has as well."""
     return BadEntry(
         f"{quoted(path)} is named twice, with different hashes; the entry that does not fit was skipped"
     )
+
+
+class ArchiveOutcome:
+    """
+    The outcome of a run that mirrors an archive.
+
+    Attributes:
+        report: of the packages.
+        entries: of the indexes, with the unusable ones.
+        is_published: whether the new indexes were published.
+        is_new: whether the signed files, which name the indexes, differ from the previous ones.
+        spares_others: whether files are kept that filters of earlier runs select.
+        index_bytes: fetched for indexes and their patches.
+        removed: paths that were deleted, or would be.
+        unmatched: options and patterns of filters that match nothing.
+        lacking: indexes, their further forms, and files of ``also``, that no mirror has.
+    """
+
+    def __init__(self) -> None:
+        self.report = Report()
+        self.entries = Entries()
+        self.is_published = self.is_new = self.spares_others = False
+        self.index_bytes = 0
+        self.removed: list[str] = []
+        self.unmatched: list[tuple[str, str]] = []
+        self.lacking: list[str] = []

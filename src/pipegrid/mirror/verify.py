@@ -8,12 +8,9 @@ a result is checked here.
 
 from __future__ import annotations
 
-import marshal
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from functools import partial
 
 from pipegrid.disk.safe_open import read_file
 from pipegrid.mirror import MANIFEST
@@ -23,12 +20,11 @@ from pipegrid.mirror.file_list_format import lines_in, read_list
 from pipegrid.mirror.file_scheduler import MAX_SHOWN, Report
 from pipegrid.mirror.local_check import VerifyPolicy
 from pipegrid.mirror.manifest import ManifestPart, parts_of_manifest, read_pieces
+from pipegrid.mirror.stat_cache import ForkedWork, QuickCheck, QuickCheckResult
 
 TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
-    from typing import NoReturn
-
-    from pipegrid.mirror.stat_cache import QuickCheck, QuickCheckResult
+    from typing import Any
 
 _COUNTS = (
     "wanted_files",
@@ -62,12 +58,13 @@ def verify(
     report = Report()
     began_s = now()
     own, *others = parts_of_manifest(destination, processes)
-    workers: list[_PartProcess] = []
-    quick_check = (
-        destination.new_quick_check() if policy.is_none else None
-    )  # once for all processes
+    workers: list[tuple[ManifestPart, ForkedWork]] = []
+    # Once for all processes.
+    quick_check = destination.new_quick_check() if policy.is_none else None
     try:
-        workers.extend(_PartProcess(destination, policy, quick_check, part) for part in others)
+        for part in others:
+            work = partial(_look_apart, destination, policy, quick_check, part)
+            workers.append((part, ForkedWork(work)))
 
         def report_progress() -> None:
             report.elapsed_s = now() - began_s
@@ -78,17 +75,20 @@ def verify(
             _look(destination, policy, quick_check, part, report, report_progress, stopped)
 
         look(own)
-        for process in workers:
+        for part, process in workers:
             if stopped():
                 break
-            if not process.join(report):
-                look(process.part)
+            found = process.join()
+            if found is None:
+                look(part)
+            else:
+                _add(report, found)
         report.unnoted_files += destination.unnoted_files
         report_progress()
     finally:
         if quick_check is not None:
             quick_check.close()
-        for process in workers:
+        for _, process in workers:
             process.stop()
     return report
 
@@ -151,7 +151,12 @@ def _closely(
 
 
 def _look_at(destination: Destination, each: ArchiveFile, rehash: bool, report: Report) -> None:
-    wrong = _wrong(destination, each, rehash)
+    wrong: str | None = None
+    try:
+        if not destination.is_there(each, rehash):
+            wrong = "it is missing, or has changed"
+    except (BadEntry, MirrorError) as error:  # such as a failing disk
+        wrong = str(error)
     report.wanted_files += 1
     report.wanted_bytes += each.size or 0
     if wrong is None:
@@ -161,81 +166,23 @@ def _look_at(destination: Destination, each: ArchiveFile, rehash: bool, report: 
         report.fail(each.path, wrong)
 
 
-def _wrong(destination: Destination, each: ArchiveFile, rehash: bool) -> str | None:
-    try:
-        right = destination.is_there(each, rehash)
-    except (BadEntry, MirrorError) as error:  # such as a failing disk
-        return str(error)
-    return None if right else "it is missing, or has changed"
+def _look_apart(
+    destination: Destination,
+    policy: VerifyPolicy,
+    quick_check: QuickCheck | None,
+    part: ManifestPart,
+    stopped: Callable[[], bool],
+) -> dict[str, Any]:
+    """Check a part, and return the attributes of the report. In a process of its own."""
+    destination.forked()
+    report = Report()
+    _look(destination, policy, quick_check, part, report, stopped=stopped)
+    report.unnoted_files = destination.unnoted_files
+    destination.close()
+    return vars(report)
 
 
-class _PartProcess:
-    """A process that checks a part."""
-
-    def __init__(
-        self,
-        destination: Destination,
-        policy: VerifyPolicy,
-        quick_check: QuickCheck | None,
-        part: ManifestPart,
-    ) -> None:
-        self.part = part
-        self._result_fd, theirs = os.pipe()
-        parent = os.getpid()
-        try:
-            self._pid = os.fork()
-        except OSError:  # no more processes; then this one does it
-            self._pid = -1
-        if not self._pid:
-            self._work(destination, policy, quick_check, theirs, parent)
-        os.close(theirs)
-
-    def _work(
-        self,
-        destination: Destination,
-        policy: VerifyPolicy,
-        quick_check: QuickCheck | None,
-        result_fd: int,
-        parent: int,
-    ) -> NoReturn:
-        """Check, report, and end without the parent's cleanup. In the process."""
-        try:
-            destination.forked()
-            report = Report()
-            _look(
-                destination,
-                policy,
-                quick_check,
-                self.part,
-                report,
-                stopped=lambda: os.getppid() != parent,
-            )
-            report.unnoted_files = destination.unnoted_files
-            destination.close()
-            with open(result_fd, "wb") as pipe:
-                marshal.dump([getattr(report, name) for name in _COUNTS] + [report.failed], pipe)
-        finally:
-            os._exit(0)
-
-    def join(self, report: Report) -> bool:
-        """Wait for it, and add its result; returns False without one."""
-        with open(self._result_fd, "rb") as pipe:
-            self._result_fd = -1
-            data = pipe.read()
-        try:
-            *counts, failed = marshal.loads(data)  # written by a copy of this process
-        except (EOFError, TypeError, ValueError):
-            return False
-        for name, count in zip(_COUNTS, counts, strict=True):
-            setattr(report, name, getattr(report, name) + count)
-        report.failed += failed[: MAX_SHOWN - len(report.failed)]
-        return True
-
-    def stop(self) -> None:
-        """End it, if it still runs."""
-        if self._result_fd >= 0:
-            os.close(self._result_fd)
-        if self._pid > 0:
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+def _add(report: Report, found: dict[str, Any]) -> None:
+    for name in _COUNTS:
+        setattr(report, name, getattr(report, name) + found[name])
+    report.failed += found["failed"][: MAX_SHOWN - len(report.failed)]
