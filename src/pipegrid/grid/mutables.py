@@ -6,7 +6,6 @@ The mutable files of a grid: checks the arguments of ``Grid``'s methods and runs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pipegrid.argument_checks import check_callable, check_kind, check_whole, shown
 from pipegrid.core.caps import MutableCap
@@ -36,9 +35,6 @@ from pipegrid.transfer.put.source import Source, SourceLike, open_source
 from pipegrid.transfer.put.source_opening import open_for_put
 from pipegrid.transfer.results import CheckResult, GetResult, Progress, RenewResult, RepairResult
 from pipegrid.transfer.settings import MutableSettings
-
-if TYPE_CHECKING:
-    pass
 
 KNOWN_NAME = "mutable-files"
 """The file of versions that were seen, in the client's state directory."""

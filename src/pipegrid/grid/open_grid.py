@@ -19,7 +19,7 @@ from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import FixedWindow
 from pipegrid.grid import client_config as configuration
 from pipegrid.grid.access_blacklist import AccessBlacklist
-from pipegrid.grid.bundle_limits_file import BundleLimits
+from pipegrid.grid.client_cache_files import BundleLimits
 from pipegrid.grid.client_config import GridConfig, LocalGrid
 from pipegrid.grid.client_paths import (
     ALIASES_NAME,
@@ -252,11 +252,8 @@ class _Opener:
         self._reactor = reactor
         self._tracer = tracer
         self._fixed_window_bytes = fixed_window_bytes
-        self._force_foolscap = config.force_foolscap
-        self._foolscap_beside = config.foolscap_beside
+        self._config = config
         self._ahead = ahead
-        self._managers = config.managers
-        self._connections_to = config.connections_to
         total_shares = config.params.total_shares
         known = total_shares if config.introducers.addresses else len(config.static.servers) or 1
         self._windows = Windows.shared_by(min(known, total_shares), limits.memory_bytes)
@@ -279,22 +276,22 @@ class _Opener:
             known,
             self._windows,
             ConnectionOptions(
-                self._connections_to(known.identity.server_id),
+                self._config.connections_to(known.identity.server_id),
                 self._throttle,
                 self._ahead,
                 self.bundle_limits,
             ),
-            force_foolscap=self._force_foolscap,
-            foolscap_beside=self._foolscap_beside,
+            force_foolscap=self._config.force_foolscap,
+            foolscap_beside=self._config.foolscap_beside,
         )
         self.certify(peer, known)
         return self.finished(peer)
 
     def certify(self, peer: Peer, known: KnownServer | None) -> None:
         """If there are grid managers, allow uploads to a peer only while its certificate is valid."""
-        if self._managers:
+        if managers := self._config.managers:
             certificates = () if known is None else known.certificates
-            certified = certified_by(peer.identity.server_id, certificates, self._managers)
+            certified = certified_by(peer.identity.server_id, certificates, managers)
             peer.no_uploads = Certification(certified)
             if certified is not None:
                 peer.certified_by, peer.certified_until = certified.manager, certified.expires
