@@ -1111,7 +1111,8 @@ class KeepingGrid(FileGrid):
 class ChangingGrid(FileGrid):
     """The part of ``Grid`` that creates and changes mutable files."""
 
-    def create_mutable(
+    @started
+    async def create_mutable(
         self,
         source: SourceLike | ContentOfKey,
         *,
@@ -1119,7 +1120,7 @@ class ChangingGrid(FileGrid):
         params: Params | None = None,
         progress: Progress | None = None,
         private_key: bytes | None = None,
-    ) -> Deferred[CreateResult]:
+    ) -> CreateResult:
         """
         Store a mutable file; fires with its write cap (``result.cap``; share ``result.cap.readonly()``).
 
@@ -1139,16 +1140,6 @@ class ChangingGrid(FileGrid):
             UncoordinatedWriteError: a file with this private key exists.
             UsageError: the source is too large, or the key is not valid.
         """
-        return self._start(self._create(source, format, params, progress, private_key))
-
-    async def _create(
-        self,
-        source: SourceLike | ContentOfKey,
-        format: str | None,
-        params: Params | None,
-        progress: Progress | None,
-        private_key: bytes | None,
-    ) -> CreateResult:
         async with self._storing:
             mutables = self._open_mutables()
             result = await mutables.create(source, format, params, progress, private_key)

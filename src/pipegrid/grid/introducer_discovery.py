@@ -90,12 +90,11 @@ def _announcement(entry: Any) -> Announcement | None:
     server_id, fields = entry.get("key_s"), entry.get("ann")
     if isinstance(server_id, bytes):  # as some versions of Tahoe-LAFS wrote it
         server_id = server_id.decode("ascii", "replace")
-    is_id = isinstance(server_id, str) and len(server_id) <= MAX_ID_CHARACTERS
-    if not is_id or not isinstance(fields, dict):
+    if not isinstance(server_id, str) or len(server_id) > MAX_ID_CHARACTERS:
         return None
     since = entry.get("missing_since")
-    is_time = isinstance(since, (int, float)) and 0 <= since < 1e12
-    return Announcement(server_id, fields, float(since) if is_time else None)
+    since_s = float(since) if isinstance(since, (int, float)) and 0 <= since < 1e12 else None
+    return Announcement(server_id, fields, since_s) if isinstance(fields, dict) else None
 
 
 def write_cache(path: Path, announcements: Iterable[Announcement]) -> None:

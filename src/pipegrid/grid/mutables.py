@@ -244,15 +244,9 @@ class Mutables:
         return await self.files.renew(cap)
 
 
-def check_length(length: int) -> int:
-    """Return the length of a range; raises UsageError if it is not a number."""
-    check_whole(length, "the length of a range")
-    return length
-
-
 def _check_readable(cap: MutableCap, start: int, length: int | None) -> None:
     check_whole(start, "the beginning of a range")
-    if start < 0 or (length is not None and check_length(length) < 0):
+    if start < 0 or (length is not None and check_whole(length, "the length of a range") < 0):
         raise UsageError("a range has neither a beginning nor a length below 0; give others")
     if cap.access == "verify":
         raise CapError("this is a verifier cap: it checks a file's shares but cannot read the file")

@@ -103,10 +103,9 @@ def open_grid(
     Raises:
         UsageError: the directory is not configured, or one of its settings is not valid.
     """
-    tracer, limits, ahead = options.tracer, options.limits, options.ahead
-    fixed_window_bytes, follows_blacklist = options.fixed_window_bytes, options.follows_blacklist
-    if fixed_window_bytes is not None:
-        check_whole(fixed_window_bytes, "window_bytes", least=1)
+    tracer, limits, follows_blacklist = options.tracer, options.limits, options.follows_blacklist
+    if options.fixed_window_bytes is not None:
+        check_whole(options.fixed_window_bytes, "window_bytes", least=1)
     if tracer is not None:
         check_has(tracer, ("span",), "a tracer", "a Tracer")
     path, created = _directory_of(directory, options.make)
@@ -114,7 +113,7 @@ def open_grid(
     introducers = config.introducers.addresses
     _check_names_servers(config)
     _check_process(reactor)
-    opener = _Opener(reactor, config, tracer, fixed_window_bytes, limits or Limits(), ahead)
+    opener = _Opener(reactor, config, options)
     warnings = Warnings(config.warnings)
     members = ServerRegistry([], opener.open, config.preferred, warnings, opener.certify)
     for server in config.static.servers:
@@ -132,8 +131,8 @@ def open_grid(
 
     async def close() -> None:
         opener.bundle_limits.save()
-        if ahead is not None:
-            ahead.close()
+        if options.ahead is not None:
+            options.ahead.close()
         for tub in tubs:
             await tub.stopService()
         if local is not None:
@@ -240,20 +239,11 @@ def _check_is_nobodys(path: Path) -> None:
 class _Opener:
     """Makes the peers of one grid, each with its own window and its own tracing."""
 
-    def __init__(
-        self,
-        reactor: Any,
-        config: GridConfig,
-        tracer: Tracing | None,
-        fixed_window_bytes: int | None,
-        limits: Limits,
-        ahead: Preconnector | None,
-    ) -> None:
+    def __init__(self, reactor: Any, config: GridConfig, options: OpenOptions) -> None:
         self._reactor = reactor
-        self._tracer = tracer
-        self._fixed_window_bytes = fixed_window_bytes
         self._config = config
-        self._ahead = ahead
+        self._options = options
+        limits = options.limits or Limits()
         total_shares = config.params.total_shares
         known = total_shares if config.introducers.addresses else len(config.static.servers) or 1
         self._windows = Windows.shared_by(min(known, total_shares), limits.memory_bytes)
@@ -278,7 +268,7 @@ class _Opener:
             ConnectionOptions(
                 self._config.connections_to(known.identity.server_id),
                 self._throttle,
-                self._ahead,
+                self._options.ahead,
                 self.bundle_limits,
             ),
             force_foolscap=self._config.force_foolscap,
@@ -298,12 +288,13 @@ class _Opener:
 
     def finished(self, peer: Peer) -> Peer:
         """Return a peer with the settings that all peers of the grid have."""
-        if self._tracer is not None:
+        tracer, window_bytes = self._options.tracer, self._options.fixed_window_bytes
+        if tracer is not None:
             from pipegrid.grid.server_tracing import TracedServer
 
-            peer.server = TracedServer(peer.server, self._tracer)
-        if self._fixed_window_bytes is not None:
-            peer.pipeline = Pipeline(FixedWindow(self._fixed_window_bytes), self._reactor)
+            peer.server = TracedServer(peer.server, tracer)
+        if window_bytes is not None:
+            peer.pipeline = Pipeline(FixedWindow(window_bytes), self._reactor)
         return peer
 
 

@@ -178,7 +178,7 @@ def load(directory: Path) -> ServerDirectory:
         {each.name: each.furl for each in introducers.addresses},
         path.name == TAHOE_CONFIG_NAME,
         (*introducers.warnings, *reader.warnings),
-        reader.announces,
+        reader.flag("announce", False),
         control_address(parser),
         frozenset(reader.detected),
         reader.find_control(),
@@ -197,9 +197,9 @@ class _Reader:
 
     def settings(self) -> dict[str, Any]:
         """Return the fields of ``ServeSettings`` that the file sets."""
-        if not self._flag("enabled", True):
+        if not self.flag("enabled", True):
             raise self._wrong("storage", "enabled", "is false: the node serves no storage; set it")
-        if not self._flag("anonymous", True):
+        if not self.flag("anonymous", True):
             raise self._wrong("storage", "anonymous", "is false, which is not known here; set it")
         if self._text("plugins"):
             self.warnings.append(f"{self._path}: [storage] plugins are not served, only storage is")
@@ -212,18 +212,13 @@ class _Reader:
             "reserved_bytes": self._parsed("reserved_space", parse_size),
             "quota_bytes": self._parsed("quota", parse_size),
             "keep_unfinished_s": self._parsed("keep_unfinished", parse_kept),
-            "read_only": self._flag("readonly", False) or None,
+            "read_only": self.flag("readonly", False) or None,
             "expiry": self._expiry(),
-            "announce_nurls": not self._flag("force_foolscap", False),
+            "announce_nurls": not self.flag("force_foolscap", False),
             "certificate_files": self._certificate_files(),
             "onion": self._onion(),
         }
         return {name: value for name, value in found.items() if value is not None}
-
-    @property
-    def announces(self) -> bool:
-        """Whether ``[storage] announce`` is set."""
-        return self._flag("announce", False)
 
     def _port(self) -> str | None:
         text = configured_port(self._parser, "server")
@@ -276,9 +271,9 @@ class _Reader:
         return detected_location(self._directory, FURL_NAME)
 
     def _expiry(self) -> Expiry | None:
-        if not self._flag("expire.enabled", False):
+        if not self.flag("expire.enabled", False):
             return None
-        kinds = (self._flag("expire.immutable", True), self._flag("expire.mutable", True))
+        kinds = (self.flag("expire.immutable", True), self.flag("expire.mutable", True))
         mode = self._text("expire.mode")
         if mode == "age":
             return Expiry(
@@ -295,7 +290,7 @@ class _Reader:
 
     def _certificate_files(self) -> tuple[Path, ...]:
         section = "grid_manager_certificates"
-        if not self._flag("grid_management", False) or not self._parser.has_section(section):
+        if not self.flag("grid_management", False) or not self._parser.has_section(section):
             return ()
         found = []
         for name in self._parser.options(section):
@@ -313,7 +308,8 @@ class _Reader:
     def _text(self, option: str, section: str = "storage") -> str:
         return self._parser.get(section, option, fallback="").strip()
 
-    def _flag(self, option: str, default: bool) -> bool:
+    def flag(self, option: str, default: bool) -> bool:
+        """Return a setting of ``[storage]`` that is true or false."""
         if not self._text(option):
             return default
         try:

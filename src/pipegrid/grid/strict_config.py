@@ -119,8 +119,7 @@ class SettingsFile(configparser.ConfigParser):
     def __init__(self, path: Path, text: str, strict: bool) -> None:
         super().__init__(interpolation=None, strict=strict)
         self.path = path
-        self._called = str(path)
-        self.read_string(text, self._called)
+        self.read_string(text, str(path))
         self._said_in: dict[tuple[str, str], int] = {}
         self._section_lines: dict[str, int] = {}
         for number, section, setting in settings_in(text):
@@ -132,11 +131,11 @@ class SettingsFile(configparser.ConfigParser):
     def at(self, section: str, option: str) -> str:
         """Return the beginning of an error about a setting: file, line, section and name."""
         number = self._said_in.get((section, self.optionxform(option)))
-        return f"{self._called}{_line(number)}: [{section}] {option}"
+        return f"{self.path}{_line(number)}: [{section}] {option}"
 
     def at_section(self, section: str) -> str:
         """Return the beginning of an error about a section: file and line."""
-        return f"{self._called}{_line(self._section_lines.get(section))}"
+        return f"{self.path}{_line(self._section_lines.get(section))}"
 
 
 def _line(number: int | None) -> str:

@@ -111,6 +111,7 @@ class IntroducerNode:
 
     def __init__(self, reactor: Any, settings: IntroducerSettings) -> None:
         self.settings = settings
+        self._directory = str(settings.directory)
         self.furl = ""
         self.hints: tuple[str, ...] = ()
         self.listening: Any = None
@@ -159,10 +160,6 @@ class IntroducerNode:
         await self._workers.stop()
         if self._claim is not None:
             self._claim.release()
-
-    @property
-    def _directory(self) -> str:
-        return str(self.settings.directory)
 
     async def _start(self) -> None:
         settings = self.settings

@@ -161,8 +161,8 @@ class AnnouncementRegistry:
         self._servers: dict[ListingKey, ListedServer] = {}
         self._by_signed: dict[Signed, ListedServer] = {}
         self._held: dict[Hashable, dict[ListingKey, None]] = {}
-        self._new_units: dict[str, int] = {}  # by address, of servers that are not established
-        self._established_units: dict[str, int] = {}
+        self._new_units: Counter[str] = Counter()  # by address, of servers that are not established
+        self._established_units: Counter[str] = Counter()
         self._servers_of: Counter[str] = Counter()  # by ``_site_of`` their address
         self.units = 0
         self.replaced = 0
@@ -379,8 +379,8 @@ class AnnouncementRegistry:
         missing = self.units + units - MAX_UNITS
         if missing <= 0:
             return
-        loads = dict(self._new_units)
-        loads[place] = loads.get(place, 0) + units
+        loads = self._new_units.copy()
+        loads[place] += units
         victims: list[ListedServer] = []
         left = self._servers_of.copy()
         candidates: dict[str, list[ListedServer]] = {}
@@ -435,25 +435,22 @@ class AnnouncementRegistry:
 
     def _may_establish(self, units: int, place: str) -> bool:
         """Return whether established servers of an address may take more units."""
-        of_all = sum(self._established_units.values())
-        of_place = self._established_units.get(place, 0)
-        return (
-            of_all + units <= MAX_ESTABLISHED_UNITS
-            and of_place + units <= MAX_ESTABLISHED_UNITS // 2
-        )
+        left = MAX_ESTABLISHED_UNITS - self._established_units.total()
+        left_of_place = MAX_ESTABLISHED_UNITS // 2 - self._established_units[place]
+        return units <= min(left, left_of_place)
 
     def _count_units(self, server: ListedServer, sign: int) -> None:
+        units = sign * server.units
+        self.units += units
+        _add(self._servers_of, _site_of(server.place), sign)
         counts = self._established_units if server.established else self._new_units
-        self.units += sign * server.units
-        site = _site_of(server.place)
-        self._servers_of[site] += sign
-        if not self._servers_of[site]:
-            del self._servers_of[site]
-        count = counts.get(server.place, 0) + sign * server.units
-        if count:
-            counts[server.place] = count
-        else:
-            counts.pop(server.place, None)
+        _add(counts, server.place, units)
+
+
+def _add(counts: Counter[str], place: str, more: int) -> None:
+    counts[place] += more
+    if not counts[place]:
+        del counts[place]
 
 
 def _site_of(place: str) -> str:

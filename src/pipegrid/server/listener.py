@@ -9,10 +9,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
+from twisted.internet.interfaces import (
+    IAddress,
+    IDelayedCall,
+    IOpenSSLServerConnectionCreator,
+    IReactorTime,
+)
 from twisted.internet.protocol import Factory, connectionDone
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.logger import Logger
@@ -22,13 +27,8 @@ from pipegrid.reactor import process_settings
 from pipegrid.reactor.bulk_tls import tls_factory
 from pipegrid.reactor.deferreds import Timer, Waiters
 from pipegrid.server.connection_turns import FairQueue, FairTurns
+from pipegrid.server.gbs.http_connection import GbsConnection
 from pipegrid.storage.uploads.eviction import address_of
-
-if TYPE_CHECKING:
-    from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
-
-    from pipegrid.server.gbs.http_connection import GbsConnection
-
 
 # A client is unauthenticated until it has shown the server's secret. The number of connections is limited,
 # and half of them may come from one address (an IPv6 address counts as its network of 2^64). When a limit is
@@ -392,6 +392,8 @@ class ProtocolDetector(TwistedProtocol):
         gbs: its HTTP connection, if it uses HTTP.
     """
 
+    transport: Any
+
     def __init__(self, factory: PortListener, addr: IAddress | None) -> None:
         self.addr = addr
         self.place = address_of(str(getattr(addr, "host", "")))
@@ -455,18 +457,15 @@ class ProtocolDetector(TwistedProtocol):
 
     def abort(self) -> None:
         """Close the connection, without sending the rest."""
-        transport: Any = self.transport
-        transport.abortConnection()
+        self.transport.abortConnection()
 
     def pause(self) -> None:
         """Read nothing until its turn."""
-        transport: Any = self.transport
-        transport.pauseProducing()
+        self.transport.pauseProducing()
 
     def resume(self) -> None:
         """Read again in its turn, after ``pause``."""
-        transport: Any = self.transport
-        transport.resumeProducing()
+        self.transport.resumeProducing()
 
     def hear(self) -> None:
         """Pass on the waiting input."""
@@ -482,12 +481,11 @@ class ProtocolDetector(TwistedProtocol):
         if inner is None:
             self._turn_away()
             return
-        transport: Any = self.transport
         with suppress(AttributeError, OSError):
             # Answers are short and many; they must not wait for earlier acknowledgements (Nagle's algorithm).
-            transport.setTcpNoDelay(True)
+            self.transport.setTcpNoDelay(True)
         self._inner = inner
-        inner.makeConnection(transport)
+        inner.makeConnection(self.transport)
         if self.gbs is None:
             self._direct = inner
 

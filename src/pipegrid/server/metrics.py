@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -120,10 +121,6 @@ class MetricsFactory(Factory):
             self._made[page] = (now_s, content)
         return content
 
-    def connected(self, connection: MetricsConnection) -> None:
-        """Add an open connection to the list."""
-        self.connections[connection] = None
-
     def disconnected(self, connection: MetricsConnection) -> None:
         """Remove a closed connection, whose descriptor is free."""
         self.connections.pop(connection, None)
@@ -133,6 +130,8 @@ class MetricsFactory(Factory):
 class MetricsConnection(Protocol):
     """One request, and its answer."""
 
+    transport: Any
+
     def __init__(self, factory: MetricsFactory) -> None:
         self._factory = factory
         self._head = b""
@@ -141,7 +140,7 @@ class MetricsConnection(Protocol):
 
     def connectionMade(self) -> None:
         self._alarm.set(TIMEOUT_S)
-        self._factory.connected(self)
+        self._factory.connections[self] = None
 
     def dataReceived(self, data: bytes) -> None:
         """Accept part of the head; what follows it is ignored."""
@@ -151,9 +150,8 @@ class MetricsConnection(Protocol):
         head, end, _ = self._head.partition(b"\r\n\r\n")
         if end or len(self._head) > MAX_HEAD_BYTES:
             self._answered = True
-            transport: Any = self.transport
-            transport.write(self._answer(head) if end else _answer(431))
-            transport.loseConnection()
+            self.transport.write(self._answer(head) if end else _answer(431))
+            self.transport.loseConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._alarm.stop()
@@ -165,8 +163,7 @@ class MetricsConnection(Protocol):
 
     def abort(self) -> None:
         """Close the connection at once."""
-        transport: Any = self.transport
-        transport.abortConnection()
+        self.transport.abortConnection()
 
     def _answer(self, head: bytes) -> bytes:
         method, url, version = (*head.partition(b"\r\n")[0].split(b" "), b"", b"")[:3]
@@ -259,9 +256,14 @@ def metrics_page(
     clock: IReactorTime, server: GbsSite, service: GbsService, store: ShareStore
 ) -> MetricsFactory:
     """Return the factory of the port; the page is ``/metrics``."""
+    return MetricsFactory(clock, rendering(StorageCollector(server, service, store)))
+
+
+def rendering(collector: Collector) -> Callable[[], bytes]:
+    """Return what makes the page of metrics that a collector yields."""
     registry = CollectorRegistry()
-    registry.register(StorageCollector(server, service, store))
-    return MetricsFactory(clock, lambda: generate_latest(registry))
+    registry.register(collector)
+    return partial(generate_latest, registry)
 
 
 def counter(name: str, text: str, value: float) -> Metric:

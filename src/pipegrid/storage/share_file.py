@@ -555,14 +555,11 @@ class Expiry:
 
         It is never after ``NEVER_S``: a lease with that date never expires.
         """
-        return min(self._threshold(now), NEVER_S)
-
-    def _threshold(self, now: float) -> float:
         if self.renewed_since is not None:
-            return self.renewed_since + LEASE_DURATION_S
-        if self.duration_s is not None:
-            return now + LEASE_DURATION_S - self.duration_s
-        return now
+            now = self.renewed_since + LEASE_DURATION_S
+        elif self.duration_s is not None:
+            now += LEASE_DURATION_S - self.duration_s
+        return min(now, NEVER_S)
 
 
 # Opening the file of a share of either kind.

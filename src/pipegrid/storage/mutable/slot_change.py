@@ -17,7 +17,6 @@ from pipegrid.disk.durability import Disk
 from pipegrid.disk.private_files import PRIVATE_FILE, make_private
 from pipegrid.errors import NoSpace, ServerRefused, UsageError
 from pipegrid.storage.mutable import slot_file
-from pipegrid.storage.mutable import slot_file as slotfiles
 from pipegrid.storage.mutable.slot_file import SlotFile
 from pipegrid.storage.share_file import HasRoom
 from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotSecrets
@@ -94,7 +93,7 @@ class SlotChange:
         written = {n: changes[n] for n in sorted(changes) if n not in deleted}
         self._check_space(written)
         try:
-            with slotfiles.reported(f"write to the slot {self._name}", self._directory):
+            with slot_file.reported(f"write to the slot {self._name}", self._directory):
                 for number, change in written.items():
                     if self._is_copied(number, change):
                         self._make_copy(number, change)
@@ -102,7 +101,7 @@ class SlotChange:
                     for fd, _ in self._copies.values():
                         os.fsync(fd)
                 in_place = {n: each for n, each in written.items() if n not in self._copies}
-                slotfiles.set_aside([(self._shares[n], each) for n, each in in_place.items()])
+                slot_file.set_aside([(self._shares[n], each) for n, each in in_place.items()])
                 for number, (_, path) in self._copies.items():
                     os.rename(path, f"{self._directory}/{number:d}")
                 for number, change in in_place.items():
@@ -174,12 +173,12 @@ class SlotChange:
         disk.write_all(fd, content, 0)
         fresh = self._place.fresh_lease(share, self._secrets.lease)
         copy = SlotFile(fd, path, header, len(content))
-        slotfiles.change_file(copy, change.writes, change.new_length, fresh, self._has_space)
+        slot_file.change_file(copy, change.writes, change.new_length, fresh, self._has_space)
 
     def _change_in_place(self, number: int, change: ShareChange, durable: bool) -> None:
         share = self._shares[number]
         fresh = self._place.fresh_lease(share, self._secrets.lease)
-        slotfiles.change_file(share, change.writes, change.new_length, fresh, self._has_space)
+        slot_file.change_file(share, change.writes, change.new_length, fresh, self._has_space)
         if durable:
             os.fsync(share.fd)
 

@@ -21,8 +21,7 @@ from pipegrid.storage import share_file
 from pipegrid.storage.client_space import ClientUsage
 from pipegrid.storage.space_quota import SpaceUsage
 from pipegrid.storage.storage_paths import Paths, ShareKey
-from pipegrid.storage.uploads import incoming_files as incoming
-from pipegrid.storage.uploads import incoming_files as sidecar
+from pipegrid.storage.uploads import incoming_files
 from pipegrid.storage.uploads.eviction import NOBODY, WRITTEN_S, Client
 from pipegrid.storage.uploads.incoming_files import OpenedUpload
 
@@ -249,7 +248,6 @@ class IncomingShare(ShareWriter):
         self.unsent_bytes = self.promised_bytes = 0
         self.opened = next(self._openings)
         self.resumed = bool(received)
-        self.resumed = bool(received)
         self._fd = begun.fd
         self._fresh_lease = begun.lease
         self._file: tuple[int, int] | None = None
@@ -372,10 +370,12 @@ class IncomingShare(ShareWriter):
             ranges = tuple(self._received)
             if ranges == self._noted:
                 return
-            kept, inode = ranges[: sidecar.MAX_NOTED_RANGES], os.fstat(self._fd).st_ino
-            note = sidecar.Note(self._boot_id, self.secret_hash, inode, self.share_bytes, kept)
+            kept, inode = ranges[: incoming_files.MAX_NOTED_RANGES], os.fstat(self._fd).st_ino
+            note = incoming_files.Note(
+                self._boot_id, self.secret_hash, inode, self.share_bytes, kept
+            )
             try:
-                incoming.write_note(self._incoming, note)
+                incoming_files.write_note(self._incoming, note)
             except OSError as error:
                 raise disk.disk_error(error, f"note the progress of {self._name()}") from error
             self._noted = ranges
@@ -474,7 +474,7 @@ class IncomingShare(ShareWriter):
                 raise disk.disk_error(error, f"finish {self._name()}") from error
             if self._noted is not None:
                 with suppress(OSError):  # an orphaned note is never used
-                    disk.remove(self._incoming + sidecar.SUFFIX)
+                    disk.remove(self._incoming + incoming_files.SUFFIX)
             self._leave()
             return changed
 
@@ -509,21 +509,21 @@ class IncomingShare(ShareWriter):
             self._leave()
             raise self._no_such_upload()
         try:
-            return incoming.rename(self._incoming, self._final, self.new_index)
+            return incoming_files.rename(self._incoming, self._final, self.new_index)
         except FileExistsError:
             with suppress(OSError):
                 disk.remove(self._incoming)
             raise
 
     def _remove(self, fd: int) -> None:
-        incoming.remove_own(self._incoming, fd)
+        incoming_files.remove_own(self._incoming, fd)
 
     def _lay_out_empty(self) -> None:
         """Write a container without data."""
         if self._fresh_lease is not None:
             # An existing note of that name would apply to bytes of an earlier file.
             try:
-                disk.remove(self._incoming + sidecar.SUFFIX)
+                disk.remove(self._incoming + incoming_files.SUFFIX)
             except OSError as error:
                 raise self._cannot_go_on(error) from error
             self._lay_out(self._fresh_lease, [bytes(self.share_bytes)])
@@ -535,7 +535,7 @@ class IncomingShare(ShareWriter):
         if self._fresh_lease is None or self._fd is not None or self.gone:
             return
         try:
-            fd = incoming.open_empty(self._incoming, self._final)
+            fd = incoming_files.open_empty(self._incoming, self._final)
         except OSError as error:
             raise self._cannot_go_on(error) from error
         if fd is None:
@@ -551,7 +551,7 @@ class IncomingShare(ShareWriter):
         self._lay_out_empty()
         if self._fd is None:
             try:
-                resumed = incoming.resume(self._incoming, self._boot_id, self.secret_hash)
+                resumed = incoming_files.resume(self._incoming, self._boot_id, self.secret_hash)
             except OSError as error:
                 raise self._cannot_go_on(error) from error
             if resumed is None:
@@ -660,7 +660,7 @@ class WholeShare(IncomingShare):
     def _place(self) -> tuple[str, ...]:
         assert self._fd is not None, "its file is open until it is gone"
         try:
-            return incoming.name(self._fd, self._final, self.new_index)
+            return incoming_files.name(self._fd, self._final, self.new_index)
         except FileExistsError:
             raise
         except OSError as error:
@@ -721,7 +721,7 @@ class WholeShares:
             return WholeShare(
                 key,
                 len(data),
-                sidecar.hash_secret(upload_secret),
+                incoming_files.hash_secret(upload_secret),
                 fd,
                 paths.final(*key),
                 self,
