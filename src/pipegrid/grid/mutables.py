@@ -6,6 +6,7 @@ The mutable files of a grid: checks the arguments of ``Grid``'s methods and runs
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 
 from pipegrid.argument_checks import check_callable, check_kind, check_whole, shown
 from pipegrid.core.caps import MutableCap
@@ -113,7 +114,7 @@ class Mutables:
         else:
             most = self._settings.max_content_bytes
             opened = await open_for_put(source, self._workers, self._reactor, most)
-        try:
+        with closing(opened):
             if opened.size > self._settings.max_content_bytes:
                 raise UsageError(
                     f"{opened.name} has {opened.size} bytes, too many for a mutable file that is written "
@@ -122,8 +123,6 @@ class Mutables:
             if at_hand:
                 return bytes(opened.read_at(0, opened.size))
             return bytes(await self._workers.run(opened.read_at, 0, opened.size))
-        finally:
-            opened.close()
 
     async def get(
         self,

@@ -240,9 +240,9 @@ class AnnouncementRegistry:
             if server.absent_s > (KEPT_S if server.established else KEPT_NEW_S):
                 self._remove(server)
                 removed += 1
-        waiting = [each for each in self if _is_senior(each)]
-        for server in sorted(waiting, key=lambda each: -each.seniority_s):
-            self._establish(server)
+        for server in sorted(self, key=lambda each: -each.seniority_s):
+            if not server.established and server.seniority_s >= ESTABLISHED_S:
+                self._establish(server)
         return removed
 
     # Storing.
@@ -477,10 +477,6 @@ def _entry(server: ListedServer) -> bytes:
         "absent_s": round(server.absent_s),
     }
     return json.dumps(entry).encode("ascii")
-
-
-def _is_senior(server: ListedServer) -> bool:
-    return not server.established and server.seniority_s >= ESTABLISHED_S
 
 
 def _is_newer(seqnum: int | None, known: int | None) -> bool:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import attrs
 from twisted.logger import Logger
@@ -107,12 +107,10 @@ def read_share(path: str) -> StoredShare:
             begin, records = share_file.read_leases(path)
             kind, size = share_file.RECORDS, begin + share_file.LEASE_BYTES
         else:
-            try:
+            with closing(share):
                 records = share.leases(share.extra())
-                size = share.header.extra_offset + slot_file.COUNT_BYTES
-                kind = slot_file.RECORDS
-            finally:
-                share.close()
+            size = share.header.extra_offset + slot_file.COUNT_BYTES
+            kind = slot_file.RECORDS
     except (OSError, ValueError, ServerRefused):
         return StoredShare()
     return StoredShare(size, kind.record_bytes, kind.owned(records, FIRST_NUMBER))

@@ -138,14 +138,6 @@ class Advisories:
         minute = int(now // 60)
         if minute == self._full_minute:
             return False
-        kept = self._write(now, storage_index, share_number, reason, mutable)
-        if not kept:
-            self._full_minute = minute
-        return kept
-
-    def _write(
-        self, now: float, storage_index: bytes, share_number: int, reason: str, mutable: bool
-    ) -> bool:
         kind = "mutable" if mutable else "immutable"
         index = base32.encode(storage_index)
         when = clamped_dates.utc(now)
@@ -153,6 +145,7 @@ class Advisories:
         try:
             make_private(self._directory)
             if len(os.listdir(self._directory)) >= MAX_ADVISORIES:
+                self._full_minute = minute
                 return False
             # It may be shown in a terminal.
             safe = harmless(reason[:MAX_REASON_BYTES]).encode("utf-8", "replace")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Generator
+from contextlib import closing
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -270,10 +271,8 @@ class SlotChangeCall(InSteps):
         return call.addCallbacks(self._answer_result, self._not_read)
 
     def _carry_out_spooled(self, spooled: SpooledRequest) -> SlotResult:
-        try:
+        with closing(spooled):
             return self._change_slot(spooled.unpack())
-        finally:
-            spooled.close()
 
     def _change_slot(self, wanted: ReadTestWrite) -> SlotResult:
         return self._slots.testv_and_readv_and_writev(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 
 from pipegrid.core import base32
 from pipegrid.disk import file_system_calls as disk
@@ -247,21 +247,19 @@ class Slots:
         share = slot_file.open_file(path, os.O_RDWR)
         if share is None:
             return False
-        try:
-            fresh = self.fresh_lease(share, secrets)
-            with (
-                self._change(storage_index, (path,), secrets.owner) as space,
-                slot_file.reported(f"renew the lease of {path!r}", path),
-            ):
-                try:
-                    if secrets.owner:
-                        self._check_holder([share], secrets, space)
-                    slot_file.renew(share, fresh, space.has_lease_space)
-                finally:
-                    if space.counts:
-                        space.grew(os.fstat(share.fd).st_size - share.file_bytes)
-        finally:
-            share.close()
+        fresh = self.fresh_lease(share, secrets)
+        with (
+            closing(share),
+            self._change(storage_index, (path,), secrets.owner) as space,
+            slot_file.reported(f"renew the lease of {path!r}", path),
+        ):
+            try:
+                if secrets.owner:
+                    self._check_holder([share], secrets, space)
+                slot_file.renew(share, fresh, space.has_lease_space)
+            finally:
+                if space.counts:
+                    space.grew(os.fstat(share.fd).st_size - share.file_bytes)
         return True
 
     def release_lease(self, storage_index: bytes, cancel_secret: bytes, since: int) -> Released:
@@ -283,15 +281,13 @@ class Slots:
                 share = slot_file.open_file(path, os.O_RDWR)
                 if share is None:
                     continue
-                try:
-                    with (
-                        self._change(storage_index, (path,), 0) as space,
-                        slot_file.reported(f"release the lease of {path!r}", path),
-                    ):
-                        one = slot_file.release(share, cancel_secret, since)
-                        space.grew(-one.freed_bytes)
-                finally:
-                    share.close()
+                with (
+                    closing(share),
+                    self._change(storage_index, (path,), 0) as space,
+                    slot_file.reported(f"release the lease of {path!r}", path),
+                ):
+                    one = slot_file.release(share, cancel_secret, since)
+                    space.grew(-one.freed_bytes)
                 done = done.plus(one)
             if directory is not None:
                 disk.remove_empty(directory)
