@@ -24,7 +24,6 @@ from pipegrid.server.introducer_announcement_file import ListingFile
 from pipegrid.server.introducer_pages import IntroducerPages
 from pipegrid.server.introducer_service import IntroducerService, LimitedLog
 from pipegrid.server.listener import (
-    MAX_CLOSING,
     MAX_CONNECTIONS,
     ConnectionLimits,
     PortListener,
@@ -182,9 +181,7 @@ class IntroducerNode:
             note_hostile=rejected.note_hostile,
         )
         crowd: ConnectionLimits[ProtocolDetector] = ConnectionLimits(
-            min(settings.max_connections, raise_file_limit()),
-            settings.max_per_address,
-            MAX_CLOSING,
+            min(settings.max_connections, raise_file_limit()), settings.max_per_address
         )
         self._front = PortListener(rejected, who.contexts(), self._reactor, self._foolscap, crowd)
         for text in settings.port.split(","):

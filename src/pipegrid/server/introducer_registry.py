@@ -210,7 +210,7 @@ class AnnouncementRegistry:
         known = self._servers.get((service, announcement.server_id))
         if known is None:
             return self._add(announcement, service, signed, connection, place)
-        if _fields(known.signed) == announcement.fields:  # signed again
+        if json.loads(known.signed[0].decode("utf-8")) == announcement.fields:  # signed again
             self._hold(known, connection)
             return AnnouncementVerdict.KNOWN
         if not _is_newer(announcement.seqnum, known.seqnum):
@@ -491,10 +491,6 @@ def _verified(signed: Any) -> tuple[Announcement, Signed]:
             isinstance(each, bytes) and len(each) > MAX_MESSAGE_BYTES for each in signed
         )
         raise RefusedAnnouncement("large" if large else "invalid", str(error)) from None
-
-
-def _fields(signed: Signed) -> Any:
-    return json.loads(signed[0].decode("utf-8"))
 
 
 def _service_of(announcement: Announcement) -> str:

@@ -82,7 +82,7 @@ class ConnectionLimits(Generic[G]):
         self,
         max_connections: int = MAX_CONNECTIONS,
         max_per_address: int | None = None,
-        max_closing: int | None = None,
+        max_closing: int = MAX_CLOSING,
     ) -> None:
         assert max_connections > 0
         self.max_connections = max_connections
@@ -119,11 +119,10 @@ class ConnectionLimits(Generic[G]):
         else:
             self._add(guest, place)
             return None
-        if victim is None or self._closes_enough():
+        if victim is None or len(self._closing) >= self._max_closing:
             return guest
         self.leave(victim)
-        if self._max_closing is not None:
-            self._closing.add(victim)
+        self._closing.add(victim)
         self._add(guest, place)
         return victim
 
@@ -146,9 +145,6 @@ class ConnectionLimits(Generic[G]):
             self.unauthenticated -= 1
         else:
             _take(self._known, place, guest)
-
-    def _closes_enough(self) -> bool:
-        return self._max_closing is not None and len(self._closing) >= self._max_closing
 
     def _add(self, guest: G, place: str) -> None:
         self._places[guest] = place

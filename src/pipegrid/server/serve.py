@@ -39,7 +39,6 @@ from pipegrid.server.gbs.http_connection import GbsSite
 from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.server.introducer_announcement_file import MembersIntroducer
 from pipegrid.server.listener import (
-    MAX_CLOSING,
     MAX_CONNECTIONS,
     ConnectionLimits,
     PortListener,
@@ -521,7 +520,6 @@ class StorageNode:
     def _make_port(self, who: identity.Identity) -> GbsService:
         """Make all that serves connections; returns what serves the requests of GBS."""
         service = GbsService(self._store, self._durability, who.swissnum)
-        connections = min(self.settings.max_connections, raise_file_limit())
         self._server = GbsSite(service, self._reactor)
         if self._hosts_introducer():
             self._members = self._make_introducer()
@@ -535,7 +533,7 @@ class StorageNode:
             more={} if members is None else {members.secret: members.service},
         )
         crowd: ConnectionLimits[ProtocolDetector] = ConnectionLimits(
-            connections, self.settings.max_per_address, MAX_CLOSING
+            min(self.settings.max_connections, raise_file_limit()), self.settings.max_per_address
         )
         self._front = PortListener(
             self._server, who.contexts(), self._reactor, self._foolscap, crowd

@@ -23,12 +23,11 @@ from pipegrid.errors import NoSpace, NoSuchShare, QuotaReached, ServerRefused, U
 from pipegrid.storage import garbage_collector, share_file
 from pipegrid.storage.client_space import ClientUsage
 from pipegrid.storage.mutable import slot_file as slotfiles
-from pipegrid.storage.mutable.slot_file import NODE_ID_BYTES
 from pipegrid.storage.mutable.slots import Slots
 from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.share_reader import ShareReader, holds_share, list_numbers, open_reader
 from pipegrid.storage.space_quota import SpaceChange, SpaceUsage, storage_index_of
-from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER, Paths, check_key, check_number
+from pipegrid.storage.storage_paths import Paths, check_key, check_number
 from pipegrid.storage.uploads.eviction import NOBODY, Client, UploadDemand
 from pipegrid.storage.uploads.incoming_share import IncomingShare
 from pipegrid.storage.uploads.upload_registry import UnfinishedUploads
@@ -208,7 +207,6 @@ class StoreSettings:
             rejected.
         keep_unfinished_s: an unfinished upload is given up this long after its last write, unless it was
             evicted before.
-        node_id: 20 bytes, the server's tub id, for containers of mutable shares.
     """
 
     reserved_bytes: int = 0
@@ -217,7 +215,6 @@ class StoreSettings:
     max_open_uploads: int = 64
     max_uploads: int = 4096
     keep_unfinished_s: float = KEEP_UNFINISHED_S
-    node_id: bytes = bytes(NODE_ID_BYTES)
 
 
 class ShareStore:
@@ -289,7 +286,6 @@ class ShareStore:
             self._change,
             self.clients.serial,
             settings.read_only,
-            settings.node_id,
         )
 
     def __repr__(self) -> str:
@@ -409,8 +405,7 @@ class ShareStore:
         Shares that others finish between the steps are not allocated.
         """
         for number in share_numbers:
-            if type(number) is not int or not 0 <= number <= MAX_SHARE_NUMBER:
-                check_number(number)
+            check_number(number)
         if share_bytes < 0:
             raise UsageError(f"a share cannot be {share_bytes} bytes long; allocate 0 or more")
         with self._unfinished.allocate_lock:

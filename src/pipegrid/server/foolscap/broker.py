@@ -87,7 +87,9 @@ class Governor:
     @property
     def others_ask(self) -> bool:
         """Whether a client that need not wait has sent a request recently."""
-        self._look_for_others()
+        others = self._others()
+        if others != self._seen:
+            self._seen, self._active_s = others, self.now_s
         return self.now_s - self._active_s < ACTIVE_S
 
     def light_work(self) -> None:
@@ -105,11 +107,6 @@ class Governor:
 
     def _wait(self) -> None:
         self._timer.set(max(0.0, self._rests_until_s - self._clock.seconds()))
-
-    def _look_for_others(self) -> None:
-        others = self._others()
-        if others != self._seen:
-            self._seen, self._active_s = others, self._clock.seconds()
 
     def _next(self) -> None:
         if not self._line:

@@ -66,7 +66,7 @@ class Slots:
         read_only: create no new shares. Existing ones may be changed and deleted.
 
     Attributes:
-        node_id: 20 bytes, the server's tub id, stored in every container and lease.
+        node_id: 20 bytes, stored in every container and lease; the server sets it to its tub id.
         incoming, has_space, read_only: as above.
         disk: syncs directories.
     """
@@ -79,9 +79,8 @@ class Slots:
         change: Callable[[bytes, Collection[str], int], SpaceChange],
         serial: Callable[[bytes], AbstractContextManager[None]],
         read_only: bool,
-        node_id: bytes,
     ) -> None:
-        self.node_id = node_id
+        self.node_id = bytes(slot_file.NODE_ID_BYTES)
         self._directory_of = paths.directory
         self.incoming = paths.incoming
         self._clock = clock
