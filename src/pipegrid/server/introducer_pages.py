@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+import attrs
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from twisted.internet.interfaces import IReactorTime
@@ -32,6 +33,7 @@ _PAGE = """<!DOCTYPE html>
 """
 
 
+@attrs.frozen(eq=False)
 class IntroducerPages(Collector):
     """
     Makes the pages.
@@ -41,15 +43,9 @@ class IntroducerPages(Collector):
         refused: returns how many were refused.
     """
 
-    def __init__(
-        self,
-        service: IntroducerService,
-        connections: Callable[[], int],
-        refused: Callable[[], int],
-    ) -> None:
-        self.service = service
-        self.connections = connections
-        self.refused = refused
+    service: IntroducerService
+    connections: Callable[[], int]
+    refused: Callable[[], int]
 
     def factory(self, clock: IReactorTime) -> MetricsFactory:
         """Return the factory of the port: ``/``, ``/?t=json`` and ``/metrics``."""

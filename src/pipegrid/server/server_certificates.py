@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import attrs
 from twisted.logger import Logger
 
 from pipegrid.core.text import printable
@@ -183,6 +184,7 @@ def install(
 # What a running server announces.
 
 
+@attrs.define(eq=False, repr=False)
 class CertificateWatch:
     """
     Reads the certificates of a server, and logs what is wrong with them, once until that changes.
@@ -194,19 +196,12 @@ class CertificateWatch:
         now: returns the time, in seconds since 1970.
     """
 
-    def __init__(
-        self,
-        files: Sequence[Path],
-        directory: Path,
-        public_key: str,
-        now: Callable[[], float] = time.time,
-    ) -> None:
-        self._files = files
-        self._directory = directory
-        self._public_key = public_key
-        self._now = now
-        self._said: dict[Path, str] = {}
-        self._complaint = ""
+    _files: Sequence[Path]
+    _directory: Path
+    _public_key: str
+    _now: Callable[[], float] = time.time
+    _said: dict[Path, str] = attrs.field(factory=dict)
+    _complaint: str = ""
 
     def read(self) -> list[dict[str, str]]:
         """

@@ -45,6 +45,7 @@ _PLENTY_BYTES = 1 << 30
 log = Logger()
 
 
+@attrs.define(eq=False, repr=False)
 class FreeSpace:
     """
     The free space below one directory, queried only as often as needed.
@@ -55,16 +56,11 @@ class FreeSpace:
         free: returns the free space on the disk of a path, or None if unknown.
     """
 
-    def __init__(
-        self, path: str, clock: Callable[[], float], free: Callable[[str], int | None]
-    ) -> None:
-        self._path = path
-        self._clock = clock
-        self._free = free
-        self._plenty_at, self._plenty_bytes = (
-            -1,
-            0,
-        )  # the last result, and the second of the query
+    _path: str
+    _clock: Callable[[], float]
+    _free: Callable[[str], int | None]
+    _plenty_at: int = -1  # the second of the last query
+    _plenty_bytes: int = 0  # its result
 
     def free_bytes(self) -> int | None:
         """
@@ -280,7 +276,8 @@ class ShareStore:
             self.usage,
         )
         self.slots = Slots(
-            self._paths,
+            self._paths.directory,
+            self._paths.incoming,
             self._date,
             self._fits,
             self._change,

@@ -629,6 +629,7 @@ class ClientGrant(Protocol):
         """Return whether the client may have a lease on all of the shares; see ``ClientChange``."""
 
 
+@attrs.define(eq=False, repr=False)
 class SpaceChange:
     """
     One change of the shares of a storage index, which may make them grow; used with ``with``. Where a quota
@@ -636,28 +637,20 @@ class SpaceChange:
 
     Args:
         usage: None: there is no quota for all shares.
-        client: counts the change for named clients; entered and left with the change.
         has_disk_space: returns whether the disk has space for a number of bytes.
         make_room: gives up unfinished uploads for a number of bytes that the quota lacks; returns whether
             that is enough.
+        entered: counts the change for named clients; entered and left with the change.
     """
 
-    def __init__(
-        self,
-        usage: SpaceUsage | None,
-        storage_index: bytes,
-        has_disk_space: HasRoom,
-        make_room: HasRoom,
-        client: AbstractContextManager[ClientGrant],
-    ) -> None:
-        self._usage = usage
-        self._entered = client
-        self._client: ClientGrant
-        self._storage_index = storage_index
-        self._has_disk_space = has_disk_space
-        self._make_room = make_room
-        self._reserved_bytes = 0
-        self._over_quota = ""
+    _usage: SpaceUsage | None
+    _storage_index: bytes
+    _has_disk_space: HasRoom
+    _make_room: HasRoom
+    _entered: AbstractContextManager[ClientGrant]
+    _client: ClientGrant = attrs.field(init=False)
+    _reserved_bytes: int = 0
+    _over_quota: str = ""
 
     def __repr__(self) -> str:
         return f"<SpaceChange of {self._storage_index.hex()}>"

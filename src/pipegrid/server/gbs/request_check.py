@@ -44,6 +44,7 @@ _HOST = re.compile(
 """A Host header's value, possibly empty or only a port (RFC 9110, 7.2; RFC 3986, 3.2)."""
 
 
+@attrs.define(eq=False, repr=False)
 class Request:
     """
     One request's head.
@@ -60,30 +61,16 @@ class Request:
         client: the sender.
     """
 
-    __slots__ = (
-        "client",
-        "content_length",
-        "headers",
-        "hosts",
-        "http10",
-        "keep_alive",
-        "method",
-        "secrets",
-        "target",
-        "url",
-    )
-
-    def __init__(self) -> None:
-        self.method = b""
-        self.url = b""
-        self.headers: dict[bytes, bytes] = {}
-        self.secrets: list[bytes] = []
-        self.hosts: list[bytes] = []
-        self.content_length: int | None = 0
-        self.keep_alive = True
-        self.http10 = False
-        self.target: GbsTarget | None = None
-        self.client = NOBODY
+    method: bytes = b""
+    url: bytes = b""
+    headers: dict[bytes, bytes] = attrs.field(factory=dict)
+    secrets: list[bytes] = attrs.field(factory=list)
+    hosts: list[bytes] = attrs.field(factory=list)
+    content_length: int | None = 0
+    keep_alive: bool = True
+    http10: bool = False
+    target: GbsTarget | None = None
+    client: Client = NOBODY
 
     def locate(self) -> None:
         """

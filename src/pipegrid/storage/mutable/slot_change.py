@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol
 
-from pipegrid.core import base32
+import attrs
+
 from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.durability import Disk
 from pipegrid.disk.private_files import PRIVATE_FILE, make_private
@@ -45,6 +46,7 @@ class SlotPlace(Protocol):
         """Return the lease to add to a share, or to renew there; None: the share does not exist yet."""
 
 
+@attrs.define(eq=False, repr=False)
 class SlotChange:
     """
     One read-test-write that has passed its tests; the slot is locked.
@@ -67,25 +69,17 @@ class SlotChange:
     are durable, unless the policy is ``none``.
 
     Args:
+        name: the storage index in base32.
         has_space: returns whether the shares may grow by a number of bytes.
     """
 
-    def __init__(
-        self,
-        place: SlotPlace,
-        storage_index: bytes,
-        directory: str,
-        shares: dict[int, SlotFile],
-        secrets: SlotSecrets,
-        has_space: HasRoom,
-    ) -> None:
-        self._place = place
-        self._has_space = has_space
-        self._name = base32.encode(storage_index)
-        self._directory = directory
-        self._shares = shares
-        self._secrets = secrets
-        self._copies: dict[int, tuple[int, str]] = {}
+    _place: SlotPlace
+    _name: str
+    _directory: str
+    _shares: dict[int, SlotFile]
+    _secrets: SlotSecrets
+    _has_space: HasRoom
+    _copies: dict[int, tuple[int, str]] = attrs.field(factory=dict)
 
     def carry_out(self, changes: Mapping[int, ShareChange], durable: bool) -> None:
         """Change all shares, or raise; the class describes the state after an error."""

@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 
+import attrs
+
 from pipegrid.core import base32
 from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.durability import Disk
@@ -29,7 +31,7 @@ from pipegrid.storage.mutable.slot_file import SlotFile
 from pipegrid.storage.share_file import NEVER_S, HasRoom
 from pipegrid.storage.share_reader import ShareReader, list_numbers
 from pipegrid.storage.space_quota import SpaceChange, file_bytes
-from pipegrid.storage.storage_paths import Paths, check_number
+from pipegrid.storage.storage_paths import check_number
 from pipegrid.wire.gbs_cbor_bodies import MAX_MUTABLE_SHARE_BYTES
 from pipegrid.wire.storage_messages import (
     MAX_CALL_VECTORS,
@@ -47,6 +49,7 @@ MAX_READS = 4096
 """The limit of one vector; clients send one or two reads for each share."""
 
 
+@attrs.define(eq=False, repr=False)
 class Slots:
     """
     The mutable shares of a ``ShareStore``, which has this as ``store.slots``.
@@ -57,7 +60,8 @@ class Slots:
     new state (``slot_change``).
 
     Args:
-        paths: where shares are, and where new files are created, on the same file system.
+        directory_of: returns where the shares of a storage index are.
+        incoming: where new files are created, on the same file system.
         clock: seconds since 1970.
         has_space: returns whether a number of bytes more fits on the disk.
         change: returns what counts a change of share files of a storage index, and says how far they may
@@ -71,24 +75,15 @@ class Slots:
         disk: syncs directories.
     """
 
-    def __init__(
-        self,
-        paths: Paths,
-        clock: Callable[[], float],
-        has_space: HasRoom,
-        change: Callable[[bytes, Collection[str], int], SpaceChange],
-        serial: Callable[[bytes], AbstractContextManager[None]],
-        read_only: bool,
-    ) -> None:
-        self.node_id = bytes(slot_file.NODE_ID_BYTES)
-        self._directory_of = paths.directory
-        self.incoming = paths.incoming
-        self._clock = clock
-        self.has_space = has_space
-        self._change = change
-        self._serial = serial
-        self.read_only = read_only
-        self.disk = Disk()
+    _directory_of: Callable[[bytes], str]
+    incoming: str
+    _clock: Callable[[], float]
+    has_space: HasRoom
+    _change: Callable[[bytes, Collection[str], int], SpaceChange]
+    _serial: Callable[[bytes], AbstractContextManager[None]]
+    read_only: bool
+    node_id: bytes = bytes(slot_file.NODE_ID_BYTES)
+    disk: Disk = attrs.field(factory=Disk)
 
     def __repr__(self) -> str:
         return f"<Slots of {base32.encode(self.node_id)}>"
@@ -160,7 +155,8 @@ class Slots:
         before = sum(shares[number].file_bytes for number in changes if number in shares)
         paths = [f"{directory}/{number:d}" for number in changes]
         with self._change(storage_index, paths, secrets.lease.owner) as space:
-            change = SlotChange(self, storage_index, directory, shares, secrets, space.has_space)
+            name = base32.encode(storage_index)
+            change = SlotChange(self, name, directory, shares, secrets, space.has_space)
             try:
                 if secrets.lease.owner:
                     kept = (
