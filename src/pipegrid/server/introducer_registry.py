@@ -138,6 +138,7 @@ def units_of(signed: Signed) -> int:
     return max(1, -(-len(signed[0]) // UNIT_BYTES))
 
 
+@attrs.define(eq=False)
 class AnnouncementRegistry:
     """
     The listed servers of an introducer.
@@ -149,24 +150,19 @@ class AnnouncementRegistry:
             is being changed then.
     """
 
-    def __init__(
-        self,
-        seconds: Callable[[], float],
-        changed: Callable[[ListedServer, bool], None] = lambda server, is_new: None,
-        displaced: Callable[[Hashable], None] = lambda connection: None,
-    ) -> None:
-        self._seconds = seconds
-        self._changed = changed
-        self._displaced = displaced
-        self._servers: dict[ListingKey, ListedServer] = {}
-        self._by_signed: dict[Signed, ListedServer] = {}
-        self._held: dict[Hashable, dict[ListingKey, None]] = {}
-        self._new_units: Counter[str] = Counter()  # by address, of servers that are not established
-        self._established_units: Counter[str] = Counter()
-        self._servers_of: Counter[str] = Counter()  # by ``_site_of`` their address
-        self.units = 0
-        self.replaced = 0
-        """How many servers gave way to others."""
+    _seconds: Callable[[], float]
+    _changed: Callable[[ListedServer, bool], None] = lambda server, is_new: None
+    _displaced: Callable[[Hashable], None] = lambda connection: None
+    _servers: dict[ListingKey, ListedServer] = attrs.field(factory=dict)
+    _by_signed: dict[Signed, ListedServer] = attrs.field(factory=dict)
+    _held: dict[Hashable, dict[ListingKey, None]] = attrs.field(factory=dict)
+    # By address, of servers that are not established, and of those that are.
+    _new_units: Counter[str] = attrs.field(factory=Counter)
+    _established_units: Counter[str] = attrs.field(factory=Counter)
+    _servers_of: Counter[str] = attrs.field(factory=Counter)  # by ``_site_of`` their address
+    units: int = 0
+    replaced: int = 0
+    """How many servers gave way to others."""
 
     def __len__(self) -> int:
         return len(self._servers)
