@@ -248,11 +248,14 @@ class _Opener:
         known = total_shares if config.introducers.addresses else len(config.static.servers) or 1
         self._windows = Windows.shared_by(min(known, total_shares), limits.memory_bytes)
         self.bundle_limits = BundleLimits(config.caches)
-        self._throttle = None
+        throttle = None
         if limits.bytes_per_s is not None:
             from pipegrid.transport.throttle import Throttle
 
-            self._throttle = Throttle(reactor, limits.bytes_per_s)
+            throttle = Throttle(reactor, limits.bytes_per_s)
+        self._connections = ConnectionOptions(
+            config.connections, throttle, options.ahead, self.bundle_limits
+        )
 
     def open(self, known: KnownServer) -> Peer:
         """
@@ -261,16 +264,12 @@ class _Opener:
         Raises:
             ValueError: the server speaks no protocol that this client can use; the text says why.
         """
+        policy = self._config.connections_to(known.identity.server_id)
         peer = open_server(
             self._reactor,
             known,
             self._windows,
-            ConnectionOptions(
-                self._config.connections_to(known.identity.server_id),
-                self._throttle,
-                self._options.ahead,
-                self.bundle_limits,
-            ),
+            self._connections._replace(policy=policy),
             force_foolscap=self._config.force_foolscap,
             foolscap_beside=self._config.foolscap_beside,
         )

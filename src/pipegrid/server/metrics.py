@@ -17,6 +17,7 @@ from twisted.python.failure import Failure
 from pipegrid.errors import ServerRefused
 from pipegrid.reactor.deferreds import Timer
 from pipegrid.server.gbs.http_connection import GbsSite
+from pipegrid.server.gbs.responses import REASONS
 from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.server.listener import ConnectionLimits
 from pipegrid.storage.share_store import ShareStore
@@ -39,14 +40,6 @@ MAX_HEAD_BYTES = 8192
 TIMEOUT_S = 10.0
 KEPT_S = 1.0
 """How long a page is used for further requests."""
-
-_WORDS = {
-    200: b"OK",
-    400: b"Bad Request",
-    404: b"Not Found",
-    405: b"Method Not Allowed",
-    431: b"Request Header Fields Too Large",
-}
 
 
 class StatusPage(NamedTuple):
@@ -183,7 +176,7 @@ def _answer(
 ) -> bytes:
     head = b"HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Length: %d\r\n" % (
         status,
-        _WORDS[status],
+        REASONS[status],
         len(page),
     )
     if page:

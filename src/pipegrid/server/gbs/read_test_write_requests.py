@@ -40,8 +40,6 @@ from pipegrid.wire.storage_messages import SlotResult, SlotSecrets
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_Start = Callable[[], Deferred[Any]]
-
 
 class SlotQueue:
     """
@@ -57,7 +55,7 @@ class SlotQueue:
     def __init__(self, durability: GroupCommit) -> None:
         self.durable = durability.policy != "none"
         self._durability = durability
-        self._busy: dict[bytes, deque[_Start]] = {}
+        self._busy: dict[bytes, deque[Callable[[], Deferred[Any]]]] = {}
 
     def __repr__(self) -> str:
         return f"<SlotQueue, {len(self._busy)} slots busy>"
