@@ -38,8 +38,6 @@ SMALL = {
     "disk/mount_table.py": "one list, for walks and for mounts",
     "disk/sqlite_databases.py": "brings SQLite, which only backups and some mirrors need",
     "grid/access_blacklist.py": "loaded by gateways alone",
-    "grid/bundle_limits_file.py": "one file; the transport that uses it knows no disk",
-    "grid/placement_history_file.py": "one file, apart from the policy, which is pure",
     "grid/user_grids.py": "loaded only with --grid",
     "gateway/request_origin.py": "pure decisions, apart from the server that asks for them",
     "http11/connection_limits.py": _CONTRACT,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from pipegrid.grid.bundle_limits_file import LIMITS_NAME, MAX_SERVERS, BundleLimits
-from pipegrid.grid.placement_history_file import FOUND_NAME, open_placement_history
+from pipegrid.grid.client_cache_files import (
+    FOUND_NAME,
+    LIMITS_NAME,
+    MAX_SERVERS,
+    BundleLimits,
+    open_placement_history,
+)
 from pipegrid.transfer.put.ask_first_policy import REMEMBERED
 from tests.pipes import pipe_in_place
 
@@ -102,7 +107,7 @@ class OffersTests(SynchronousTestCase):
         offers = self.offers()
         offers.heard("b", 5)
         for name, size in (("a", 1000), ("b", 0)):
-            offers.note_at_end(name, Mock(bundle_bytes=size))
+            offers.note_at_end(name, partial(int, size))
         offers.save()
         self.assertEqual([self.offers().of(each) for each in "ab"], [1000, 0])
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from unittest import mock
 
-from pipegrid.server.serve import LeaseCollector
+from pipegrid.server.serve import collect_expired
 from pipegrid.storage.lease_check_log import HELD_S, NonDecreasingDate
 from pipegrid.storage.share_file import LEASE_DURATION_S, Expiry
 from tests.storage.support import NOW, SECRETS, SI, StoreTestCase
@@ -31,10 +33,15 @@ class CollectingTests(StoreTestCase):
         self.now += seconds
         self.passed_s += seconds
 
-    def collecting(self, expiry: Expiry | None = None) -> LeaseCollector:
-        """Return what a server that starts has."""
-        return LeaseCollector(
-            self.store, self.root, expiry or Expiry(), self.date, lambda: self.now
+    def collecting(self, expiry: Expiry | None = None) -> Callable[[], int]:
+        """Return what a server that starts calls."""
+        return partial(
+            collect_expired,
+            self.store,
+            self.root,
+            expiry or Expiry(),
+            self.date,
+            lambda: self.now,
         )
 
     def run_days(self, days: int) -> int:
@@ -98,8 +105,8 @@ class CollectingTests(StoreTestCase):
         self.run_days(10)
         times = iter([self.now])
         self.now += 365 * DAY_S
-        collect = LeaseCollector(self.store, self.root, Expiry(), self.date, times.__next__)
-        self.assertEqual(collect(), 0)
+        call = self.store, self.root, Expiry(), self.date
+        self.assertEqual(collect_expired(*call, times.__next__), 0)
 
     def test_a_server_that_comes_back(self) -> None:
         """After two months clients have a week for renewing; then what has run out goes."""

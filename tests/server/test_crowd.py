@@ -26,7 +26,7 @@ class CrowdTests(SynchronousTestCase):
     """A hundred connections, fifty from one address."""
 
     def setUp(self) -> None:
-        self.crowd: ConnectionLimits[Guest] = ConnectionLimits(100)
+        self.crowd: ConnectionLimits[Guest] = ConnectionLimits(100, max_closing=10_000)
 
     def enter(self, host: str, count: int = 1, known: bool = False, **more: float) -> list[Guest]:
         """Let connections in for which there is room."""

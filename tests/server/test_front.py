@@ -196,11 +196,11 @@ class FrontTests(SynchronousTestCase):
             fronts.append(front)
         fronts[2].connectionLost(Failure(Exception()))
         self.assertEqual([inner.data for inner in self.server.made], [b"a" * 8])
-        self.assertEqual(fronts[-1].transport.producerState, "paused")  # type: ignore[union-attr]
+        self.assertEqual(fronts[-1].transport.producerState, "paused")
         self.clock.advance(0)
         begun = "".join(chr(inner.data[0]) for inner in self.server.made)
         self.assertEqual(begun, "abaa")
-        paused = [front.transport.producerState for front in fronts]  # type: ignore[union-attr]
+        paused = [front.transport.producerState for front in fronts]
         self.assertEqual(paused[:2] + paused[3:], ["producing"] * 4)
         self.assertFalse(factory._queue)
 

@@ -30,10 +30,10 @@ from pipegrid.core.hashes import ClientSecrets
 from pipegrid.disk.part_file import PartFile
 from pipegrid.errors import NotEnoughSharesError, ServerError, SinkError, UsageError
 from pipegrid.flow.concurrency_limits import MANY, Budget, SmallFileCapacity
+from pipegrid.grid.client_cache_files import open_placement_history
 from pipegrid.grid.client_config import GridConfig, check_happy
 from pipegrid.grid.lease_release_lock import StoringLock
 from pipegrid.grid.open_grid import OpenOptions, open_grid
-from pipegrid.grid.placement_history_file import open_placement_history
 from pipegrid.grid.server_readiness import Readiness, status_of
 from pipegrid.grid.server_registry import ServerRegistry, Warnings
 from pipegrid.reactor.deferreds import (
@@ -561,13 +561,15 @@ class StoringGrid(FileGrid):
         if self._putter is None:
             from pipegrid.transfer.put.uploader import Uploader
 
+            caches, warn = self.config.caches, self._warnings.add
+            notes = KeyNotes(caches[0] / NOTES_NAME, warn) if caches else None
             self._putter = Uploader(
                 self._means,
                 memory=self._upload_memory,
                 settings=self._upload_settings,
-                notes=_key_notes(self.config, self._warnings),
-                say=self._warnings.add,
-                history=open_placement_history(self.config.ask_first, self.config.caches),
+                notes=notes,
+                say=warn,
+                history=open_placement_history(self.config.ask_first, caches),
             )
         return self._putter
 
@@ -650,11 +652,6 @@ def _numbered(
 def _check_list(sources: object) -> None:
     if not isinstance(sources, Sequence) or isinstance(sources, (str, bytes, bytearray)):
         raise UsageError(f"the sources must be a list, not {shown(sources)}")
-
-
-def _key_notes(config: GridConfig, warnings: Warnings) -> KeyNotes | None:
-    """Return the notes on unfinished puts with random keys; None if the client may write nowhere."""
-    return KeyNotes(config.caches[0] / NOTES_NAME, warnings.add) if config.caches else None
 
 
 # Fetching files.
@@ -757,16 +754,14 @@ class FetchingGrid(FileGrid):
             return GetResult(length, {}, [])
         await self._readiness.wait(cap.required_shares)
         asks_lists = False
-        has_bytes = (
-            isinstance(sink, PartFile) and sink.found_bytes > 0
-        )  # only a ``Download`` uses them
+        # Only a ``Download`` uses bytes that are there.
+        has_bytes = isinstance(sink, PartFile) and sink.found_bytes > 0
         if length == cap.size and not (has_bytes or self._earlier.guesses.needs_lists):
-            found = None
             try:
                 getting = self._get_small(cap, traffic)
                 found = None if getting is None else await getting
             except NotAsExpected:
-                asks_lists = True
+                found, asks_lists = None, True
             if found is not None:
                 data, result = found
                 await self._give(data, sink)
@@ -1116,7 +1111,8 @@ class KeepingGrid(FileGrid):
 class ChangingGrid(FileGrid):
     """The part of ``Grid`` that creates and changes mutable files."""
 
-    def create_mutable(
+    @started
+    async def create_mutable(
         self,
         source: SourceLike | ContentOfKey,
         *,
@@ -1124,7 +1120,7 @@ class ChangingGrid(FileGrid):
         params: Params | None = None,
         progress: Progress | None = None,
         private_key: bytes | None = None,
-    ) -> Deferred[CreateResult]:
+    ) -> CreateResult:
         """
         Store a mutable file; fires with its write cap (``result.cap``; share ``result.cap.readonly()``).
 
@@ -1144,16 +1140,6 @@ class ChangingGrid(FileGrid):
             UncoordinatedWriteError: a file with this private key exists.
             UsageError: the source is too large, or the key is not valid.
         """
-        return self._start(self._create(source, format, params, progress, private_key))
-
-    async def _create(
-        self,
-        source: SourceLike | ContentOfKey,
-        format: str | None,
-        params: Params | None,
-        progress: Progress | None,
-        private_key: bytes | None,
-    ) -> CreateResult:
         async with self._storing:
             mutables = self._open_mutables()
             result = await mutables.create(source, format, params, progress, private_key)

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from pipegrid.core.text import counted
@@ -27,7 +26,7 @@ from pipegrid.errors import UsageError
 from pipegrid.grid.introducer_client import IntroducerCallbacks, IntroducerClient, IntroducerStatus
 from pipegrid.grid.servers_and_introducers_yaml import IntroducerAddress, read_bounded
 from pipegrid.grid.strict_config import parse_yaml
-from pipegrid.reactor.deferreds import timeout_or
+from pipegrid.reactor.deferreds import Timer, Waiters, timeout_or
 from pipegrid.wire.announcements import (
     MAX_ID_CHARACTERS,
     MAX_SERVERS,
@@ -50,28 +49,20 @@ from pipegrid.wire.introducer_protocol import Connect
 
 def cache_name(introducer: str) -> str:
     """Return the name of an introducer's cache file; each introducer name gives a different file name."""
-    plain = _plain(introducer)
-    if plain != introducer:
-        # Replacing characters makes names collide (a Cyrillic name keeps only its length), so add a hash.
-        plain += "-" + hashlib.sha256(introducer.encode("utf-8", "replace")).hexdigest()[:16]
-    return _file_name(plain)
+    return cache_names(introducer)[0]
 
 
 def cache_names(introducer: str) -> list[str]:
     """
     Return the possible names of an introducer's cache file: today's first, then those of earlier versions.
     """
-    names = [cache_name(introducer), _file_name(_plain(introducer))]
-    return list(dict.fromkeys(names))
-
-
-def _file_name(plain: str) -> str:
-    return f"introducer_{plain}_cache.yaml"
-
-
-def _plain(introducer: str) -> str:
     plain = "".join(c if (c.isalnum() and c.isascii()) or c in "-_." else "_" for c in introducer)
-    return plain[:100]
+    names = [plain[:100]]
+    if names[0] != introducer:
+        # Replacing characters makes names collide (a Cyrillic name keeps only its length), so add a hash.
+        digest = hashlib.sha256(introducer.encode("utf-8", "replace")).hexdigest()
+        names.insert(0, f"{names[0]}-{digest[:16]}")
+    return [f"introducer_{each}_cache.yaml" for each in names]
 
 
 def read_cache(path: Path) -> list[Announcement]:
@@ -84,7 +75,6 @@ def read_cache(path: Path) -> list[Announcement]:
     data = read_bounded(path)
     if data is None:
         return []
-    document: Any
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -103,9 +93,7 @@ def _announcement(entry: Any) -> Announcement | None:
     if not isinstance(server_id, str) or len(server_id) > MAX_ID_CHARACTERS:
         return None
     since = entry.get("missing_since")
-    since_s = None
-    if isinstance(since, (int, float)) and 0 <= since < 1e12:
-        since_s = float(since)
+    since_s = float(since) if isinstance(since, (int, float)) and 0 <= since < 1e12 else None
     return Announcement(server_id, fields, since_s) if isinstance(fields, dict) else None
 
 
@@ -187,10 +175,11 @@ class Discovery:
         self._found = found
         self._warn = warn
         self._records = AnnouncementRecords(managers=settings.managers)
-        self._waiting: list[Deferred[None]] = []
-        self._writing: IDelayedCall | None = None
+        self._waiting: Waiters[None] = Waiters()
+        # In the next turn: a caller that wakes may stop the very client that is calling us.
+        self._waking = Timer(clock, self._wake)
+        self._writing = Timer(clock, self._write)
         self._write_after_s = _WRITE_AFTER_S
-        self._waking: IDelayedCall | None = None
         self._remembered: dict[str, dict[str, float | None]] = {}
         """For each introducer, the cached servers, and the time since which it has not announced them."""
         callbacks = IntroducerCallbacks(self._on_announcement, warn, self._verdict)
@@ -226,10 +215,12 @@ class Discovery:
 
     def stop(self) -> None:
         """Unsubscribe and write the cache."""
-        if self._writing is not None:
+        if self._writing.is_set:
+            self._writing.stop()
             self._write()
         for client in self.clients:
             client.stop()
+        self._waking.stop()
         self._wake()
 
     async def wait(self, enough: Callable[[], bool] = lambda: False) -> None:
@@ -244,33 +235,16 @@ class Discovery:
             left_s = deadline - self._clock.seconds()
             if left_s <= 0:
                 return
-            await timeout_or(self._next_change(), left_s, self._clock)
+            await timeout_or(self._waiting.wait(), left_s, self._clock)
 
     async def wait_settled(self) -> None:
         """Return when every introducer has responded or failed, or the time limit has passed."""
         deadline = self._clock.seconds() + PATIENCE_S
         while not self.settled and (left_s := deadline - self._clock.seconds()) > 0:
-            await timeout_or(self._next_change(), left_s, self._clock)
-
-    def _next_change(self) -> Deferred[None]:
-        change: Deferred[None] = Deferred()
-        self._waiting = [each for each in self._waiting if not each.called]  # drop cancelled ones
-        self._waiting.append(change)
-        return change
-
-    def _wake_soon(self) -> None:
-        # In the next turn: a caller that wakes may stop the very client that is calling us.
-        if self._waking is None:
-            self._waking = self._clock.callLater(0, self._wake)
+            await timeout_or(self._waiting.wait(), left_s, self._clock)
 
     def _wake(self) -> None:
-        if self._waking is not None and self._waking.active():
-            self._waking.cancel()
-        self._waking = None
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            if not each.called:
-                each.callback(None)
+        self._waiting.fire(None)
 
     def _verdict(self) -> None:
         for client in self.clients:
@@ -284,12 +258,11 @@ class Discovery:
                     f"introducer {status.name} at {status.address} is unreachable: {status.reason}; "
                     f"{servers} remembered, and it is tried again"
                 )
-        self._wake_soon()
+        self._waking.set(0)
 
     def _on_announcement(self, announcement: Announcement) -> None:
         self._describe(announcement)
-        if self._writing is None:
-            self._writing = self._clock.callLater(self._write_after_s, self._write)
+        self._writing.set(self._write_after_s)
 
     def _describe(self, announcement: Announcement) -> None:
         try:
@@ -316,9 +289,6 @@ class Discovery:
                 return
 
     def _write(self) -> None:
-        if self._writing is not None and self._writing.active():
-            self._writing.cancel()
-        self._writing = None
         self._write_after_s = _WRITE_AGAIN_AFTER_S
         for client in self.clients if self._caches else ():
             if not client.answered:

@@ -41,7 +41,6 @@ _OTHER_NODES = (
     INTRODUCERS_NAME,
     f"private/{FURL_NAME}",
 )
-_PORT_FILE = "client.port"
 _OLD_FURL = "introducer.furl"
 _UNSUPPORTED_ENDPOINT = re.compile(r"(listen:)?(tor|i2p)\b")
 _ANY_PORT = re.compile(r"tcp:(port=)?0(?=:|\Z)")
@@ -105,7 +104,8 @@ def load(directory: Path) -> IntroducerDirectory:
     status = _text(parser, "web.port")
     found = {
         "port": _port(directory, parser),
-        "location": _location(directory, parser),
+        "location": configured_location(parser, "introducer")
+        or detected_location(directory, INTRODUCER_FURL_NAME),
         "status": None if status.lower() in _NO_PAGE else status,
     }
     settings = {name: value for name, value in found.items() if value is not None}
@@ -159,33 +159,66 @@ def _check_privacy(parser: SettingsFile) -> None:
 
 
 def _port(directory: Path, parser: SettingsFile) -> str | None:
-    text = _text(parser, "tub.port")
-    if not text:  # Tahoe-LAFS chose a port and wrote it to a file
-        path = directory / _PORT_FILE
-        data = read_bounded(path)
-        return None if data is None else decode_text(data, str(path)).strip() or None
-    if text == "disabled":
-        raise _wrong(
-            parser, "tub.port", "is 'disabled': no client could reach the introducer; set it"
-        )
-    if any(_UNSUPPORTED_ENDPOINT.match(each.strip()) for each in text.split(",")):
+    text = configured_port(parser, "introducer")
+    if not text:
+        return detected_port(directory)
+    if is_unsupported(text):
         raise _wrong(
             parser, "tub.port", f"is {text!r}: no onion or I2P service is started; use a TCP port"
         )
     return text
 
 
-def _location(directory: Path, parser: SettingsFile) -> str | None:
+def configured_port(parser: SettingsFile, node: str) -> str:
+    """
+    Return ``tub.port``; empty: Tahoe-LAFS has chosen a port (``detected_port``).
+
+    Args:
+        node: what runs in the directory, for errors.
+
+    Raises:
+        UsageError: it listens nowhere.
+    """
+    text = _text(parser, "tub.port")
+    if text == "disabled":
+        raise _wrong(parser, "tub.port", f"is 'disabled': no client could reach the {node}; set it")
+    return text
+
+
+def detected_port(directory: Path) -> str | None:
+    """Return the port that Tahoe-LAFS has chosen, and written to a file."""
+    path = directory / "client.port"
+    data = read_bounded(path)
+    return None if data is None else decode_text(data, str(path)).strip() or None
+
+
+def is_unsupported(port: str) -> bool:
+    """Return whether one of the endpoints of a ``tub.port`` is not listened on here."""
+    return any(_UNSUPPORTED_ENDPOINT.match(each.strip()) for each in port.split(","))
+
+
+def configured_location(parser: SettingsFile, node: str) -> str | None:
+    """
+    Return ``tub.location``; None: Tahoe-LAFS has detected the addresses (``detected_location``).
+
+    Args:
+        node: what runs in the directory, for errors.
+
+    Raises:
+        UsageError: it has no address.
+    """
     hints = [each.strip() for each in _text(parser, "tub.location").split(",")]
     hints = [each for each in hints if each]
     if "disabled" in hints:
         raise _wrong(
-            parser, "tub.location", "is 'disabled': no client could reach the introducer; set it"
+            parser, "tub.location", f"is 'disabled': no client could reach the {node}; set it"
         )
-    if hints and "AUTO" not in hints:
-        return ",".join(hints)
-    # Clients use the addresses that Tahoe-LAFS detected itself; they are in the node's fURL.
-    known = load_furl(directory, INTRODUCER_FURL_NAME)
+    return ",".join(hints) if hints and "AUTO" not in hints else None
+
+
+def detected_location(directory: Path, furl_name: str) -> str | None:
+    """Return the addresses that Tahoe-LAFS has detected, which are in the node's fURL."""
+    known = load_furl(directory, furl_name)
     return None if known is None or not known.hints else ",".join(known.hints)
 
 

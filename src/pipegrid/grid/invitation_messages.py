@@ -391,10 +391,8 @@ def _servers(value: object, what: str) -> tuple[tuple[KnownServer, ...], tuple[s
 def _introducers(first: object, named: object) -> tuple[IntroducerAddress, ...]:
     texts = dict(_map(named, "the invitation", MAX_INTRODUCERS))
     if first is not None and first not in texts.values():
-        texts = {
-            "default": first,
-            **{name: text for name, text in texts.items() if name != "default"},
-        }
+        texts.pop("default", None)
+        texts = {"default": first, **texts}
     found = []
     for name, text in texts.items():
         shown = printable(name)

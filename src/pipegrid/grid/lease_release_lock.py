@@ -15,11 +15,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from pipegrid.disk.safe_open import CannotLock, open_locked
 from pipegrid.errors import SinkError, UsageError
+from pipegrid.reactor.deferreds import Timer
 
 NAME = "storing.lock"
 
@@ -48,13 +49,13 @@ class StoringLock:
         self._fd = -1
         self._is_shared = False
         self._using = 0
-        self._idle_s: float | None = None
+        self._leaves_when_idle = False
         self._idle_since = 0.0
-        self._leaving: IDelayedCall | None = None
+        self._leaving = Timer(clock, self._leave)
 
     def leave_when_idle(self) -> None:
         """Release the lock whenever nothing was stored for ``IDLE_S``: this process does not end."""
-        self._idle_s = IDLE_S
+        self._leaves_when_idle = True
 
     async def share(self) -> None:
         """
@@ -89,10 +90,9 @@ class StoringLock:
     def stored(self) -> None:
         """What has called ``share`` has ended."""
         self._using -= 1
-        if not self._using and self._idle_s is not None and self._fd >= 0:
+        if not self._using and self._leaves_when_idle and self._fd >= 0:
             self._idle_since = self._clock.seconds()
-            if self._leaving is None:
-                self._leaving = self._clock.callLater(self._idle_s, self._leave, self._idle_s)
+            self._leaving.set(IDLE_S)
 
     async def __aenter__(self) -> None:
         await self.share()
@@ -100,12 +100,11 @@ class StoringLock:
     async def __aexit__(self, *_: object) -> None:
         self.stored()
 
-    def _leave(self, idle_s: float) -> None:
-        self._leaving = None
+    def _leave(self) -> None:
         if not self._using:  # otherwise ``stored`` calls again
-            left_s = self._idle_since + idle_s - self._clock.seconds()
+            left_s = self._idle_since + IDLE_S - self._clock.seconds()
             if left_s > 0:
-                self._leaving = self._clock.callLater(left_s, self._leave, idle_s)
+                self._leaving.set(left_s)
             else:
                 self.release()
 
@@ -153,9 +152,7 @@ class StoringLock:
 
     def release(self) -> None:
         """Release the lock; a second call does nothing."""
-        leaving, self._leaving = self._leaving, None
-        if leaving is not None:
-            leaving.cancel()
+        self._leaving.stop()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

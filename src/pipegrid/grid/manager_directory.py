@@ -431,8 +431,6 @@ def remove_certificates(directory: Path, name: str) -> None:
     """
     try:
         for _, path in _certificate_paths(directory, name):
-            if not os.path.lexists(path):
-                continue
-            path.unlink()
+            path.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"cannot remove {path}: {error.strerror}; remove it by hand") from error

@@ -6,7 +6,7 @@ The mutable files of a grid: checks the arguments of ``Grid``'s methods and runs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from contextlib import closing
 
 from pipegrid.argument_checks import check_callable, check_kind, check_whole, shown
 from pipegrid.core.caps import MutableCap
@@ -36,9 +36,6 @@ from pipegrid.transfer.put.source import Source, SourceLike, open_source
 from pipegrid.transfer.put.source_opening import open_for_put
 from pipegrid.transfer.results import CheckResult, GetResult, Progress, RenewResult, RepairResult
 from pipegrid.transfer.settings import MutableSettings
-
-if TYPE_CHECKING:
-    pass
 
 KNOWN_NAME = "mutable-files"
 """The file of versions that were seen, in the client's state directory."""
@@ -117,7 +114,7 @@ class Mutables:
         else:
             most = self._settings.max_content_bytes
             opened = await open_for_put(source, self._workers, self._reactor, most)
-        try:
+        with closing(opened):
             if opened.size > self._settings.max_content_bytes:
                 raise UsageError(
                     f"{opened.name} has {opened.size} bytes, too many for a mutable file that is written "
@@ -126,8 +123,6 @@ class Mutables:
             if at_hand:
                 return bytes(opened.read_at(0, opened.size))
             return bytes(await self._workers.run(opened.read_at, 0, opened.size))
-        finally:
-            opened.close()
 
     async def get(
         self,
@@ -248,15 +243,9 @@ class Mutables:
         return await self.files.renew(cap)
 
 
-def check_length(length: int) -> int:
-    """Return the length of a range; raises UsageError if it is not a number."""
-    check_whole(length, "the length of a range")
-    return length
-
-
 def _check_readable(cap: MutableCap, start: int, length: int | None) -> None:
     check_whole(start, "the beginning of a range")
-    if start < 0 or (length is not None and check_length(length) < 0):
+    if start < 0 or (length is not None and check_whole(length, "the length of a range") < 0):
         raise UsageError("a range has neither a beginning nor a length below 0; give others")
     if cap.access == "verify":
         raise CapError("this is a verifier cap: it checks a file's shares but cannot read the file")

@@ -19,7 +19,7 @@ from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import FixedWindow
 from pipegrid.grid import client_config as configuration
 from pipegrid.grid.access_blacklist import AccessBlacklist
-from pipegrid.grid.bundle_limits_file import BundleLimits
+from pipegrid.grid.client_cache_files import BundleLimits
 from pipegrid.grid.client_config import GridConfig, LocalGrid
 from pipegrid.grid.client_paths import (
     ALIASES_NAME,
@@ -103,10 +103,9 @@ def open_grid(
     Raises:
         UsageError: the directory is not configured, or one of its settings is not valid.
     """
-    tracer, limits, ahead = options.tracer, options.limits, options.ahead
-    fixed_window_bytes, follows_blacklist = options.fixed_window_bytes, options.follows_blacklist
-    if fixed_window_bytes is not None:
-        check_whole(fixed_window_bytes, "window_bytes", least=1)
+    tracer, limits, follows_blacklist = options.tracer, options.limits, options.follows_blacklist
+    if options.fixed_window_bytes is not None:
+        check_whole(options.fixed_window_bytes, "window_bytes", least=1)
     if tracer is not None:
         check_has(tracer, ("span",), "a tracer", "a Tracer")
     path, created = _directory_of(directory, options.make)
@@ -114,7 +113,7 @@ def open_grid(
     introducers = config.introducers.addresses
     _check_names_servers(config)
     _check_process(reactor)
-    opener = _Opener(reactor, config, tracer, fixed_window_bytes, limits or Limits(), ahead)
+    opener = _Opener(reactor, config, options)
     warnings = Warnings(config.warnings)
     members = ServerRegistry([], opener.open, config.preferred, warnings, opener.certify)
     for server in config.static.servers:
@@ -132,8 +131,8 @@ def open_grid(
 
     async def close() -> None:
         opener.bundle_limits.save()
-        if ahead is not None:
-            ahead.close()
+        if options.ahead is not None:
+            options.ahead.close()
         for tub in tubs:
             await tub.stopService()
         if local is not None:
@@ -240,32 +239,23 @@ def _check_is_nobodys(path: Path) -> None:
 class _Opener:
     """Makes the peers of one grid, each with its own window and its own tracing."""
 
-    def __init__(
-        self,
-        reactor: Any,
-        config: GridConfig,
-        tracer: Tracing | None,
-        fixed_window_bytes: int | None,
-        limits: Limits,
-        ahead: Preconnector | None,
-    ) -> None:
+    def __init__(self, reactor: Any, config: GridConfig, options: OpenOptions) -> None:
         self._reactor = reactor
-        self._tracer = tracer
-        self._fixed_window_bytes = fixed_window_bytes
-        self._force_foolscap = config.force_foolscap
-        self._foolscap_beside = config.foolscap_beside
-        self._ahead = ahead
-        self._managers = config.managers
-        self._connections_to = config.connections_to
+        self._config = config
+        self._options = options
+        limits = options.limits or Limits()
         total_shares = config.params.total_shares
         known = total_shares if config.introducers.addresses else len(config.static.servers) or 1
         self._windows = Windows.shared_by(min(known, total_shares), limits.memory_bytes)
         self.bundle_limits = BundleLimits(config.caches)
-        self._throttle = None
+        throttle = None
         if limits.bytes_per_s is not None:
             from pipegrid.transport.throttle import Throttle
 
-            self._throttle = Throttle(reactor, limits.bytes_per_s)
+            throttle = Throttle(reactor, limits.bytes_per_s)
+        self._connections = ConnectionOptions(
+            config.connections, throttle, options.ahead, self.bundle_limits
+        )
 
     def open(self, known: KnownServer) -> Peer:
         """
@@ -274,39 +264,36 @@ class _Opener:
         Raises:
             ValueError: the server speaks no protocol that this client can use; the text says why.
         """
+        policy = self._config.connections_to(known.identity.server_id)
         peer = open_server(
             self._reactor,
             known,
             self._windows,
-            ConnectionOptions(
-                self._connections_to(known.identity.server_id),
-                self._throttle,
-                self._ahead,
-                self.bundle_limits,
-            ),
-            force_foolscap=self._force_foolscap,
-            foolscap_beside=self._foolscap_beside,
+            self._connections._replace(policy=policy),
+            force_foolscap=self._config.force_foolscap,
+            foolscap_beside=self._config.foolscap_beside,
         )
         self.certify(peer, known)
         return self.finished(peer)
 
     def certify(self, peer: Peer, known: KnownServer | None) -> None:
         """If there are grid managers, allow uploads to a peer only while its certificate is valid."""
-        if self._managers:
+        if managers := self._config.managers:
             certificates = () if known is None else known.certificates
-            certified = certified_by(peer.identity.server_id, certificates, self._managers)
+            certified = certified_by(peer.identity.server_id, certificates, managers)
             peer.no_uploads = Certification(certified)
             if certified is not None:
                 peer.certified_by, peer.certified_until = certified.manager, certified.expires
 
     def finished(self, peer: Peer) -> Peer:
         """Return a peer with the settings that all peers of the grid have."""
-        if self._tracer is not None:
+        tracer, window_bytes = self._options.tracer, self._options.fixed_window_bytes
+        if tracer is not None:
             from pipegrid.grid.server_tracing import TracedServer
 
-            peer.server = TracedServer(peer.server, self._tracer)
-        if self._fixed_window_bytes is not None:
-            peer.pipeline = Pipeline(FixedWindow(self._fixed_window_bytes), self._reactor)
+            peer.server = TracedServer(peer.server, tracer)
+        if window_bytes is not None:
+            peer.pipeline = Pipeline(FixedWindow(window_bytes), self._reactor)
         return peer
 
 

@@ -10,12 +10,18 @@ from typing import Any, TypeVar
 
 import attrs
 
-from pipegrid.core.text import decode_text
 from pipegrid.errors import UsageError
 from pipegrid.grid.client_config import nickname_of, old_introducer, parse_kept
 from pipegrid.grid.client_paths import TAHOE_CONFIG_NAME, expanded, is_configured
-from pipegrid.grid.introducer_settings import TAC_NAME
-from pipegrid.grid.servers_and_introducers_yaml import load_introducers, read_bounded
+from pipegrid.grid.introducer_settings import (
+    TAC_NAME,
+    configured_location,
+    configured_port,
+    detected_location,
+    detected_port,
+    is_unsupported,
+)
+from pipegrid.grid.servers_and_introducers_yaml import load_introducers
 from pipegrid.grid.strict_config import SettingsFile
 from pipegrid.grid.tahoe_settings_check import checked_config
 from pipegrid.grid.tor_socks_settings import (
@@ -33,7 +39,7 @@ from pipegrid.reactor.connection_policy import (
     parse_proxy_address,
 )
 from pipegrid.reactor.tor_control_port import TorControl
-from pipegrid.server.identity import INTRODUCER_FURL_NAME, load_furl
+from pipegrid.server.identity import FURL_NAME, INTRODUCER_FURL_NAME
 from pipegrid.server.listener import MAX_CONNECTIONS
 from pipegrid.server.onion_service import KEY_NAME, OnionSettings
 from pipegrid.server.serve import ServeSettings
@@ -62,8 +68,6 @@ T = TypeVar("T")
 _SIZE = re.compile(r"([0-9]{1,15})\s*([kmgtpe]?)(i?)b?\Z", re.I)
 _DURATION = re.compile(r"([0-9]{1,9})\s*(s|second|day|mo|month|year)s?\Z", re.I)
 _DURATION_S = {"s": 1, "second": 1, "day": 86400, "month": 31 * 86400, "year": 365 * 86400}
-_ENDPOINT_OF_TAHOE = re.compile(r"(listen:)?(tor|i2p)\b")
-_PORT_FILE = "client.port"
 
 
 @attrs.frozen
@@ -174,7 +178,7 @@ def load(directory: Path) -> ServerDirectory:
         {each.name: each.furl for each in introducers.addresses},
         path.name == TAHOE_CONFIG_NAME,
         (*introducers.warnings, *reader.warnings),
-        reader.announces,
+        reader.flag("announce", False),
         control_address(parser),
         frozenset(reader.detected),
         reader.find_control(),
@@ -193,9 +197,9 @@ class _Reader:
 
     def settings(self) -> dict[str, Any]:
         """Return the fields of ``ServeSettings`` that the file sets."""
-        if not self._flag("enabled", True):
+        if not self.flag("enabled", True):
             raise self._wrong("storage", "enabled", "is false: the node serves no storage; set it")
-        if not self._flag("anonymous", True):
+        if not self.flag("anonymous", True):
             raise self._wrong("storage", "anonymous", "is false, which is not known here; set it")
         if self._text("plugins"):
             self.warnings.append(f"{self._path}: [storage] plugins are not served, only storage is")
@@ -208,34 +212,23 @@ class _Reader:
             "reserved_bytes": self._parsed("reserved_space", parse_size),
             "quota_bytes": self._parsed("quota", parse_size),
             "keep_unfinished_s": self._parsed("keep_unfinished", parse_kept),
-            "read_only": self._flag("readonly", False) or None,
+            "read_only": self.flag("readonly", False) or None,
             "expiry": self._expiry(),
-            "announce_nurls": not self._flag("force_foolscap", False),
+            "announce_nurls": not self.flag("force_foolscap", False),
             "certificate_files": self._certificate_files(),
             "onion": self._onion(),
         }
         return {name: value for name, value in found.items() if value is not None}
 
-    @property
-    def announces(self) -> bool:
-        """Whether ``[storage] announce`` is set."""
-        return self._flag("announce", False)
-
     def _port(self) -> str | None:
-        text = self._text("tub.port", "node")
-        if not text:  # Tahoe-LAFS chose a port and wrote it to a file
+        text = configured_port(self._parser, "server")
+        if not text:
             self.detected.add("port")
-            path = self._directory / _PORT_FILE
-            data = read_bounded(path)
-            return None if data is None else decode_text(data, str(path)).strip() or None
-        if text == "disabled":
-            raise self._wrong(
-                "node", "tub.port", "is 'disabled': no client could reach the server; set it"
-            )
+            return detected_port(self._directory)
         if text == "listen:tor" and self._onion() is not None:
             local = self._port_number("onion.local_port")
             return f"tcp:{local}:interface=127.0.0.1"
-        if any(_ENDPOINT_OF_TAHOE.match(each.strip()) for each in text.split(",")):
+        if is_unsupported(text):
             raise self._wrong(
                 "node",
                 "tub.port",
@@ -272,23 +265,15 @@ class _Reader:
         return int(text)
 
     def _location(self) -> str | None:
-        hints = [each.strip() for each in self._text("tub.location", "node").split(",")]
-        hints = [each for each in hints if each]
-        if "disabled" in hints:
-            raise self._wrong(
-                "node", "tub.location", "is 'disabled': no client could reach the server; set it"
-            )
-        if "AUTO" not in hints and hints:
-            return ",".join(hints)
-        # Clients use the addresses that Tahoe-LAFS detected itself; they are in the node's fURL.
+        if location := configured_location(self._parser, "server"):
+            return location
         self.detected.add("location")
-        known = load_furl(self._directory)
-        return None if known is None or not known.hints else ",".join(known.hints)
+        return detected_location(self._directory, FURL_NAME)
 
     def _expiry(self) -> Expiry | None:
-        if not self._flag("expire.enabled", False):
+        if not self.flag("expire.enabled", False):
             return None
-        kinds = (self._flag("expire.immutable", True), self._flag("expire.mutable", True))
+        kinds = (self.flag("expire.immutable", True), self.flag("expire.mutable", True))
         mode = self._text("expire.mode")
         if mode == "age":
             return Expiry(
@@ -305,7 +290,7 @@ class _Reader:
 
     def _certificate_files(self) -> tuple[Path, ...]:
         section = "grid_manager_certificates"
-        if not self._flag("grid_management", False) or not self._parser.has_section(section):
+        if not self.flag("grid_management", False) or not self._parser.has_section(section):
             return ()
         found = []
         for name in self._parser.options(section):
@@ -323,7 +308,8 @@ class _Reader:
     def _text(self, option: str, section: str = "storage") -> str:
         return self._parser.get(section, option, fallback="").strip()
 
-    def _flag(self, option: str, default: bool) -> bool:
+    def flag(self, option: str, default: bool) -> bool:
+        """Return a setting of ``[storage]`` that is true or false."""
         if not self._text(option):
             return default
         try:

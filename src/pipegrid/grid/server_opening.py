@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 from pipegrid.errors import UsageError
 from pipegrid.flow.pipeline import Pipeline
 from pipegrid.flow.window import AutoWindow
-from pipegrid.grid.bundle_limits_file import BundleLimits
+from pipegrid.grid.client_cache_files import BundleLimits
 from pipegrid.reactor.connection_policy import ConnectionPolicy
 from pipegrid.transfer.peers import Peer
 from pipegrid.transport.failover import FailoverServer, Route
@@ -71,15 +71,12 @@ class Windows(NamedTuple):
         Args:
             memory_bytes: the client's memory for all data, half of which is for windows; None: the default.
         """
-        held = WINDOW_MEMORY_BYTES
-        flight = FLIGHT_BYTES
+        held, flight = WINDOW_MEMORY_BYTES, FLIGHT_BYTES
         if memory_bytes is not None:
-            held = min(held, memory_bytes // 2)
-            flight = min(flight, memory_bytes * 2)
-        held_bytes, flight_bytes = (
-            max(_LEAST_WINDOW_BYTES, total // servers * 8 // 9) for total in (held, flight)
+            held, flight = min(held, memory_bytes // 2), min(flight, memory_bytes * 2)
+        return cls(
+            *(max(_LEAST_WINDOW_BYTES, total // servers * 8 // 9) for total in (held, flight))
         )
-        return cls(held_bytes, flight_bytes)
 
     def pipeline(
         self, clock: IReactorTime, transport_rtt_s: Callable[[], float | None]
@@ -264,7 +261,7 @@ def _open_gbs(
         open_beside=beside,
     )
     if not known.bundle_bytes:
-        limits.note_at_end(identity.server_id, server)
+        limits.note_at_end(identity.server_id, lambda: server.bundle_bytes)
     return server
 
 

@@ -65,7 +65,8 @@ class ServerRegistry:
         self._known: dict[str, KnownServer] = {}
         self._fixed: set[str] = set()
         self._fixed_at: dict[Nurl | Furl, str] = {}
-        self._leaving: set[Deferred[None]] = set()
+        self.leaving: set[Deferred[None]] = set()
+        """Fire when the connections to previous addresses are closed."""
 
     def add_static(self, server: KnownServer) -> None:
         """
@@ -134,14 +135,5 @@ class ServerRegistry:
 
     def _disconnect(self, peer: Peer) -> None:
         leaving = peer.server.disconnect()
-        self._leaving.add(leaving)
-
-        def gone(_: object) -> None:
-            self._leaving.discard(leaving)
-
-        leaving.addBoth(gone)
-
-    @property
-    def leaving(self) -> list[Deferred[None]]:
-        """Return Deferreds that fire when the connections to previous addresses are closed."""
-        return list(self._leaving)
+        self.leaving.add(leaving)
+        leaving.addBoth(lambda _: self.leaving.discard(leaving))

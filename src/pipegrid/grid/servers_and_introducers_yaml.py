@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pipegrid.core import base32
 from pipegrid.core.text import decode_text
@@ -26,10 +26,6 @@ from pipegrid.grid.tahoe_settings_check import CONNECTIONS, check_entry
 from pipegrid.wire import server_address
 from pipegrid.wire.announcements import FURL, NURLS, KnownServer, describe, printable
 from pipegrid.wire.server_address import Furl, Nurl
-
-if TYPE_CHECKING:
-    pass
-
 
 # A client's own list of servers: ``private/servers.yaml``, in Tahoe-LAFS's format.
 #

@@ -119,8 +119,7 @@ class SettingsFile(configparser.ConfigParser):
     def __init__(self, path: Path, text: str, strict: bool) -> None:
         super().__init__(interpolation=None, strict=strict)
         self.path = path
-        self._called = str(path)
-        self.read_string(text, self._called)
+        self.read_string(text, str(path))
         self._said_in: dict[tuple[str, str], int] = {}
         self._section_lines: dict[str, int] = {}
         for number, section, setting in settings_in(text):
@@ -132,11 +131,11 @@ class SettingsFile(configparser.ConfigParser):
     def at(self, section: str, option: str) -> str:
         """Return the beginning of an error about a setting: file, line, section and name."""
         number = self._said_in.get((section, self.optionxform(option)))
-        return f"{self._called}{_line(number)}: [{section}] {option}"
+        return f"{self.path}{_line(number)}: [{section}] {option}"
 
     def at_section(self, section: str) -> str:
         """Return the beginning of an error about a section: file and line."""
-        return f"{self._called}{_line(self._section_lines.get(section))}"
+        return f"{self.path}{_line(self._section_lines.get(section))}"
 
 
 def _line(number: int | None) -> str:
@@ -227,12 +226,17 @@ def settings_in(text: str) -> Iterator[tuple[int, str, str | None]]:
             yield number, section, found["name"].rstrip()
 
 
-def closest_name(name: str, known: Collection[str]) -> str:
-    """Return a hint, in brackets, with the name that was probably meant; empty if no name is similar."""
+def closest_name(name: str, known: Collection[str], cutoff: float = 0.6) -> str:
+    """
+    Return a hint, in brackets, with the name that was probably meant; empty if no name is similar.
+
+    Args:
+        cutoff: how similar, up to 1.
+    """
     from difflib import get_close_matches  # only mistakes need it
 
     lower = {each.lower(): each for each in known}
-    close = get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    close = get_close_matches(name.lower(), lower, n=1, cutoff=cutoff)
     return f" (did you mean {lower[close[0]]}?)" if close else ""
 
 
@@ -255,10 +259,8 @@ def check_top_level(document: Any, expected: str, data: bytes, name: str) -> Non
 def line_of(key: str, data: bytes) -> int | None:
     """Return the number of the first line of a YAML file that begins with this key, unindented."""
     pattern = re.compile(rb"""["']?%b["']?\s*:""" % re.escape(key.encode("utf-8", "replace")))
-    for number, line in enumerate(data.splitlines(), 1):
-        if pattern.match(line):
-            return number
-    return None
+    lines = enumerate(data.splitlines(), 1)
+    return next((number for number, line in lines if pattern.match(line)), None)
 
 
 def near_misses(announcement: Mapping[Any, Any]) -> list[str]:
@@ -266,12 +268,9 @@ def near_misses(announcement: Mapping[Any, Any]) -> list[str]:
     found = []
     for key in announcement:
         if key not in KNOWN_OF_SERVERS:
-            from difflib import get_close_matches
-
-            lower = {known.lower(): known for known in KNOWN_OF_SERVERS}
-            close = get_close_matches(str(key)[:60].lower(), lower, n=1, cutoff=0.9)
-            if close:
-                found.append(f"{str(key)[:60]!r} is not read (did you mean {lower[close[0]]}?)")
+            text = str(key)[:60]
+            if hint := closest_name(text, KNOWN_OF_SERVERS, 0.9):
+                found.append(f"{text!r} is not read{hint}")
     return found
 
 

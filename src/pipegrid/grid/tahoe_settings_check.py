@@ -21,9 +21,9 @@ from pipegrid.grid.tor_socks_settings import (
     FALSE,
     SERVER_WAYS,
     TRUE,
-    bad_proxy_address,
     connection_policy,
 )
+from pipegrid.reactor.connection_policy import parse_proxy_address
 
 Role = Literal["client", "server"]
 Treatment = Literal["followed", "refused", "reported", "not used"]
@@ -70,24 +70,22 @@ def _tcp(value: str, _section: SectionValues) -> str | None:
 
 
 def _proxy(value: str, _section: SectionValues) -> str | None:
-    problem = bad_proxy_address(value)
-    return None if problem is None else f"{problem}; correct it"
+    try:
+        if value:
+            parse_proxy_address(value)
+    except ValueError as problem:
+        return f"{problem}; correct it"
+    return None
 
 
-def _flag_of(network: str) -> RefusalRule:
-    def refuses(value: str, _section: SectionValues) -> str | None:
-        return None if value.lower() in FALSE else f"PipeGrid does not use {network}; {_USE_TAHOE}"
-
-    return refuses
+def _i2p(value: str, _section: SectionValues) -> str | None:
+    return None if value.lower() in FALSE else f"PipeGrid does not use I2P; {_USE_TAHOE}"
 
 
-def _place_of(network: str) -> RefusalRule:
-    def refuses(value: str, section: SectionValues) -> str | None:
-        if not value or section.get("enabled", "").strip().lower() in FALSE:
-            return None
-        return f"PipeGrid does not use {network}; {_USE_TAHOE}, or set [{network.lower()}] enabled = false"
-
-    return refuses
+def _i2p_place(value: str, section: SectionValues) -> str | None:
+    if not value or section.get("enabled", "").strip().lower() in FALSE:
+        return None
+    return f"PipeGrid does not use I2P; {_USE_TAHOE}, or set [i2p] enabled = false"
 
 
 def _helper(value: str, _section: SectionValues) -> str | None:
@@ -120,9 +118,14 @@ def _discards(value: str, _section: SectionValues) -> str | None:
 
 
 def _rows(
-    section: str, names: str, client: Treatment, server: Treatment, note: str
+    section: str,
+    names: str,
+    client: Treatment,
+    server: Treatment,
+    note: str,
+    refuses: RefusalRule | None = None,
 ) -> tuple[Setting, ...]:
-    return tuple(Setting(section, name, client, server, note) for name in names.split())
+    return tuple(Setting(section, name, client, server, note, refuses) for name in names.split())
 
 
 _OLD = "of earlier versions of Tahoe-LAFS"
@@ -169,19 +172,14 @@ SETTINGS: tuple[Setting, ...] = (
         "followed",
         "its ports, and its key",
     ),
-    Setting("i2p", "enabled", "refused", "refused", "`false` passes", _flag_of("I2P")),
-    Setting("i2p", "launch", "refused", "refused", "`false` passes", _flag_of("I2P")),
-    Setting("i2p", "dest", "refused", "refused", "`false` passes", _flag_of("I2P")),
-    Setting(
-        "i2p", "sam.port", "refused", "refused", "passes with `enabled = false`", _place_of("I2P")
-    ),
-    Setting(
+    *_rows("i2p", "enabled launch dest", "refused", "refused", "`false` passes", _i2p),
+    *_rows(
         "i2p",
-        "i2p.configdir",
+        "sam.port i2p.configdir",
         "refused",
         "refused",
         "passes with `enabled = false`",
-        _place_of("I2P"),
+        _i2p_place,
     ),
     *_rows(
         "i2p",

@@ -43,16 +43,6 @@ _COPIED = {
 _SENT = "nothing was sent"
 
 
-def bad_proxy_address(text: str) -> str | None:
-    """Return what is wrong with a proxy's address, or None; an empty text is none."""
-    try:
-        if text:
-            parse_proxy_address(text)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
 def connection_policy(parser: SettingsFile, is_tahoe: bool) -> ConnectionPolicy:
     """
     Return how the settings of a directory permit connections.
@@ -129,11 +119,9 @@ def _tor(parser: SettingsFile) -> Way:
         return RefusedWay("[tor] enabled is false")
     if _flag(parser, "tor", "launch", False):
         return ProxyWay("Tor", (), True, find=launched_tor(parser).socks_addresses, starts=True)
-    address = _address(parser, "tor", "socks.port")
-    if address is not None:
+    if address := _address(parser, "tor", "socks.port"):
         return ProxyWay("Tor", (address,), True)
-    control = _address(parser, "tor", "control.port")
-    if control is not None:
+    if control := control_address(parser):
         return ProxyWay("Tor", (), True, find=_found_by_control(control))
     return usual_tor()
 
@@ -202,12 +190,12 @@ def _socks(parser: SettingsFile, shown: str) -> ProxyWay:
 
 def _address(parser: SettingsFile, section: str, name: str) -> ProxyAddress | None:
     text = parser.get(section, name, fallback="").strip()
-    problem = bad_proxy_address(text)
-    if problem is not None:
+    try:
+        return parse_proxy_address(text) if text else None
+    except ValueError as problem:
         raise RefusedSetting(
             f"{parser.at(section, name)} is {text[:60]!r}, and {problem}; correct it; {_SENT}"
-        )
-    return parse_proxy_address(text) if text else None
+        ) from None
 
 
 def _flag(parser: SettingsFile, section: str, name: str, default: bool) -> bool:
@@ -225,7 +213,6 @@ def settings_to_copy(parser: SettingsFile) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for section, names in _COPIED.items():
         for name in names:
-            text = parser.get(section, name, fallback="").strip()
-            if text:
+            if text := parser.get(section, name, fallback="").strip():
                 found.setdefault(section, {})[name] = text
     return found

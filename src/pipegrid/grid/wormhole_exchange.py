@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout, suppress
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError, succeed
 from twisted.internet.endpoints import (
     TCP4ServerEndpoint,
     TCP6ServerEndpoint,
@@ -47,6 +47,7 @@ from pipegrid.grid.invitation_messages import (
     parse_join_reply,
 )
 from pipegrid.reactor.connection_policy import ConnectionPolicy
+from pipegrid.reactor.deferreds import Waiters
 from pipegrid.reactor.tcp_socks5_endpoints import endpoint_through
 from pipegrid.wire.announcements import KnownServer, printable
 
@@ -480,23 +481,16 @@ class _BoundedRelay(WrappingFactory):
     def __init__(self, site: Any) -> None:
         super().__init__(site)
         self.left_bytes = _MAX_RELAYED_BYTES
-        self._waiting: list[Deferred[None]] = []
+        self._unused: Waiters[None] = Waiters()
 
     def when_unused(self) -> Deferred[None]:
         """Fires once there is no connection."""
-        waiting: Deferred[None] = Deferred()
-        if self.protocols:
-            self._waiting.append(waiting)
-        else:
-            waiting.callback(None)
-        return waiting
+        return self._unused.wait() if self.protocols else succeed(None)
 
     def unregisterProtocol(self, p: Any) -> None:
         super().unregisterProtocol(p)
         if not self.protocols:
-            waiting, self._waiting = self._waiting, []
-            for each in waiting:
-                each.callback(None)
+            self._unused.fire(None)
 
     def buildProtocol(self, addr: Any) -> Any:
         return super().buildProtocol(addr) if len(self.protocols) < _MAX_CONNECTIONS else None

@@ -190,6 +190,7 @@ def storage_fields(
     return fields
 
 
+@attrs.define(eq=False, repr=False)
 class Announcer:
     """
     Publishes one announcement to any number of introducers.
@@ -199,22 +200,14 @@ class Announcer:
         canary: returns an object of ours that introducers may watch, to notice a lost connection.
     """
 
-    def __init__(
-        self,
-        introducers: Mapping[str, Furl],
-        signed: Signed,
-        connect: Connect,
-        clock: IReactorTime,
-        canary: Callable[[], Any],
-    ) -> None:
-        self._introducers = introducers
-        self._signed = signed
-        self._connect = connect
-        self._clock = clock
-        self._canary = canary
-        self._complained: set[str] = set()
-        self._keeping: list[Reconnecting] = []
-        self._stopped = False
+    _introducers: Mapping[str, Furl]
+    _signed: Signed
+    _connect: Connect
+    _clock: IReactorTime
+    _canary: Callable[[], Any]
+    _complained: set[str] = attrs.field(factory=set)
+    _keeping: list[Reconnecting] = attrs.field(factory=list)
+    _stopped: bool = False
 
     def start(self) -> None:
         """Start to announce, until ``stop``."""

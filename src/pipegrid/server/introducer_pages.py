@@ -7,14 +7,14 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
+import attrs
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.core.text import printable
 from pipegrid.server.introducer_service import IntroducerService
-from pipegrid.server.metrics import MetricsFactory, StatusPage, counter, gauge
+from pipegrid.server.metrics import MetricsFactory, StatusPage, counter, gauge, rendering
 from pipegrid.wire.announcements import SERVICE
 
 # Addresses of servers are secrets, so no page has them. Names are untrusted, and escaped. Any number of
@@ -33,7 +33,8 @@ _PAGE = """<!DOCTYPE html>
 """
 
 
-class IntroducerPages:
+@attrs.frozen(eq=False)
+class IntroducerPages(Collector):
     """
     Makes the pages.
 
@@ -42,25 +43,17 @@ class IntroducerPages:
         refused: returns how many were refused.
     """
 
-    def __init__(
-        self,
-        service: IntroducerService,
-        connections: Callable[[], int],
-        refused: Callable[[], int],
-    ) -> None:
-        self.service = service
-        self.connections = connections
-        self.refused = refused
+    service: IntroducerService
+    connections: Callable[[], int]
+    refused: Callable[[], int]
 
     def factory(self, clock: IReactorTime) -> MetricsFactory:
         """Return the factory of the port: ``/``, ``/?t=json`` and ``/metrics``."""
-        registry = CollectorRegistry()
-        registry.register(_IntroducerCollector(self))
         others = {
             b"/": StatusPage(b"text/html; charset=utf-8", self.as_html),
             b"/?t=json": StatusPage(b"application/json", self.as_json),
         }
-        return MetricsFactory(clock, lambda: generate_latest(registry), others)
+        return MetricsFactory(clock, rendering(self), others)
 
     def announced(self) -> Counter[str]:
         """Return how many servers of each service are listed."""
@@ -99,17 +92,10 @@ class IntroducerPages:
         )
         return page.encode("utf-8", "replace")
 
-
-class _IntroducerCollector(Collector):
-    """Reads the counters of one introducer."""
-
-    def __init__(self, pages: IntroducerPages) -> None:
-        self._pages = pages
-
     def collect(self) -> Iterator[Metric]:
         """Yield the current values of all metrics."""
-        pages, service = self._pages, self._pages.service
-        yield _by_service("servers", "Listed servers.", pages.announced())
+        service = self.service
+        yield _by_service("servers", "Listed servers.", self.announced())
         yield _by_service("subscribers", "Subscribers.", service.subscribers)
         registry = service.registry
         yield gauge("introducer_established", "Established servers.", registry.established)
@@ -121,8 +107,8 @@ class _IntroducerCollector(Collector):
         for outcome, count in service.outcomes.items():
             outcomes.add_metric([outcome], count)
         yield outcomes
-        yield gauge("connections", "Open connections.", pages.connections())
-        yield counter("refused_connections", "Connections refused.", pages.refused())
+        yield gauge("connections", "Open connections.", self.connections())
+        yield counter("refused_connections", "Connections refused.", self.refused())
 
 
 def _by_service(name: str, text: str, counts: Counter[str]) -> Metric:

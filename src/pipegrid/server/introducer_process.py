@@ -24,7 +24,6 @@ from pipegrid.server.introducer_announcement_file import ListingFile
 from pipegrid.server.introducer_pages import IntroducerPages
 from pipegrid.server.introducer_service import IntroducerService, LimitedLog
 from pipegrid.server.listener import (
-    MAX_CLOSING,
     MAX_CONNECTIONS,
     ConnectionLimits,
     PortListener,
@@ -111,6 +110,7 @@ class IntroducerNode:
 
     def __init__(self, reactor: Any, settings: IntroducerSettings) -> None:
         self.settings = settings
+        self._directory = str(settings.directory)
         self.furl = ""
         self.hints: tuple[str, ...] = ()
         self.listening: Any = None
@@ -160,10 +160,6 @@ class IntroducerNode:
         if self._claim is not None:
             self._claim.release()
 
-    @property
-    def _directory(self) -> str:
-        return str(self.settings.directory)
-
     async def _start(self) -> None:
         settings = self.settings
         try:
@@ -185,9 +181,7 @@ class IntroducerNode:
             note_hostile=rejected.note_hostile,
         )
         crowd: ConnectionLimits[ProtocolDetector] = ConnectionLimits(
-            min(settings.max_connections, raise_file_limit()),
-            settings.max_per_address,
-            MAX_CLOSING,
+            min(settings.max_connections, raise_file_limit()), settings.max_per_address
         )
         self._front = PortListener(rejected, who.contexts(), self._reactor, self._foolscap, crowd)
         for text in settings.port.split(","):

@@ -138,6 +138,7 @@ def units_of(signed: Signed) -> int:
     return max(1, -(-len(signed[0]) // UNIT_BYTES))
 
 
+@attrs.define(eq=False)
 class AnnouncementRegistry:
     """
     The listed servers of an introducer.
@@ -149,24 +150,19 @@ class AnnouncementRegistry:
             is being changed then.
     """
 
-    def __init__(
-        self,
-        seconds: Callable[[], float],
-        changed: Callable[[ListedServer, bool], None] = lambda server, is_new: None,
-        displaced: Callable[[Hashable], None] = lambda connection: None,
-    ) -> None:
-        self._seconds = seconds
-        self._changed = changed
-        self._displaced = displaced
-        self._servers: dict[ListingKey, ListedServer] = {}
-        self._by_signed: dict[Signed, ListedServer] = {}
-        self._held: dict[Hashable, dict[ListingKey, None]] = {}
-        self._new_units: dict[str, int] = {}  # by address, of servers that are not established
-        self._established_units: dict[str, int] = {}
-        self._servers_of: Counter[str] = Counter()  # by ``_site_of`` their address
-        self.units = 0
-        self.replaced = 0
-        """How many servers gave way to others."""
+    _seconds: Callable[[], float]
+    _changed: Callable[[ListedServer, bool], None] = lambda server, is_new: None
+    _displaced: Callable[[Hashable], None] = lambda connection: None
+    _servers: dict[ListingKey, ListedServer] = attrs.field(factory=dict)
+    _by_signed: dict[Signed, ListedServer] = attrs.field(factory=dict)
+    _held: dict[Hashable, dict[ListingKey, None]] = attrs.field(factory=dict)
+    # By address, of servers that are not established, and of those that are.
+    _new_units: Counter[str] = attrs.field(factory=Counter)
+    _established_units: Counter[str] = attrs.field(factory=Counter)
+    _servers_of: Counter[str] = attrs.field(factory=Counter)  # by ``_site_of`` their address
+    units: int = 0
+    replaced: int = 0
+    """How many servers gave way to others."""
 
     def __len__(self) -> int:
         return len(self._servers)
@@ -210,7 +206,7 @@ class AnnouncementRegistry:
         known = self._servers.get((service, announcement.server_id))
         if known is None:
             return self._add(announcement, service, signed, connection, place)
-        if _fields(known.signed) == announcement.fields:  # signed again
+        if json.loads(known.signed[0].decode("utf-8")) == announcement.fields:  # signed again
             self._hold(known, connection)
             return AnnouncementVerdict.KNOWN
         if not _is_newer(announcement.seqnum, known.seqnum):
@@ -240,9 +236,9 @@ class AnnouncementRegistry:
             if server.absent_s > (KEPT_S if server.established else KEPT_NEW_S):
                 self._remove(server)
                 removed += 1
-        waiting = [each for each in self if _is_senior(each)]
-        for server in sorted(waiting, key=lambda each: -each.seniority_s):
-            self._establish(server)
+        for server in sorted(self, key=lambda each: -each.seniority_s):
+            if not server.established and server.seniority_s >= ESTABLISHED_S:
+                self._establish(server)
         return removed
 
     # Storing.
@@ -379,8 +375,8 @@ class AnnouncementRegistry:
         missing = self.units + units - MAX_UNITS
         if missing <= 0:
             return
-        loads = dict(self._new_units)
-        loads[place] = loads.get(place, 0) + units
+        loads = self._new_units.copy()
+        loads[place] += units
         victims: list[ListedServer] = []
         left = self._servers_of.copy()
         candidates: dict[str, list[ListedServer]] = {}
@@ -435,25 +431,22 @@ class AnnouncementRegistry:
 
     def _may_establish(self, units: int, place: str) -> bool:
         """Return whether established servers of an address may take more units."""
-        of_all = sum(self._established_units.values())
-        of_place = self._established_units.get(place, 0)
-        return (
-            of_all + units <= MAX_ESTABLISHED_UNITS
-            and of_place + units <= MAX_ESTABLISHED_UNITS // 2
-        )
+        left = MAX_ESTABLISHED_UNITS - self._established_units.total()
+        left_of_place = MAX_ESTABLISHED_UNITS // 2 - self._established_units[place]
+        return units <= min(left, left_of_place)
 
     def _count_units(self, server: ListedServer, sign: int) -> None:
+        units = sign * server.units
+        self.units += units
+        _add(self._servers_of, _site_of(server.place), sign)
         counts = self._established_units if server.established else self._new_units
-        self.units += sign * server.units
-        site = _site_of(server.place)
-        self._servers_of[site] += sign
-        if not self._servers_of[site]:
-            del self._servers_of[site]
-        count = counts.get(server.place, 0) + sign * server.units
-        if count:
-            counts[server.place] = count
-        else:
-            counts.pop(server.place, None)
+        _add(counts, server.place, units)
+
+
+def _add(counts: Counter[str], place: str, more: int) -> None:
+    counts[place] += more
+    if not counts[place]:
+        del counts[place]
 
 
 def _site_of(place: str) -> str:
@@ -482,10 +475,6 @@ def _entry(server: ListedServer) -> bytes:
     return json.dumps(entry).encode("ascii")
 
 
-def _is_senior(server: ListedServer) -> bool:
-    return not server.established and server.seniority_s >= ESTABLISHED_S
-
-
 def _is_newer(seqnum: int | None, known: int | None) -> bool:
     return known is None or (seqnum is not None and seqnum > known)
 
@@ -498,10 +487,6 @@ def _verified(signed: Any) -> tuple[Announcement, Signed]:
             isinstance(each, bytes) and len(each) > MAX_MESSAGE_BYTES for each in signed
         )
         raise RefusedAnnouncement("large" if large else "invalid", str(error)) from None
-
-
-def _fields(signed: Signed) -> Any:
-    return json.loads(signed[0].decode("utf-8"))
 
 
 def _service_of(announcement: Announcement) -> str:

@@ -9,10 +9,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred, succeed
-from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
+from twisted.internet.interfaces import (
+    IAddress,
+    IDelayedCall,
+    IOpenSSLServerConnectionCreator,
+    IReactorTime,
+)
 from twisted.internet.protocol import Factory, connectionDone
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.logger import Logger
@@ -22,13 +27,8 @@ from pipegrid.reactor import process_settings
 from pipegrid.reactor.bulk_tls import tls_factory
 from pipegrid.reactor.deferreds import Timer, Waiters
 from pipegrid.server.connection_turns import FairQueue, FairTurns
+from pipegrid.server.gbs.http_connection import GbsConnection
 from pipegrid.storage.uploads.eviction import address_of
-
-if TYPE_CHECKING:
-    from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
-
-    from pipegrid.server.gbs.http_connection import GbsConnection
-
 
 # A client is unauthenticated until it has shown the server's secret. The number of connections is limited,
 # and half of them may come from one address (an IPv6 address counts as its network of 2^64). When a limit is
@@ -82,7 +82,7 @@ class ConnectionLimits(Generic[G]):
         self,
         max_connections: int = MAX_CONNECTIONS,
         max_per_address: int | None = None,
-        max_closing: int | None = None,
+        max_closing: int = MAX_CLOSING,
     ) -> None:
         assert max_connections > 0
         self.max_connections = max_connections
@@ -119,11 +119,10 @@ class ConnectionLimits(Generic[G]):
         else:
             self._add(guest, place)
             return None
-        if victim is None or self._closes_enough():
+        if victim is None or len(self._closing) >= self._max_closing:
             return guest
         self.leave(victim)
-        if self._max_closing is not None:
-            self._closing.add(victim)
+        self._closing.add(victim)
         self._add(guest, place)
         return victim
 
@@ -146,9 +145,6 @@ class ConnectionLimits(Generic[G]):
             self.unauthenticated -= 1
         else:
             _take(self._known, place, guest)
-
-    def _closes_enough(self) -> bool:
-        return self._max_closing is not None and len(self._closing) >= self._max_closing
 
     def _add(self, guest: G, place: str) -> None:
         self._places[guest] = place
@@ -392,6 +388,8 @@ class ProtocolDetector(TwistedProtocol):
         gbs: its HTTP connection, if it uses HTTP.
     """
 
+    transport: Any
+
     def __init__(self, factory: PortListener, addr: IAddress | None) -> None:
         self.addr = addr
         self.place = address_of(str(getattr(addr, "host", "")))
@@ -455,18 +453,15 @@ class ProtocolDetector(TwistedProtocol):
 
     def abort(self) -> None:
         """Close the connection, without sending the rest."""
-        transport: Any = self.transport
-        transport.abortConnection()
+        self.transport.abortConnection()
 
     def pause(self) -> None:
         """Read nothing until its turn."""
-        transport: Any = self.transport
-        transport.pauseProducing()
+        self.transport.pauseProducing()
 
     def resume(self) -> None:
         """Read again in its turn, after ``pause``."""
-        transport: Any = self.transport
-        transport.resumeProducing()
+        self.transport.resumeProducing()
 
     def hear(self) -> None:
         """Pass on the waiting input."""
@@ -482,12 +477,11 @@ class ProtocolDetector(TwistedProtocol):
         if inner is None:
             self._turn_away()
             return
-        transport: Any = self.transport
         with suppress(AttributeError, OSError):
             # Answers are short and many; they must not wait for earlier acknowledgements (Nagle's algorithm).
-            transport.setTcpNoDelay(True)
+            self.transport.setTcpNoDelay(True)
         self._inner = inner
-        inner.makeConnection(transport)
+        inner.makeConnection(self.transport)
         if self.gbs is None:
             self._direct = inner
 

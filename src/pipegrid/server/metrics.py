@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -16,6 +17,7 @@ from twisted.python.failure import Failure
 from pipegrid.errors import ServerRefused
 from pipegrid.reactor.deferreds import Timer
 from pipegrid.server.gbs.http_connection import GbsSite
+from pipegrid.server.gbs.responses import REASONS
 from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.server.listener import ConnectionLimits
 from pipegrid.storage.share_store import ShareStore
@@ -38,14 +40,6 @@ MAX_HEAD_BYTES = 8192
 TIMEOUT_S = 10.0
 KEPT_S = 1.0
 """How long a page is used for further requests."""
-
-_WORDS = {
-    200: b"OK",
-    400: b"Bad Request",
-    404: b"Not Found",
-    405: b"Method Not Allowed",
-    431: b"Request Header Fields Too Large",
-}
 
 
 class StatusPage(NamedTuple):
@@ -120,10 +114,6 @@ class MetricsFactory(Factory):
             self._made[page] = (now_s, content)
         return content
 
-    def connected(self, connection: MetricsConnection) -> None:
-        """Add an open connection to the list."""
-        self.connections[connection] = None
-
     def disconnected(self, connection: MetricsConnection) -> None:
         """Remove a closed connection, whose descriptor is free."""
         self.connections.pop(connection, None)
@@ -133,6 +123,8 @@ class MetricsFactory(Factory):
 class MetricsConnection(Protocol):
     """One request, and its answer."""
 
+    transport: Any
+
     def __init__(self, factory: MetricsFactory) -> None:
         self._factory = factory
         self._head = b""
@@ -141,7 +133,7 @@ class MetricsConnection(Protocol):
 
     def connectionMade(self) -> None:
         self._alarm.set(TIMEOUT_S)
-        self._factory.connected(self)
+        self._factory.connections[self] = None
 
     def dataReceived(self, data: bytes) -> None:
         """Accept part of the head; what follows it is ignored."""
@@ -151,9 +143,8 @@ class MetricsConnection(Protocol):
         head, end, _ = self._head.partition(b"\r\n\r\n")
         if end or len(self._head) > MAX_HEAD_BYTES:
             self._answered = True
-            transport: Any = self.transport
-            transport.write(self._answer(head) if end else _answer(431))
-            transport.loseConnection()
+            self.transport.write(self._answer(head) if end else _answer(431))
+            self.transport.loseConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._alarm.stop()
@@ -165,8 +156,7 @@ class MetricsConnection(Protocol):
 
     def abort(self) -> None:
         """Close the connection at once."""
-        transport: Any = self.transport
-        transport.abortConnection()
+        self.transport.abortConnection()
 
     def _answer(self, head: bytes) -> bytes:
         method, url, version = (*head.partition(b"\r\n")[0].split(b" "), b"", b"")[:3]
@@ -186,7 +176,7 @@ def _answer(
 ) -> bytes:
     head = b"HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Length: %d\r\n" % (
         status,
-        _WORDS[status],
+        REASONS[status],
         len(page),
     )
     if page:
@@ -259,9 +249,14 @@ def metrics_page(
     clock: IReactorTime, server: GbsSite, service: GbsService, store: ShareStore
 ) -> MetricsFactory:
     """Return the factory of the port; the page is ``/metrics``."""
+    return MetricsFactory(clock, rendering(StorageCollector(server, service, store)))
+
+
+def rendering(collector: Collector) -> Callable[[], bytes]:
+    """Return what makes the page of metrics that a collector yields."""
     registry = CollectorRegistry()
-    registry.register(StorageCollector(server, service, store))
-    return MetricsFactory(clock, lambda: generate_latest(registry))
+    registry.register(collector)
+    return partial(generate_latest, registry)
 
 
 def counter(name: str, text: str, value: float) -> Metric:

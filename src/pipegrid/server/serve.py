@@ -10,11 +10,12 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.endpoints import serverFromString
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
@@ -27,17 +28,17 @@ from pipegrid.disk.group_commit import GroupCommit
 from pipegrid.disk.private_files import make_directory
 from pipegrid.errors import UsageError
 from pipegrid.reactor.connection_policy import DIRECT_CONNECTIONS, ConnectionPolicy
+from pipegrid.reactor.deferreds import timeout_or
 from pipegrid.reactor.process_settings import make_monotonic, wall_time
 from pipegrid.reactor.workers import Workers
 from pipegrid.server import identity, systemd
 from pipegrid.server.foolscap.broker import HeldMemory, MessageLimits
-from pipegrid.server.foolscap.port import FoolscapPort, ServedObject
+from pipegrid.server.foolscap.port import FoolscapPort
 from pipegrid.server.foolscap.remote_objects import FoolscapStorage
 from pipegrid.server.gbs.http_connection import GbsSite
 from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.server.introducer_announcement_file import MembersIntroducer
 from pipegrid.server.listener import (
-    MAX_CLOSING,
     MAX_CONNECTIONS,
     ConnectionLimits,
     PortListener,
@@ -132,8 +133,8 @@ def check_hidden(settings: ServeSettings) -> None:
         return
     if settings.onion is not None:
         check_onion_port(settings.port, _is_on_this_machine)
-    if settings.onion is not None and settings.location is None:
-        return
+        if settings.location is None:
+            return
     hidden = "[node] reveal-IP-address is false, so the location for clients"
     if settings.location is None:
         raise UsageError(
@@ -168,9 +169,15 @@ def _hint(host: str, port: int, how: str = "tcp") -> str:
 log = Logger()
 
 
-class LeaseCollector:
+def collect_expired(
+    store: ShareStore,
+    storage: Path,
+    expiry: Expiry,
+    date: NonDecreasingDate,
+    clock: Callable[[], float] = wall_time,
+) -> int:
     """
-    Removes shares whose leases have expired, when called.
+    Remove shares whose leases have expired; returns how many. It may take long; call it in a worker thread.
 
     Args:
         storage: the directory, for the record of checks.
@@ -178,46 +185,29 @@ class LeaseCollector:
         date: the start date of leases; gets the record of each check.
         clock: seconds since 1970.
     """
-
-    def __init__(
-        self,
-        store: ShareStore,
-        storage: Path,
-        expiry: Expiry,
-        date: NonDecreasingDate,
-        clock: Callable[[], float] = wall_time,
-    ) -> None:
-        self._store = store
-        self._storage = storage
-        self._expiry = expiry
-        self._date = date
-        self._clock = clock
-
-    def __call__(self) -> int:
-        """Remove expired shares; returns how many. It may take long; call it in a worker thread."""
-        now = self._clock()  # once, so that the check and the removal use the same time
-        if self._expiry.renewed_since is None:
-            try:
-                looks = look(self._storage, now)
-            except FileNotFoundError:
-                return 0  # the storage directory does not exist, and so no share
-            except OSError as error:
-                log.warn(
-                    "expired leases are kept: {storage} cannot record when they were checked "
-                    "({reason}); make it writable",
-                    storage=str(self._storage),
-                    reason=error.strerror or str(error),
-                )
-                return 0
-            self._date.looked(looks)
-            if looks.held_s:
-                log.info(
-                    "expired leases are kept for {days:.1f} more days: this server has not "
-                    "checked them regularly until now, or its clock was wrong, and clients may renew them",
-                    days=looks.held_s / 86400,
-                )
-                return 0
-        return self._store.collect_garbage(self._expiry, now)
+    now = clock()  # once, so that the check and the removal use the same time
+    if expiry.renewed_since is None:
+        try:
+            looks = look(storage, now)
+        except FileNotFoundError:
+            return 0  # the storage directory does not exist, and so no share
+        except OSError as error:
+            log.warn(
+                "expired leases are kept: {storage} cannot record when they were checked "
+                "({reason}); make it writable",
+                storage=str(storage),
+                reason=error.strerror or str(error),
+            )
+            return 0
+        date.looked(looks)
+        if looks.held_s:
+            log.info(
+                "expired leases are kept for {days:.1f} more days: this server has not "
+                "checked them regularly until now, or its clock was wrong, and clients may renew them",
+                days=looks.held_s / 86400,
+            )
+            return 0
+    return store.collect_garbage(expiry, now)
 
 
 # The lock of a storage directory, which one server holds.
@@ -515,10 +505,7 @@ class StorageNode:
             raise
         if alone:
             self._keep_house()
-        watching = LoopingCall(self._look_for_clients)
-        watching.clock = self._reactor
-        watching.start(CLIENTS_LOOK_S)
-        self._timers.append(watching)
+        self._repeat(CLIENTS_LOOK_S, self._look_for_clients)
         self._alive = systemd.stay_alive(self._reactor)
         self._serves = True
         systemd.notify(systemd.READY)
@@ -533,16 +520,20 @@ class StorageNode:
     def _make_port(self, who: identity.Identity) -> GbsService:
         """Make all that serves connections; returns what serves the requests of GBS."""
         service = GbsService(self._store, self._durability, who.swissnum)
-        connections = min(self.settings.max_connections, raise_file_limit())
         self._server = GbsSite(service, self._reactor)
-        more = {}
         if self._hosts_introducer():
             self._members = self._make_introducer()
-        if self._members is not None:
-            more[self._members.secret] = self._members.service
-        self._foolscap = _foolscap_port(who, service, self._server.note_hostile, more)
+        members = self._members
+        self._foolscap = FoolscapPort(
+            who,
+            FoolscapStorage(service),
+            limits=MessageLimits(HeldMemory(service.hold)),
+            others=lambda: sum(service.requests.values()),
+            note_hostile=self._server.note_hostile,
+            more={} if members is None else {members.secret: members.service},
+        )
         crowd: ConnectionLimits[ProtocolDetector] = ConnectionLimits(
-            connections, self.settings.max_per_address, MAX_CLOSING
+            min(self.settings.max_connections, raise_file_limit()), self.settings.max_per_address
         )
         self._front = PortListener(
             self._server, who.contexts(), self._reactor, self._foolscap, crowd
@@ -572,7 +563,7 @@ class StorageNode:
         if self._lock is not None:
             self._store.clients.set_clients([each.quota for each in clients])
             counting = self._collector.run(self._store.count_usage)
-            counting.addErrback(self._counting_failed)
+            counting.addErrback(partial(_log_failure, "counting shares failed"))
         log.info("named clients: {count}", count=len(clients))
 
     def _expired_before(self) -> float:
@@ -581,17 +572,13 @@ class StorageNode:
         removes = expiry is not None and expiry.immutable and expiry.mutable
         return expiry.threshold(wall_time()) if expiry is not None and removes else 0.0
 
-    def _counting_failed(self, failure: Any) -> None:
-        if not failure.check(CancelledError):  # the node is stopping
-            log.failure("counting shares failed", failure)
-
     def _keep_house(self) -> None:
         """Do regularly what only one server of a storage directory may do."""
         self._every(HOUSEKEEPING_S, "unfinished uploads given up", self._store.expire_uploads)
         self._every(HOUSEKEEPING_S, "shares counted", self._store.count_usage)
         expiry = self.settings.expiry
         if expiry is not None:
-            collect = LeaseCollector(self._store, self.storage, expiry, self._date)
+            collect = partial(collect_expired, self._store, self.storage, expiry, self._date)
             self._every(COLLECTION_S, "expired shares removed", collect)
 
     async def _start_proxy(self) -> None:
@@ -649,7 +636,6 @@ class StorageNode:
         if (usage is None or usage.exact) and not self._store.clients.is_due():
             return
         counted: Deferred[None] = Deferred()
-        counted.addTimeout(COUNT_WAIT_S, self._reactor)
 
         def done(result: Any) -> Any:
             if not counted.called:
@@ -657,10 +643,8 @@ class StorageNode:
             return result
 
         counting = self._collector.run(self._store.count_usage)
-        counting.addBoth(done).addErrback(self._counting_failed)
-        try:
-            await counted
-        except TimeoutError:
+        counting.addBoth(done).addErrback(partial(_log_failure, "counting shares failed"))
+        if not await timeout_or(counted, COUNT_WAIT_S, self._reactor):
             log.info(
                 "counting the shares in {storage} for the quota takes a while; {what}",
                 storage=str(self.storage),
@@ -681,12 +665,11 @@ class StorageNode:
         location = self.settings.location
         if self.settings.onion is None:
             return where(location, self._ports[0].getHost())
-        port = getattr(self._ports[0].getHost(), "port", 0)
-        if not port:
+        if not self.listening_port:
             raise UsageError(
                 "an onion service needs a TCP port; listen on one, not on a socket file"
             )
-        self._onion = OnionService(self._reactor, self.settings.onion, port)
+        self._onion = OnionService(self._reactor, self.settings.onion, self.listening_port)
         await self._onion.start()
         if location is None:
             return (self._onion.hint,)
@@ -802,17 +785,17 @@ class StorageNode:
 
     def _every(self, interval_s: float, what: str, work: Callable[[], int]) -> None:
         def again() -> Deferred[None]:
+            failed = partial(_log_failure, "housekeeping failed")
             return self._collector.run(work).addCallbacks(done, failed)
 
         def done(count: int) -> None:
             if count:
                 log.info("{what}: {count}", what=what, count=count)
 
-        def failed(failure: Any) -> None:
-            if not failure.check(CancelledError):  # the node is stopping
-                log.failure("housekeeping failed", failure)
+        self._repeat(interval_s, again)
 
-        timer = LoopingCall(again)
+    def _repeat(self, interval_s: float, call: Callable[[], object]) -> None:
+        timer = LoopingCall(call)
         timer.clock = self._reactor
         timer.start(interval_s)
         self._timers.append(timer)
@@ -853,20 +836,9 @@ class StorageNode:
             log.info("stopped serving {storage}", storage=str(self.storage))
 
 
-def _foolscap_port(
-    who: identity.Identity,
-    service: GbsService,
-    note_hostile: Callable[[str, str], None],
-    more: Mapping[str, ServedObject],
-) -> FoolscapPort:
-    return FoolscapPort(
-        who,
-        FoolscapStorage(service),
-        limits=MessageLimits(HeldMemory(service.hold)),
-        others=lambda: sum(service.requests.values()),
-        note_hostile=note_hostile,
-        more=more,
-    )
+def _log_failure(what: str, failure: Any) -> None:
+    if not failure.check(CancelledError):  # the node is stopping
+        log.failure(what, failure)
 
 
 def start(reactor: Any, settings: ServeSettings) -> Deferred[StorageNode]:
@@ -943,10 +915,8 @@ def run(reactor: Any, settings: ServeSettings, say: Callable[[str], None]) -> in
 
     def failed(failure: Any) -> None:
         failures.append(failure.value)
-        if isinstance(failure.value, UsageError):
-            say(str(failure.value))
-        else:
-            say(failure.getTraceback())
+        explains_itself = isinstance(failure.value, UsageError)
+        say(str(failure.value) if explains_itself else failure.getTraceback())
         reactor.stop()
 
     reactor.callWhenRunning(lambda: node.start().addCallbacks(started, failed))

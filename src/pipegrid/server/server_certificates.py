@@ -184,13 +184,7 @@ def install(
 # What a running server announces.
 
 
-@attrs.frozen
-class _Found:
-    path: Path
-    signed: SignedCertificate
-    terms: CertificateTerms
-
-
+@attrs.define(eq=False, repr=False)
 class CertificateWatch:
     """
     Reads the certificates of a server, and logs what is wrong with them, once until that changes.
@@ -202,19 +196,12 @@ class CertificateWatch:
         now: returns the time, in seconds since 1970.
     """
 
-    def __init__(
-        self,
-        files: Sequence[Path],
-        directory: Path,
-        public_key: str,
-        now: Callable[[], float] = time.time,
-    ) -> None:
-        self._files = files
-        self._directory = directory
-        self._public_key = public_key
-        self._now = now
-        self._said: dict[Path, str] = {}
-        self._complaint = ""
+    _files: Sequence[Path]
+    _directory: Path
+    _public_key: str
+    _now: Callable[[], float] = time.time
+    _said: dict[Path, str] = attrs.field(factory=dict)
+    _complaint: str = ""
 
     def read(self) -> list[dict[str, str]]:
         """
@@ -224,16 +211,16 @@ class CertificateWatch:
         Raises:
             UsageError: one of the files has none.
         """
-        found = []
-        for path in dict.fromkeys([*self._files, *installed_files(self._directory)]):
+        found = {}
+        for path in (*self._files, *installed_files(self._directory)):
             signed = read_certificate(path)
             terms = terms_of(signed)
             assert terms is not None  # ``read_certificate`` has checked it
-            found.append(_Found(path, signed, terms))
-        self._said = {each.path: self._say(each) for each in found}
-        ours = [each for each in found if each.terms.public_key == self._public_key]
-        ours.sort(key=lambda each: each.terms.expires_s, reverse=True)
-        return [each.signed._asdict() for each in ours[:MAX_CERTIFICATES]]
+            found[path] = terms, signed
+        self._said = {path: self._say(path, terms) for path, (terms, _) in found.items()}
+        ours = [each for each in found.values() if each[0].public_key == self._public_key]
+        ours.sort(key=lambda each: each[0].expires_s, reverse=True)
+        return [signed._asdict() for _, signed in ours[:MAX_CERTIFICATES]]
 
     def look(self) -> list[dict[str, str]] | None:
         """Return what ``read`` does; None, with a line in the log, if a file cannot be used."""
@@ -247,14 +234,15 @@ class CertificateWatch:
         self._complaint = ""
         return found
 
-    def _say(self, each: _Found) -> str:
+    def _say(self, path: Path, terms: CertificateTerms) -> str:
         """Log the state of a certificate, unless that was its state before; returns the state."""
-        left_s = each.terms.expires_s - self._now()
-        fields = {"path": str(each.path), "day": each.terms.minute}
-        if each.terms.public_key != self._public_key:
-            state = f"of another server, {printable(each.terms.public_key[:60])}"
+        left_s = terms.expires_s - self._now()
+        fields = {"path": str(path), "day": terms.minute}
+        if terms.public_key != self._public_key:
+            other = printable(terms.public_key[:60])
+            state = f"of another server, {other}"
             text = "certificate {path} is not announced: it is for the server {other}, and this one is {own}"
-            fields |= {"other": printable(each.terms.public_key[:60]), "own": self._public_key}
+            fields |= {"other": other, "own": self._public_key}
         elif left_s <= 0:
             state = f"expired {fields['day']}"
             text = (
@@ -269,6 +257,6 @@ class CertificateWatch:
             fields["left"] = in_words(left_s)
         else:
             state, text = f"valid {fields['day']}", "certificate {path} is valid until {day}"
-        if self._said.get(each.path) != state:
+        if self._said.get(path) != state:
             (log.info if state.startswith("valid") else log.warn)(text, **fields)
         return state

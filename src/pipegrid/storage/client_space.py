@@ -10,17 +10,15 @@ keep, even if another has stored that first, and for nothing that others do.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import attrs
 from twisted.logger import Logger
 
-from pipegrid.core import base32
 from pipegrid.core.text import amount
 from pipegrid.errors import ServerRefused
 from pipegrid.storage import share_file
@@ -32,6 +30,7 @@ from pipegrid.storage.space_quota import (
     RECOUNT_S,
     prefix_number,
     share_files,
+    storage_index_of,
     storage_indexes,
 )
 from pipegrid.storage.storage_paths import Paths
@@ -100,9 +99,6 @@ class StoredShare:
         return found
 
 
-NO_SHARE = StoredShare()
-
-
 def read_share(path: str) -> StoredShare:
     """Return what the file of a share says about its leases; none if it is damaged, or missing."""
     try:
@@ -111,14 +107,12 @@ def read_share(path: str) -> StoredShare:
             begin, records = share_file.read_leases(path)
             kind, size = share_file.RECORDS, begin + share_file.LEASE_BYTES
         else:
-            try:
+            with closing(share):
                 records = share.leases(share.extra())
-                size = share.header.extra_offset + slot_file.COUNT_BYTES
-                kind = slot_file.RECORDS
-            finally:
-                share.close()
+            size = share.header.extra_offset + slot_file.COUNT_BYTES
+            kind = slot_file.RECORDS
     except (OSError, ValueError, ServerRefused):
-        return NO_SHARE
+        return StoredShare()
     return StoredShare(size, kind.record_bytes, kind.owned(records, FIRST_NUMBER))
 
 
@@ -145,7 +139,8 @@ class ClientUsage:
         self._clients: Mapping[int, ClientQuota] = {}
         self._counted: set[int] = set()  # the numbers of clients whose shares are counted
         self._counted_s = 0.0
-        self._since = 0.0  # leases that expired before did not count
+        self.counted_since = 0.0
+        """Seconds since 1970; leases that had expired earlier do not count."""
         self._used: Counter[int] = Counter()
         self._reserved: Counter[int] = Counter()
         self._refused = self._stopping = False
@@ -164,11 +159,6 @@ class ClientUsage:
         return f"<ClientUsage of {len(self._clients)} clients>"
 
     # Who the clients are.
-
-    @property
-    def counted_since(self) -> float:
-        """Seconds since 1970; leases that had expired earlier do not count."""
-        return self._since
 
     @property
     def active(self) -> bool:
@@ -288,8 +278,8 @@ class ClientUsage:
         self, storage_index: bytes, before: Collection[StoredShare], after: Collection[StoredShare]
     ) -> None:
         with self._lock:
-            self._add(self._used, before, -1, self._since)
-            self._add(self._used, after, 1, self._since)
+            self._add(self._used, before, -1, self.counted_since)
+            self._add(self._used, after, 1, self.counted_since)
             if self._recounted is None:
                 return
             prefix = prefix_number(storage_index)
@@ -342,7 +332,7 @@ class ClientUsage:
                 if self._counted:  # clients are served at the same time
                     time.sleep(min(_LONGEST_REST_S, time.monotonic() - began))
             with self._lock:
-                self._used, self._since = self._recounted, self._recounted_since
+                self._used, self.counted_since = self._recounted, self._recounted_since
                 self._counted = numbers & self._clients.keys()
                 self._counted_s, self._refused = self._clock(), False
                 self._told.clear()
@@ -355,7 +345,7 @@ class ClientUsage:
 
     def _count_prefix(self, number: int) -> bool:
         found = storage_indexes(self._paths.shares, PREFIXES[number])
-        todo = {each for each in map(_storage_index, found) if each is not None}
+        todo = {each for each in map(storage_index_of, found) if each is not None}
         while not self._stopping:
             for storage_index in todo:
                 self._count_one(storage_index)
@@ -426,10 +416,3 @@ class ClientChange:
         if self._reserved_bytes:
             self._usage.hold(self._number, -self._reserved_bytes)
             self._reserved_bytes = 0
-
-
-def _storage_index(directory: str) -> bytes | None:
-    try:
-        return base32.decode(os.path.basename(directory))
-    except ValueError:
-        return None  # not the name of a storage index

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TypeVar
 
@@ -59,10 +59,7 @@ class Records:
                 compared in constant time.
         """
         if not hashed:
-            for index in range(len(records) // self.record_bytes):
-                if hmac.compare_digest(self._renew(records, index), stored):
-                    return index
-            return None
+            return next(self._with_secret(records, self.renew_at, stored), None)
         at = records.find(stored)
         while at >= 0:
             index, rest = divmod(at - self.renew_at, self.record_bytes)
@@ -78,12 +75,7 @@ class Records:
         Args:
             stored: as the container stores it.
         """
-        starts = range(self.cancel_at, len(records) - self.record_bytes + self.cancel_at + 1)
-        return [
-            index
-            for index, at in enumerate(starts[:: self.record_bytes])
-            if hmac.compare_digest(records[at : at + 32], stored)
-        ]
+        return list(self._with_secret(records, self.cancel_at, stored))
 
     def owned(self, records: bytes, lowest: int) -> tuple[tuple[int, int], ...]:
         """Return owner and expiry of the leases whose owner is ``lowest`` or more, and are not released."""
@@ -108,9 +100,12 @@ class Records:
         found = min(((expires, index) for index, (expires,) in enumerate(expiries)), default=None)
         return None if found is None or found[0] >= min(now, NEVER_S) else found[1]
 
-    def _renew(self, records: bytes, index: int) -> bytes:
-        at = index * self.record_bytes + self.renew_at
-        return records[at : at + 32]
+    def _with_secret(self, records: bytes, secret_at: int, stored: bytes) -> Iterator[int]:
+        """Yield the indexes of the leases with a secret at this offset, compared in constant time."""
+        for index in range(len(records) // self.record_bytes):
+            at = index * self.record_bytes + secret_at
+            if hmac.compare_digest(records[at : at + 32], stored):
+                yield index
 
 
 HasRoom = Callable[[int], bool]
@@ -555,14 +550,11 @@ class Expiry:
 
         It is never after ``NEVER_S``: a lease with that date never expires.
         """
-        return min(self._threshold(now), NEVER_S)
-
-    def _threshold(self, now: float) -> float:
         if self.renewed_since is not None:
-            return self.renewed_since + LEASE_DURATION_S
-        if self.duration_s is not None:
-            return now + LEASE_DURATION_S - self.duration_s
-        return now
+            now = self.renewed_since + LEASE_DURATION_S
+        elif self.duration_s is not None:
+            now += LEASE_DURATION_S - self.duration_s
+        return min(now, NEVER_S)
 
 
 # Opening the file of a share of either kind.

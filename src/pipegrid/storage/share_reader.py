@@ -124,7 +124,9 @@ def _reader_of(path: str, fd: int, start: bytes) -> ShareReader | None:
     return ShareReader(fd, length, f"the share {path!r}")
 
 
-def list_numbers(directory: str, counts: Callable[[str], bool]) -> frozenset[int] | None:
+def list_numbers(
+    directory: str, counts: Callable[[str], bool] = lambda path: True
+) -> frozenset[int] | None:
     """
     Return the numbers of the complete shares in a directory; None if the directory does not exist.
 
@@ -134,9 +136,6 @@ def list_numbers(directory: str, counts: Callable[[str], bool]) -> frozenset[int
     Raises:
         ServerRefused: the disk failed.
     """
-    # Usually it does not exist, and the exception of scandir takes longer.
-    if not os.access(directory, os.F_OK):
-        return None
     try:
         with os.scandir(directory) as entries:
             return frozenset(

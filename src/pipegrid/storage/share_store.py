@@ -23,15 +23,14 @@ from pipegrid.errors import NoSpace, NoSuchShare, QuotaReached, ServerRefused, U
 from pipegrid.storage import garbage_collector, share_file
 from pipegrid.storage.client_space import ClientUsage
 from pipegrid.storage.mutable import slot_file as slotfiles
-from pipegrid.storage.mutable.slot_file import NODE_ID_BYTES
 from pipegrid.storage.mutable.slots import Slots
 from pipegrid.storage.share_file import Expiry
 from pipegrid.storage.share_reader import ShareReader, holds_share, list_numbers, open_reader
-from pipegrid.storage.space_quota import SpaceChange, SpaceUsage
-from pipegrid.storage.storage_paths import MAX_SHARE_NUMBER, Paths, check_key, check_number
+from pipegrid.storage.space_quota import SpaceChange, SpaceUsage, storage_index_of
+from pipegrid.storage.storage_paths import Paths, check_key, check_number
 from pipegrid.storage.uploads.eviction import NOBODY, Client, UploadDemand
 from pipegrid.storage.uploads.incoming_share import IncomingShare
-from pipegrid.storage.uploads.upload_registry import UnfinishedUploads, UploadClocks, UploadLimits
+from pipegrid.storage.uploads.upload_registry import UnfinishedUploads
 from pipegrid.version import __version__
 from pipegrid.wire.storage_messages import (
     Allocation,
@@ -46,6 +45,7 @@ _PLENTY_BYTES = 1 << 30
 log = Logger()
 
 
+@attrs.define(eq=False, repr=False)
 class FreeSpace:
     """
     The free space below one directory, queried only as often as needed.
@@ -56,16 +56,11 @@ class FreeSpace:
         free: returns the free space on the disk of a path, or None if unknown.
     """
 
-    def __init__(
-        self, path: str, clock: Callable[[], float], free: Callable[[str], int | None]
-    ) -> None:
-        self._path = path
-        self._clock = clock
-        self._free = free
-        self._plenty_at, self._plenty_bytes = (
-            -1,
-            0,
-        )  # the last result, and the second of the query
+    _path: str
+    _clock: Callable[[], float]
+    _free: Callable[[str], int | None]
+    _plenty_at: int = -1  # the second of the last query
+    _plenty_bytes: int = 0  # its result
 
     def free_bytes(self) -> int | None:
         """
@@ -138,14 +133,6 @@ class Advisories:
         minute = int(now // 60)
         if minute == self._full_minute:
             return False
-        kept = self._write(now, storage_index, share_number, reason, mutable)
-        if not kept:
-            self._full_minute = minute
-        return kept
-
-    def _write(
-        self, now: float, storage_index: bytes, share_number: int, reason: str, mutable: bool
-    ) -> bool:
         kind = "mutable" if mutable else "immutable"
         index = base32.encode(storage_index)
         when = clamped_dates.utc(now)
@@ -153,6 +140,7 @@ class Advisories:
         try:
             make_private(self._directory)
             if len(os.listdir(self._directory)) >= MAX_ADVISORIES:
+                self._full_minute = minute
                 return False
             # It may be shown in a terminal.
             safe = harmless(reason[:MAX_REASON_BYTES]).encode("utf-8", "replace")
@@ -215,7 +203,6 @@ class StoreSettings:
             rejected.
         keep_unfinished_s: an unfinished upload is given up this long after its last write, unless it was
             evicted before.
-        node_id: 20 bytes, the server's tub id, for containers of mutable shares.
     """
 
     reserved_bytes: int = 0
@@ -224,7 +211,6 @@ class StoreSettings:
     max_open_uploads: int = 64
     max_uploads: int = 4096
     keep_unfinished_s: float = KEEP_UNFINISHED_S
-    node_id: bytes = bytes(NODE_ID_BYTES)
 
 
 class ShareStore:
@@ -267,7 +253,7 @@ class ShareStore:
         self.read_only = settings.read_only
         self.keep_unfinished_s = settings.keep_unfinished_s
         self._paths = Paths(root)
-        self._clock, self._date = clocks = UploadClocks(clock, date or clock)
+        self._clock, self._date = clock, date or clock
         self._room = FreeSpace(self._paths.shares, clock, free_bytes)
         self._advisories = Advisories(self._paths.advisories, clock)
         self.clients = ClientUsage(
@@ -280,21 +266,23 @@ class ShareStore:
             )
         self._unfinished = UnfinishedUploads(
             self._paths,
-            clocks,
+            clock,
+            self._date,
             self._missing_bytes,
-            UploadLimits(settings.max_open_uploads, settings.max_uploads),
+            settings.max_open_uploads,
+            settings.max_uploads,
             boot_id,
             self.clients,
             self.usage,
         )
         self.slots = Slots(
-            self._paths,
+            self._paths.directory,
+            self._paths.incoming,
             self._date,
             self._fits,
             self._change,
             self.clients.serial,
             settings.read_only,
-            settings.node_id,
         )
 
     def __repr__(self) -> str:
@@ -323,13 +311,13 @@ class ShareStore:
         return min((each for each in rooms if each is not None), default=None)
 
     def _available_bytes(self) -> int | None:
-        kept, free = self._unfinished.kept(), self._room.free_bytes()
+        (remaining_bytes, file_bytes), free = self._unfinished.kept(), self._room.free_bytes()
         if free is not None:
-            free = max(0, free - self.reserved_bytes - kept.remaining_bytes)
+            free = max(0, free - self.reserved_bytes - remaining_bytes)
         if self.usage is None:
             return free
         # A share of exactly this size must fit.
-        left = max(0, self.usage.room_bytes(kept.file_bytes) - share_file.container_bytes(0))
+        left = max(0, self.usage.room_bytes(file_bytes) - share_file.container_bytes(0))
         return left if free is None else min(free, left)
 
     def quota_refuses(self, share_bytes: int, owner: int = 0) -> bool:
@@ -414,8 +402,7 @@ class ShareStore:
         Shares that others finish between the steps are not allocated.
         """
         for number in share_numbers:
-            if type(number) is not int or not 0 <= number <= MAX_SHARE_NUMBER:
-                check_number(number)
+            check_number(number)
         if share_bytes < 0:
             raise UsageError(f"a share cannot be {share_bytes} bytes long; allocate 0 or more")
         with self._unfinished.allocate_lock:
@@ -501,7 +488,9 @@ class ShareStore:
         self, storage_index: bytes, counts: Callable[[str], bool]
     ) -> frozenset[int] | None:
         """The same; None if their directory does not exist. See ``list_numbers``."""
-        return list_numbers(self._paths.directory(storage_index), counts)
+        directory = self._paths.directory(storage_index)
+        # Usually it does not exist, and the exception of scandir takes longer.
+        return list_numbers(directory, counts) if os.access(directory, os.F_OK) else None
 
     def open_share(self, storage_index: bytes, share_number: int) -> ShareReader:
         """
@@ -539,7 +528,8 @@ class ShareStore:
         try:
             found = self.slots.add_lease(storage_index, secrets)
         except ServerRefused as error:
-            if _ends_all(error):
+            # As with a share that has the maximum of leases.
+            if isinstance(error, NoSpace) and not isinstance(error, QuotaReached):
                 raise
             failed = error
         there = self._list_shares(storage_index, _is_immutable)
@@ -661,20 +651,16 @@ class ShareStore:
 
     def _removing(self, directory: str, path: str) -> AbstractContextManager[object]:
         """Return what counts the removal of a share for named clients."""
-        try:
-            storage_index = base32.decode(os.path.basename(directory))
-        except ValueError:
-            return nullcontext()
-        return self.clients.changing(storage_index, (path,))
+        index = storage_index_of(directory)
+        return nullcontext() if index is None else self.clients.changing(index, (path,))
 
     def _gone(self, directory: str, size: int) -> None:
         """Count a share that was removed."""
-        if self.usage is not None:
-            with suppress(ValueError):  # not the name of a storage index, and so not counted
-                storage_index = base32.decode(os.path.basename(directory))
-                self.usage.begin(storage_index)
-                self.usage.grew(storage_index, -size)
-                self.usage.end(storage_index)
+        storage_index = storage_index_of(directory)
+        if self.usage is not None and storage_index is not None:
+            self.usage.begin(storage_index)
+            self.usage.grew(storage_index, -size)
+            self.usage.end(storage_index)
 
     def count_usage(self) -> int:
         """
@@ -717,11 +703,6 @@ class ShareStore:
         self._unfinished.close()
         if self.usage is not None:
             self.usage.close()
-
-
-def _ends_all(error: ServerRefused) -> bool:
-    """Return whether no further share gets a lease after this error."""
-    return isinstance(error, NoSpace) and not isinstance(error, QuotaReached)
 
 
 def _is_immutable(path: str) -> bool:

@@ -10,6 +10,7 @@ import json
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -140,7 +141,7 @@ def storage_indexes(shares: str, prefix: str) -> list[str]:
     """
     try:
         with os.scandir(f"{shares}/{prefix}") as entries:
-            found = [
+            return [
                 entry.path
                 for entry in entries
                 if len(entry.name) == _NAME_CHARACTERS
@@ -149,7 +150,14 @@ def storage_indexes(shares: str, prefix: str) -> list[str]:
             ]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return found
+
+
+def storage_index_of(directory: str) -> bytes | None:
+    """Return the storage index whose shares are in a directory; None if its name is not that of one."""
+    try:
+        return base32.decode(os.path.basename(directory))
+    except ValueError:
+        return None
 
 
 def share_files(directory: str) -> list[tuple[str, int]]:
@@ -270,7 +278,7 @@ class SpaceUsage:
         self.used_bytes = 0
         self.counted = self.exact = False
         self._storage = storage
-        self._shares = Paths(storage).shares
+        self._paths = Paths(storage)
         self._allocated = allocated
         self._clock = clock
         self._boot_id = boot_id
@@ -283,7 +291,9 @@ class SpaceUsage:
         self._refused = self._opened = self._stopping = False
         self._told: set[str] = set()  # what was logged since the last count
         self._unnoted = False  # the note could not be written
-        self._changing: dict[bytes, int] = {}  # storage indexes, each with its number of changes
+        self._changing: Counter[bytes] = (
+            Counter()
+        )  # storage indexes, each with its number of changes
         self._counting: int | None = None  # while all are counted: the prefix at hand
         self._recounted: set[int] = set()  # the prefixes that are counted
         self._recounted_bytes = 0
@@ -381,7 +391,7 @@ class SpaceUsage:
     def begin(self, storage_index: bytes) -> None:
         """Begin a change of the shares of a storage index."""
         with self._lock:
-            self._changing[storage_index] = self._changing.get(storage_index, 0) + 1
+            self._changing[storage_index] += 1
 
     def grew(self, storage_index: bytes, more_bytes: int) -> None:
         """Count a difference, which may be negative; between ``begin`` and ``end``."""
@@ -395,10 +405,8 @@ class SpaceUsage:
     def end(self, storage_index: bytes) -> None:
         """Record that a change is over, so that a running count looks at these shares again."""
         with self._lock:
-            left = self._changing[storage_index] - 1
-            if left:
-                self._changing[storage_index] = left
-            else:
+            self._changing[storage_index] -= 1
+            if not self._changing[storage_index]:
                 del self._changing[storage_index]
             if self._counting == prefix_number(storage_index):
                 self._touched.add(storage_index)
@@ -419,7 +427,7 @@ class SpaceUsage:
         """Read what the last process recorded, for the only process that serves the directory."""
         note = read_note(self._storage)
         same_boot = note is not None and note.boot_id == self._boot_id().hex()
-        fits = note is not None and note.exact and note.checksum == checksum_of(self._shares)
+        fits = note is not None and note.exact and note.checksum == checksum_of(self._paths.shares)
         with self._lock:
             self._opened = True
             # An exact one that does not fit says nothing: another program may have added any number.
@@ -463,7 +471,7 @@ class SpaceUsage:
             self.used_bytes if at_rest else upto,
             at_rest,
             self._boot_id().hex(),
-            checksum_of(self._shares) if at_rest else "",
+            checksum_of(self._paths.shares) if at_rest else "",
             self._counted_s,
             self.quota_bytes,
         )
@@ -551,7 +559,7 @@ class SpaceUsage:
                     "busy",
                     "the shares in {path} do not stop to change: what they take for the quota of {quota} is "
                     "an upper limit",
-                    path=f"{self._shares}/{PREFIXES[bounded[0]]}",
+                    path=f"{self._paths.shares}/{PREFIXES[bounded[0]]}",
                 )
             elif not self.exact:
                 self.exact = True
@@ -572,7 +580,7 @@ class SpaceUsage:
             self._touched.clear()
         sizes = {
             directory: _bytes_in(directory)
-            for directory in storage_indexes(self._shares, PREFIXES[number])
+            for directory in storage_indexes(self._paths.shares, PREFIXES[number])
         }
         most = 0
         for _ in range(_MOST_TRIES):
@@ -586,7 +594,7 @@ class SpaceUsage:
                     return True
                 self._touched = busy
             for storage_index in again:
-                directory = self._paths_directory(storage_index)
+                directory = self._paths.directory(storage_index)
                 sizes[directory] = _bytes_in(directory)
             if busy:
                 time.sleep(_TRY_AGAIN_S)
@@ -597,9 +605,6 @@ class SpaceUsage:
                 self._recounted_bytes += most
                 self._recounted.add(number)
         return False
-
-    def _paths_directory(self, storage_index: bytes) -> str:
-        return Paths(self._storage).directory(storage_index)
 
 
 def _bytes_in(directory: str) -> int:
@@ -624,6 +629,7 @@ class ClientGrant(Protocol):
         """Return whether the client may have a lease on all of the shares; see ``ClientChange``."""
 
 
+@attrs.define(eq=False, repr=False)
 class SpaceChange:
     """
     One change of the shares of a storage index, which may make them grow; used with ``with``. Where a quota
@@ -631,28 +637,20 @@ class SpaceChange:
 
     Args:
         usage: None: there is no quota for all shares.
-        client: counts the change for named clients; entered and left with the change.
         has_disk_space: returns whether the disk has space for a number of bytes.
         make_room: gives up unfinished uploads for a number of bytes that the quota lacks; returns whether
             that is enough.
+        entered: counts the change for named clients; entered and left with the change.
     """
 
-    def __init__(
-        self,
-        usage: SpaceUsage | None,
-        storage_index: bytes,
-        has_disk_space: HasRoom,
-        make_room: HasRoom,
-        client: AbstractContextManager[ClientGrant],
-    ) -> None:
-        self._usage = usage
-        self._entered = client
-        self._client: ClientGrant
-        self._storage_index = storage_index
-        self._has_disk_space = has_disk_space
-        self._make_room = make_room
-        self._reserved_bytes = 0
-        self._over_quota = ""
+    _usage: SpaceUsage | None
+    _storage_index: bytes
+    _has_disk_space: HasRoom
+    _make_room: HasRoom
+    _entered: AbstractContextManager[ClientGrant]
+    _client: ClientGrant = attrs.field(init=False)
+    _reserved_bytes: int = 0
+    _over_quota: str = ""
 
     def __repr__(self) -> str:
         return f"<SpaceChange of {self._storage_index.hex()}>"
@@ -718,9 +716,7 @@ class SpaceChange:
         self._over_quota = ""
         if not self.may_hold(lease_bytes > 0):
             return False
-        if not lease_bytes:
-            return True
-        if self._has_server_space(lease_bytes):
+        if not lease_bytes or self._has_server_space(lease_bytes):
             return True
         if (
             self._usage is None

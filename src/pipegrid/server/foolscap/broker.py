@@ -15,6 +15,7 @@ from foolscap.tokens import STRING
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
+from pipegrid.reactor.deferreds import Timer
 from pipegrid.reactor.tcp_transport import Backpressure, unsent_bytes
 from pipegrid.server.connection_turns import CpuUsage
 from pipegrid.wire.banana_receiver import MAX_TOKENS, TOKEN_COST, Bounds, LimitExceeded
@@ -71,7 +72,7 @@ class Governor:
         self._seen = others()
         self._active_s = float("-inf")
         self._line: deque[Callable[[], None]] = deque()
-        self._waiting = False
+        self._timer = Timer(clock, self._next)
         self._spent_s = 0.0
         self._rests_until_s = 0.0
 
@@ -86,7 +87,9 @@ class Governor:
     @property
     def others_ask(self) -> bool:
         """Whether a client that need not wait has sent a request recently."""
-        self._look_for_others()
+        others = self._others()
+        if others != self._seen:
+            self._seen, self._active_s = others, self.now_s
         return self.now_s - self._active_s < ACTIVE_S
 
     def light_work(self) -> None:
@@ -103,18 +106,9 @@ class Governor:
         self._wait()
 
     def _wait(self) -> None:
-        if not self._waiting:
-            self._waiting = True
-            rest_s = max(0.0, self._rests_until_s - self._clock.seconds())
-            self._clock.callLater(rest_s, self._next)
-
-    def _look_for_others(self) -> None:
-        others = self._others()
-        if others != self._seen:
-            self._seen, self._active_s = others, self._clock.seconds()
+        self._timer.set(max(0.0, self._rests_until_s - self._clock.seconds()))
 
     def _next(self) -> None:
-        self._waiting = False
         if not self._line:
             return
         now_s = self._clock.seconds()

@@ -81,7 +81,22 @@ class FoolscapPort:
 
     def located(self, hints: Sequence[str]) -> Furl:
         """Start with the given addresses, and return the fURL for clients."""
-        self._open(hints)
+        tub = Tub(certData=self._who.key_pem + self._who.certificate_pem)
+        tub.unsafeTracebacks = False  # clients must not see our stack
+        tub.setOption("accept-gifts", False)
+        tub.setOption("keepaliveTimeout", KEEPALIVE_S)
+        tub.setOption("disconnectTimeout", 2 * KEEPALIVE_S)
+        tub.setLocation(*hints)
+        tub.negotiationClass = ServerNegotiation
+        tub.master_table, tub.slave_table = _Recent(), _Recent()
+        governor = Governor(eventual.reactor, self._others)
+        self._make_broker = partial(ServerBroker, limits=self._limits, governor=governor)
+        for name, served in {**self._objects, **self._clients}.items():
+            tub.registerReference(served, name=name)
+        accepted_elsewhere = _AcceptedElsewhere()
+        tub.listenOn(accepted_elsewhere)
+        tub.startService()
+        self._tub, self._factory = tub, accepted_elsewhere.factory
         return self._who.furl(hints)
 
     def buildProtocol(
@@ -122,27 +137,6 @@ class FoolscapPort:
         tub, self._tub = self._tub, None
         stopped: Deferred[Any] = succeed(None) if tub is None else tub.stopService()
         return stopped
-
-    def _open(self, hints: Sequence[str]) -> None:
-        tub = Tub(certData=self._who.key_pem + self._who.certificate_pem)
-        tub.unsafeTracebacks = False  # clients must not see our stack
-        tub.setOption("accept-gifts", False)
-        tub.setOption("keepaliveTimeout", KEEPALIVE_S)
-        tub.setOption("disconnectTimeout", 2 * KEEPALIVE_S)
-        tub.setLocation(*hints)
-        tub.negotiationClass = ServerNegotiation
-        tub.master_table, tub.slave_table = _Recent(), _Recent()
-        self._make_broker = partial(
-            ServerBroker,
-            limits=self._limits,
-            governor=Governor(eventual.reactor, self._others),
-        )
-        for name, served in {**self._objects, **self._clients}.items():
-            tub.registerReference(served, name=name)
-        accepted_elsewhere = _AcceptedElsewhere()
-        tub.listenOn(accepted_elsewhere)
-        tub.startService()
-        self._tub, self._factory = tub, accepted_elsewhere.factory
 
 
 class _Recent(dict[str, Any]):

@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
+import attrs
 from foolscap.api import Referenceable
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.logger import Logger
@@ -269,18 +270,16 @@ def client_of(canary: Any) -> Client:
     return Client(address_of(str(getattr(peer, "host", "unknown"))), -id(broker))
 
 
+@attrs.define(eq=False, repr=False)
 class _Batch:
     """The uploads of one allocation, which are dropped together if the connection is lost."""
 
-    def __init__(
-        self, service: GbsService, batches: set[_Batch], uploads: dict[int, IncomingShare]
-    ) -> None:
-        self.service = service
-        self._batches = batches
-        self._uploads = uploads
-        self._open: set[BucketWriter] = set()
-        self._canary: Any = None
-        self._marker: Any = None
+    service: GbsService
+    _batches: set[_Batch]
+    _uploads: dict[int, IncomingShare]
+    _open: set[BucketWriter] = attrs.field(factory=set)
+    _canary: Any = None
+    _marker: Any = None
 
     def begin(self, canary: Any) -> dict[int, BucketWriter]:
         """Return the writers, which exist as long as the canary is connected."""

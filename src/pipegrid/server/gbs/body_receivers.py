@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol
+from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import NoSuchShare, PipegridError
 from pipegrid.reactor.tcp_transport import gather
+from pipegrid.server.connection_turns import FairTurns
 from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.request_check import AdmittedRequest, Operation, Rule
 from pipegrid.server.gbs.responses import STREAM_PIECE_BYTES, Answer
@@ -82,15 +83,16 @@ class Refusal:
 
     shares: Sequence[ShareKey] = ()
 
-    def __init__(self, answer: Answer, count: Callable[[Answer], Answer]) -> None:
+    def __init__(self, service: Service, name: str, answer: Answer) -> None:
+        self._service = service
+        self._name = name
         self._answer = answer
-        self._count = count
 
     def write(self, data: bytes) -> None:
         """Ignore part of the body."""
 
     def finish(self) -> Answer:
-        return self._count(self._answer)
+        return self._service.count(self._name, self._answer)
 
     def abandon(self) -> None:
         """Do nothing: nothing of the body was kept."""
@@ -210,14 +212,6 @@ def read_part(
     return data
 
 
-class Turn(Protocol):
-    """Tells when other connections should have their turn."""
-
-    @property
-    def over(self) -> bool:
-        """Whether it is time for others."""
-
-
 class InSteps(Call):
     """
     A call that is carried out in steps, in as many turns as needed.
@@ -241,7 +235,7 @@ class InSteps(Call):
         self._make_steps = steps
         self._steps: Iterator[object] | None = None
 
-    def advance(self, turn: Turn) -> bool:
+    def advance(self, turns: FairTurns[Any]) -> bool:
         """Do at least one step; returns whether that was the last, and ``finish`` may be called."""
         if self._steps is None:
             if self.refusal is not None:
@@ -249,7 +243,7 @@ class InSteps(Call):
             self._steps = self._make_steps(self.body)
         try:
             for _ in self._steps:
-                if turn.over:
+                if turns.over:
                     return False
         except Exception as error:
             self.refuse(self.service.answer_error(self._operation, error))

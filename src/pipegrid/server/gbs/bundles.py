@@ -6,7 +6,7 @@ Carries out bundles: many small uploads or reads in one request, each as its own
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -14,12 +14,12 @@ from twisted.python.failure import Failure
 
 from pipegrid.core.hashes import Buffer
 from pipegrid.disk.group_commit import Ending
+from pipegrid.server.connection_turns import FairTurns
 from pipegrid.server.gbs import responses
 from pipegrid.server.gbs.body_receivers import (
     InSteps,
     ReadService,
     Service,
-    Turn,
     is_over_quota,
     read_part,
     reason_of,
@@ -101,7 +101,7 @@ class Bundle(InSteps):
             each.storage_index in committing for each in uploads
         )
 
-    def unpack(self, turn: Turn) -> bool:
+    def unpack(self, turns: FairTurns[Any]) -> bool:
         """Parse the complete body in steps; returns whether that is finished, and the turn is not over."""
         if self._unpacking is None:
             self._unpacking = iter(())
@@ -109,7 +109,7 @@ class Bundle(InSteps):
                 self._unpacking = gbs_bundles.unpack_bundle_in_steps(self.body, self._uploads)
         try:
             for _ in self._unpacking:
-                if turn.over:
+                if turns.over:
                     return False
         except ValueError as error:
             self._uploads = []
@@ -117,7 +117,7 @@ class Bundle(InSteps):
         if not self.body:
             return True
         self.body.clear()  # its parsed form is in memory now
-        return not turn.over
+        return not turns.over
 
     def abandon(self) -> None:
         """Stop, since the client is gone. Shares that were begun are stored; the rest is not."""

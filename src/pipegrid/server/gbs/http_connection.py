@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import httptools
@@ -33,11 +33,8 @@ from pipegrid.server.gbs.request_order import (
 )
 from pipegrid.server.gbs.request_parser import RequestParser
 from pipegrid.server.gbs.responses import Answer
+from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.storage.uploads.eviction import Client, address_of
-
-if TYPE_CHECKING:
-    from pipegrid.server.gbs.storage_operations import GbsService
-
 
 # httptools cannot be stopped within its input. So it gets at most 16 KiB at a time, or as much of a body as
 # was announced; the rest waits here, at most what the transport had read already.
@@ -219,6 +216,8 @@ class GbsConnection(Protocol):
         spending: the time spent on it.
     """
 
+    transport: Any
+
     def __init__(self, site: GbsSite, service: GbsService, now_s: float) -> None:
         self._site = site
         self._turns = turns = site.turns
@@ -245,7 +244,7 @@ class GbsConnection(Protocol):
 
     def connectionMade(self) -> None:
         """Become the transport's producer for good."""
-        transport = self._transport
+        transport = self.transport
         if hasattr(transport, "setTcpNoDelay"):
             transport.setTcpNoDelay(True)
         self._intake.attach(transport)
@@ -303,7 +302,7 @@ class GbsConnection(Protocol):
         order = self._order
         if order.ended:
             if now_s - self._closing_since_s > CLOSE_TIMEOUT_S and not order.lost:
-                self._transport.abortConnection()
+                self.transport.abortConnection()
             return
         queued = bool(self._events)
         why = overdue(now_s, self._moments, order, self._parser.in_head, queued)
@@ -311,7 +310,7 @@ class GbsConnection(Protocol):
             if why.value:
                 self._site.note_hostile(self._peer(), why.value)
             if why is CloseReason.STUCK:
-                self._transport.abortConnection()
+                self.transport.abortConnection()
             else:
                 self._close()
 
@@ -342,7 +341,7 @@ class GbsConnection(Protocol):
     def abort(self) -> None:
         """Close the connection at once, without sending the rest."""
         if not self._order.lost:
-            self._transport.abortConnection()
+            self.transport.abortConnection()
 
     def send_ready(self) -> None:
         """Send the answers that have become ready; the site calls it once for many."""
@@ -460,7 +459,7 @@ class GbsConnection(Protocol):
 
     def _fail(self) -> None:
         log.failure("a connection failed within the server")
-        self._transport.abortConnection()
+        self.transport.abortConnection()
 
     def _feed(self, data: bytes) -> None:
         """Parse data, at most as much as ``ReadBuffer`` allows; what is found is handled, or queued."""
@@ -480,15 +479,11 @@ class GbsConnection(Protocol):
         self._order.move(ServerEvent.CLOSES)
         self._order.abandon()
         self._intake.read_on(True)  # TLS has to receive close_notify
-        self._transport.unregisterProducer()
-        self._transport.loseConnection()
+        self.transport.unregisterProducer()
+        self.transport.loseConnection()
 
     def _peer(self) -> str:
-        return str(getattr(self._transport.getPeer(), "host", "somebody"))
-
-    @property
-    def _transport(self) -> Any:
-        return self.transport
+        return str(getattr(self.transport.getPeer(), "host", "somebody"))
 
     def _check_invariants(self) -> None:
         """Check invariants between two calls, in tests."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Generator
+from contextlib import closing
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -27,7 +28,7 @@ from pipegrid.server.gbs.body_receivers import InSteps, Service
 from pipegrid.server.gbs.request_check import AdmittedRequest, Operation
 from pipegrid.server.gbs.responses import Answer
 from pipegrid.storage.mutable.slots import Slots
-from pipegrid.wire import gbs_cbor_bodies, gbs_mutable, gbs_paths_headers
+from pipegrid.wire import gbs_mutable, gbs_paths_headers
 from pipegrid.wire.gbs_mutable import ReadTestWrite
 from pipegrid.wire.gbs_paths_headers import WRITE_ENABLER
 from pipegrid.wire.storage_messages import SlotResult, SlotSecrets
@@ -38,8 +39,6 @@ from pipegrid.wire.storage_messages import SlotResult, SlotSecrets
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_Start = Callable[[], Deferred[Any]]
 
 
 class SlotQueue:
@@ -56,7 +55,7 @@ class SlotQueue:
     def __init__(self, durability: GroupCommit) -> None:
         self.durable = durability.policy != "none"
         self._durability = durability
-        self._busy: dict[bytes, deque[_Start]] = {}
+        self._busy: dict[bytes, deque[Callable[[], Deferred[Any]]]] = {}
 
     def __repr__(self) -> str:
         return f"<SlotQueue, {len(self._busy)} slots busy>"
@@ -270,10 +269,8 @@ class SlotChangeCall(InSteps):
         return call.addCallbacks(self._answer_result, self._not_read)
 
     def _carry_out_spooled(self, spooled: SpooledRequest) -> SlotResult:
-        try:
+        with closing(spooled):
             return self._change_slot(spooled.unpack())
-        finally:
-            spooled.close()
 
     def _change_slot(self, wanted: ReadTestWrite) -> SlotResult:
         return self._slots.testv_and_readv_and_writev(
@@ -307,26 +304,3 @@ class SlotChangeCall(InSteps):
     def _sent(self) -> None:
         self.service.hold(-self._read_bytes)
         self._read_bytes = 0
-
-
-class SlotHandlers:
-    """
-    Carries out the other requests, in the order of the queue.
-
-    Args:
-        headers: whole lines to add to answers that list shares.
-    """
-
-    def __init__(self, slots: Slots, queue: SlotQueue, headers: bytes) -> None:
-        self._slots = slots
-        self._queue = queue
-        self._headers = headers
-
-    def list_shares(self, admitted: AdmittedRequest, body: Buffer) -> Deferred[Answer]:
-        """Answer with the numbers of all mutable shares of the storage index."""
-        storage_index = admitted.target.storage_index
-        numbers = self._queue.read(storage_index, self._slots.list_shares, storage_index)
-        return numbers.addCallback(self._answer_numbers)
-
-    def _answer_numbers(self, numbers: frozenset[int]) -> Answer:
-        return responses.cbor(gbs_cbor_bodies.pack_shares(numbers), headers=self._headers)

@@ -44,6 +44,7 @@ _HOST = re.compile(
 """A Host header's value, possibly empty or only a port (RFC 9110, 7.2; RFC 3986, 3.2)."""
 
 
+@attrs.define(eq=False, repr=False)
 class Request:
     """
     One request's head.
@@ -60,30 +61,16 @@ class Request:
         client: the sender.
     """
 
-    __slots__ = (
-        "client",
-        "content_length",
-        "headers",
-        "hosts",
-        "http10",
-        "keep_alive",
-        "method",
-        "secrets",
-        "target",
-        "url",
-    )
-
-    def __init__(self) -> None:
-        self.method = b""
-        self.url = b""
-        self.headers: dict[bytes, bytes] = {}
-        self.secrets: list[bytes] = []
-        self.hosts: list[bytes] = []
-        self.content_length: int | None = 0
-        self.keep_alive = True
-        self.http10 = False
-        self.target: GbsTarget | None = None
-        self.client = NOBODY
+    method: bytes = b""
+    url: bytes = b""
+    headers: dict[bytes, bytes] = attrs.field(factory=dict)
+    secrets: list[bytes] = attrs.field(factory=list)
+    hosts: list[bytes] = attrs.field(factory=list)
+    content_length: int | None = 0
+    keep_alive: bool = True
+    http10: bool = False
+    target: GbsTarget | None = None
+    client: Client = NOBODY
 
     def locate(self) -> None:
         """
@@ -156,71 +143,49 @@ class Rule:
     answers_cbor: bool = False
 
 
-_LIST = Rule(Operation.LIST, answers_cbor=True)
-_VERSION = Rule(Operation.VERSION, answers_cbor=True)
-_READ = Rule(Operation.READ)
-_SLOT_LIST = Rule(Operation.SLOT_LIST, answers_cbor=True)
-_SLOT_READ = Rule(Operation.SLOT_READ)
+def _reads(operation: Operation, answers_cbor: bool = True) -> dict[bytes, Rule]:
+    return dict.fromkeys((b"GET", b"HEAD"), Rule(operation, answers_cbor=answers_cbor))
+
+
+def _asks(
+    operation: Operation, limit_bytes: int, secrets: frozenset[str] = gbs_paths_headers.NO_SECRETS
+) -> dict[bytes, Rule]:
+    return {b"POST": Rule(operation, secrets, limit_bytes, answers_cbor=True)}
+
+
+def _complains(operation: Operation) -> dict[bytes, Rule]:
+    return {b"POST": Rule(operation, body_limit_bytes=gbs_cbor_bodies.MAX_CORRUPT_BYTES)}
+
+
 _RULES: dict[Resource, dict[bytes, Rule]] = {
-    Resource.VERSION: {b"GET": _VERSION, b"HEAD": _VERSION},
-    Resource.ALLOCATE: {
-        b"POST": Rule(
-            Operation.ALLOCATE,
-            gbs_paths_headers.ALLOCATE_SECRETS,
-            gbs_cbor_bodies.MAX_ALLOCATE_BYTES,
-            answers_cbor=True,
-        )
-    },
-    Resource.BUNDLE: {
-        b"POST": Rule(
-            Operation.BUNDLE, body_limit_bytes=gbs_bundles.MAX_BUNDLE_BYTES, answers_cbor=True
-        )
-    },
-    Resource.SURVEY: {
-        b"POST": Rule(
-            Operation.SURVEY,
-            body_limit_bytes=gbs_surveys_releases.MAX_SURVEY_BYTES,
-            answers_cbor=True,
-        )
-    },
-    Resource.READ_BUNDLE: {
-        b"POST": Rule(
-            Operation.READ_BUNDLE,
-            body_limit_bytes=gbs_bundles.MAX_READ_BUNDLE_BYTES,
-            answers_cbor=True,
-        )
-    },
-    Resource.RELEASE_LEASES: {
-        b"POST": Rule(
-            Operation.RELEASE_LEASES,
-            body_limit_bytes=gbs_surveys_releases.MAX_RELEASE_BYTES,
-            answers_cbor=True,
-        )
-    },
-    Resource.SHARES: {b"GET": _LIST, b"HEAD": _LIST},
+    Resource.VERSION: _reads(Operation.VERSION),
+    Resource.ALLOCATE: _asks(
+        Operation.ALLOCATE,
+        gbs_cbor_bodies.MAX_ALLOCATE_BYTES,
+        gbs_paths_headers.ALLOCATE_SECRETS,
+    ),
+    Resource.BUNDLE: _asks(Operation.BUNDLE, gbs_bundles.MAX_BUNDLE_BYTES),
+    Resource.SURVEY: _asks(Operation.SURVEY, gbs_surveys_releases.MAX_SURVEY_BYTES),
+    Resource.READ_BUNDLE: _asks(Operation.READ_BUNDLE, gbs_bundles.MAX_READ_BUNDLE_BYTES),
+    Resource.RELEASE_LEASES: _asks(
+        Operation.RELEASE_LEASES, gbs_surveys_releases.MAX_RELEASE_BYTES
+    ),
+    Resource.SHARES: _reads(Operation.LIST),
     Resource.SHARE: {
-        b"GET": _READ,
-        b"HEAD": _READ,
+        **_reads(Operation.READ, answers_cbor=False),
         b"PATCH": Rule(Operation.WRITE, gbs_paths_headers.UPLOAD_SECRETS, None, answers_cbor=True),
     },
     Resource.ABORT: {b"PUT": Rule(Operation.ABORT, gbs_paths_headers.UPLOAD_SECRETS)},
-    Resource.CORRUPT: {
-        b"POST": Rule(Operation.CORRUPT, body_limit_bytes=gbs_cbor_bodies.MAX_CORRUPT_BYTES)
-    },
+    Resource.CORRUPT: _complains(Operation.CORRUPT),
     Resource.LEASE: {b"PUT": Rule(Operation.LEASE, gbs_paths_headers.LEASE_SECRETS)},
-    Resource.MUTABLE_READ_TEST_WRITE: {
-        b"POST": Rule(
-            Operation.READ_TEST_WRITE,
-            gbs_paths_headers.MUTABLE_SECRETS,
-            gbs_mutable.MAX_REQUEST_BYTES,
-            answers_cbor=True,
-        )
-    },
-    Resource.MUTABLE_SHARES: {b"GET": _SLOT_LIST, b"HEAD": _SLOT_LIST},
-    Resource.MUTABLE_SHARE: {b"GET": _SLOT_READ, b"HEAD": _SLOT_READ},
-    Resource.MUTABLE_CORRUPT: {
-        b"POST": Rule(Operation.SLOT_CORRUPT, body_limit_bytes=gbs_cbor_bodies.MAX_CORRUPT_BYTES)
-    },
+    Resource.MUTABLE_READ_TEST_WRITE: _asks(
+        Operation.READ_TEST_WRITE,
+        gbs_mutable.MAX_REQUEST_BYTES,
+        gbs_paths_headers.MUTABLE_SECRETS,
+    ),
+    Resource.MUTABLE_SHARES: _reads(Operation.SLOT_LIST),
+    Resource.MUTABLE_SHARE: _reads(Operation.SLOT_READ, answers_cbor=False),
+    Resource.MUTABLE_CORRUPT: _complains(Operation.SLOT_CORRUPT),
 }
 _BAD_HOST = responses.text(400, "a request of HTTP/1.1 needs one Host header with a valid host")
 _NO_SUCH_METHOD = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic
+from typing import Any, Generic
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -16,20 +16,16 @@ from twisted.logger import Logger
 from pipegrid.errors import PipegridError
 from pipegrid.server.connection_turns import FairTurns, M
 from pipegrid.server.gbs import responses
-from pipegrid.server.gbs.body_receivers import InSteps
+from pipegrid.server.gbs.body_receivers import InSteps, Receiver
 from pipegrid.server.gbs.bundles import Bundle
 from pipegrid.server.gbs.request_check import Request
 from pipegrid.server.gbs.responses import Answer, ResponseBody
+from pipegrid.server.gbs.storage_operations import GbsService
 from pipegrid.state_table import Named, Table
 from pipegrid.storage.storage_paths import ShareKey
 from pipegrid.storage.uploads.eviction import NOBODY
 from pipegrid.wire.gbs_bundles import MAX_SHARES
 from pipegrid.wire.gbs_paths_headers import Resource
-
-if TYPE_CHECKING:
-    from pipegrid.server.gbs.body_receivers import Receiver
-    from pipegrid.server.gbs.storage_operations import GbsService
-
 
 # Tables of states; None: the event cannot happen.
 #

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import Protocol
 
 import attrs
@@ -17,26 +18,9 @@ from pipegrid.wire import gbs_cbor_bodies, gbs_paths_headers
 
 STREAM_PIECE_BYTES = 128 * 1024
 
-_REASONS = {
-    200: b"OK",
-    201: b"Created",
-    204: b"No Content",
-    206: b"Partial Content",
-    400: b"Bad Request",
-    401: b"Unauthorized",
-    404: b"Not Found",
-    405: b"Method Not Allowed",
-    406: b"Not Acceptable",
-    409: b"Conflict",
-    413: b"Content Too Large",
-    415: b"Unsupported Media Type",
-    416: b"Range Not Satisfiable",
-    431: b"Request Header Fields Too Large",
-    500: b"Internal Server Error",
-    501: b"Not Implemented",
-    503: b"Service Unavailable",
-    507: b"Insufficient Storage",
-}
+REASONS = {each.value: each.phrase.encode("ascii") for each in HTTPStatus}
+# Before 3.13 Python has older words for these.
+REASONS |= {413: b"Content Too Large", 416: b"Range Not Satisfiable"}
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -96,7 +80,7 @@ def make(
     Args:
         headers: whole lines, to add.
     """
-    head = b"HTTP/1.1 %d %s\r\n" % (status, _REASONS[status])
+    head = b"HTTP/1.1 %d %s\r\n" % (status, REASONS[status])
     if content_type:
         head += b"Content-Type: %s\r\n" % content_type.encode("ascii")
     if status != 204:
@@ -112,7 +96,7 @@ def text(status: int, sentence: str) -> Answer:
 
 def page(status: int, headers: bytes = b"") -> Answer:
     """Return a page with the status, for browsers."""
-    title = b"%d %s" % (status, _REASONS[status])
+    title = b"%d %s" % (status, REASONS[status])
     body = b"<!doctype html>\n<title>%s</title>\n<h1>%s</h1>\n" % (title, title)
     return make(status, body, "text/html; charset=utf-8", headers)
 

@@ -36,7 +36,7 @@ from pipegrid.server.gbs.body_receivers import (
     Write,
 )
 from pipegrid.server.gbs.bundles import Bundle, ReadBundle
-from pipegrid.server.gbs.read_test_write_requests import SlotChangeCall, SlotHandlers, SlotQueue
+from pipegrid.server.gbs.read_test_write_requests import SlotChangeCall, SlotQueue
 from pipegrid.server.gbs.request_check import (
     AdmittedRequest,
     KnownSecrets,
@@ -69,8 +69,6 @@ GIVE_BACK_BYTES = 16 << 20
 SMALL_MESSAGES_BYTES = 32 << 20
 """The part of it that is reserved for messages of up to a megabyte."""
 
-_TAKES_BUNDLES = b"%s: %d\r\n" % (gbs_bundles.OFFER, gbs_bundles.MAX_BUNDLE_BYTES)
-
 log = Logger()
 
 
@@ -95,7 +93,7 @@ class GbsService:
         offer: header lines that announce its extensions of the protocol.
     """
 
-    offer = _TAKES_BUNDLES
+    offer = b"%s: %d\r\n" % (gbs_bundles.OFFER, gbs_bundles.MAX_BUNDLE_BYTES)
 
     def __init__(self, store: ShareStore, durability: GroupCommit, swissnum: str) -> None:
         self.store = store
@@ -107,7 +105,6 @@ class GbsService:
         self.known = KnownSecrets(swissnum)
         self._waiting_for_space: list[Callable[[], None]] = []
         self.slots = SlotQueue(durability)
-        slot_handlers = SlotHandlers(store.slots, self.slots, self.offer)
         self.large_bytes = LARGE_MESSAGE_BYTES
         self._held_bytes = 0
         self._held_most = 0  # the maximum since memory was given back
@@ -120,7 +117,7 @@ class GbsService:
             Operation.ABORT: self._abort,
             Operation.LIST: self._list,
             Operation.LEASE: self._lease,
-            Operation.SLOT_LIST: slot_handlers.list_shares,
+            Operation.SLOT_LIST: self._list_slot,
             Operation.SLOT_CORRUPT: self._corrupt,
         }
 
@@ -197,7 +194,7 @@ class GbsService:
         """Return the receiver of a request's body; never raises."""
         admitted = admit(request, self.known)
         if isinstance(admitted, Answer):
-            return Refusal(admitted, self._counted_as(request.method.decode("ascii")))
+            return Refusal(self, request.method.decode("ascii"), admitted)
         rule = admitted.rule
         operation = rule.operation
         if operation is Operation.WRITE:
@@ -207,7 +204,7 @@ class GbsService:
             except Exception as error:
                 begun = self.answer_error(operation, error)
             if isinstance(begun, Answer):
-                return Refusal(begun, self._counted_as(operation.value))
+                return Refusal(self, operation.value, begun)
             return begun
         if operation in (Operation.READ, Operation.SLOT_READ):
             wanted = request.headers.get(b"range")
@@ -257,9 +254,6 @@ class GbsService:
         self.requests[name, answer.status] += 1
         return answer
 
-    def _counted_as(self, name: str) -> Callable[[Answer], Answer]:
-        return lambda answer: self.count(name, answer)
-
     def _version(self, admitted: AdmittedRequest, body: Buffer) -> Answer:
         version = self.store.version(admitted.owner)
         return responses.cbor(gbs_cbor_bodies.pack_version(version), headers=self.offer)
@@ -294,10 +288,15 @@ class GbsService:
         return responses.OK
 
     def _list(self, admitted: AdmittedRequest, body: Buffer) -> Answer:
-        return responses.cbor(
-            gbs_cbor_bodies.pack_shares(self.store.list_shares(admitted.target.storage_index)),
-            headers=self.offer,
-        )
+        return self._answer_numbers(self.store.list_shares(admitted.target.storage_index))
+
+    def _list_slot(self, admitted: AdmittedRequest, body: Buffer) -> Deferred[Answer]:
+        index = admitted.target.storage_index
+        numbers = self.slots.read(index, self.store.slots.list_shares, index)
+        return numbers.addCallback(self._answer_numbers)
+
+    def _answer_numbers(self, numbers: frozenset[int]) -> Answer:
+        return responses.cbor(gbs_cbor_bodies.pack_shares(numbers), headers=self.offer)
 
     def _read(self, target: GbsTarget, wanted: bytes | None) -> Answer:
         _check_number(target)

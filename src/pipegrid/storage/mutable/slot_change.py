@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol
 
-from pipegrid.core import base32
+import attrs
+
 from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.durability import Disk
 from pipegrid.disk.private_files import PRIVATE_FILE, make_private
 from pipegrid.errors import NoSpace, ServerRefused, UsageError
 from pipegrid.storage.mutable import slot_file
-from pipegrid.storage.mutable import slot_file as slotfiles
 from pipegrid.storage.mutable.slot_file import SlotFile
 from pipegrid.storage.share_file import HasRoom
 from pipegrid.wire.storage_messages import LeaseSecrets, ShareChange, SlotSecrets
@@ -46,6 +46,7 @@ class SlotPlace(Protocol):
         """Return the lease to add to a share, or to renew there; None: the share does not exist yet."""
 
 
+@attrs.define(eq=False, repr=False)
 class SlotChange:
     """
     One read-test-write that has passed its tests; the slot is locked.
@@ -68,25 +69,17 @@ class SlotChange:
     are durable, unless the policy is ``none``.
 
     Args:
+        name: the storage index in base32.
         has_space: returns whether the shares may grow by a number of bytes.
     """
 
-    def __init__(
-        self,
-        place: SlotPlace,
-        storage_index: bytes,
-        directory: str,
-        shares: dict[int, SlotFile],
-        secrets: SlotSecrets,
-        has_space: HasRoom,
-    ) -> None:
-        self._place = place
-        self._has_space = has_space
-        self._name = base32.encode(storage_index)
-        self._directory = directory
-        self._shares = shares
-        self._secrets = secrets
-        self._copies: dict[int, tuple[int, str]] = {}
+    _place: SlotPlace
+    _name: str
+    _directory: str
+    _shares: dict[int, SlotFile]
+    _secrets: SlotSecrets
+    _has_space: HasRoom
+    _copies: dict[int, tuple[int, str]] = attrs.field(factory=dict)
 
     def carry_out(self, changes: Mapping[int, ShareChange], durable: bool) -> None:
         """Change all shares, or raise; the class describes the state after an error."""
@@ -94,7 +87,7 @@ class SlotChange:
         written = {n: changes[n] for n in sorted(changes) if n not in deleted}
         self._check_space(written)
         try:
-            with slotfiles.reported(f"write to the slot {self._name}", self._directory):
+            with slot_file.reported(f"write to the slot {self._name}", self._directory):
                 for number, change in written.items():
                     if self._is_copied(number, change):
                         self._make_copy(number, change)
@@ -102,7 +95,7 @@ class SlotChange:
                     for fd, _ in self._copies.values():
                         os.fsync(fd)
                 in_place = {n: each for n, each in written.items() if n not in self._copies}
-                slotfiles.set_aside([(self._shares[n], each) for n, each in in_place.items()])
+                slot_file.set_aside([(self._shares[n], each) for n, each in in_place.items()])
                 for number, (_, path) in self._copies.items():
                     os.rename(path, f"{self._directory}/{number:d}")
                 for number, change in in_place.items():
@@ -174,12 +167,12 @@ class SlotChange:
         disk.write_all(fd, content, 0)
         fresh = self._place.fresh_lease(share, self._secrets.lease)
         copy = SlotFile(fd, path, header, len(content))
-        slotfiles.change_file(copy, change.writes, change.new_length, fresh, self._has_space)
+        slot_file.change_file(copy, change.writes, change.new_length, fresh, self._has_space)
 
     def _change_in_place(self, number: int, change: ShareChange, durable: bool) -> None:
         share = self._shares[number]
         fresh = self._place.fresh_lease(share, self._secrets.lease)
-        slotfiles.change_file(share, change.writes, change.new_length, fresh, self._has_space)
+        slot_file.change_file(share, change.writes, change.new_length, fresh, self._has_space)
         if durable:
             os.fsync(share.fd)
 

@@ -10,7 +10,7 @@ import errno
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import attrs
 
@@ -557,33 +557,26 @@ def remove_if_expired(path: str, now: float) -> bool:
         whether it was removed. A share without any lease, or of which a power cut took one, or in an
             unknown container, is kept.
     """
-    try:
-        lock = lock_slot(os.path.dirname(path), create=False)
-    except OSError:
-        return False
-    if lock is None:
-        return False
-    try:
+    directory = os.path.dirname(path)
+    with suppress(OSError, ValueError, ServerRefused), ExitStack() as stack:
+        lock = lock_slot(directory, create=False)
+        if lock is None:
+            return False
+        stack.callback(os.close, lock)
         share = open_file(path)
         if share is None:
             return False
-        try:
+        with closing(share):
             extra = share.extra()
             if share.lacks_leases(extra):
                 return False
             records = parse_leases(share.leases(extra))
-            leases = [lease for lease in records if lease.owner]
-        finally:
-            share.close()
-        if not leases or any(lease.expires >= now for lease in leases):
-            return False
-        os.unlink(path)
-        disk.remove_empty(os.path.dirname(path))
-        return True
-    except (OSError, ValueError, ServerRefused):
-        return False
-    finally:
-        os.close(lock)
+        leases = [lease for lease in records if lease.owner]
+        if leases and all(lease.expires < now for lease in leases):
+            os.unlink(path)
+            disk.remove_empty(directory)
+            return True
+    return False
 
 
 def lock_slot(directory: str, create: bool) -> int | None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hmac
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+
+import attrs
 
 from pipegrid.core import base32
 from pipegrid.disk import file_system_calls as disk
 from pipegrid.disk.durability import Disk
-from pipegrid.disk.safe_open import is_file
 from pipegrid.errors import (
     NoSpace,
     NoSuchShare,
@@ -25,13 +26,12 @@ from pipegrid.errors import (
     WrongSecret,
 )
 from pipegrid.storage.mutable import slot_file
-from pipegrid.storage.mutable import slot_file as slotfiles
 from pipegrid.storage.mutable.slot_change import SlotChange
 from pipegrid.storage.mutable.slot_file import SlotFile
 from pipegrid.storage.share_file import NEVER_S, HasRoom
-from pipegrid.storage.share_reader import ShareReader
+from pipegrid.storage.share_reader import ShareReader, list_numbers
 from pipegrid.storage.space_quota import SpaceChange, file_bytes
-from pipegrid.storage.storage_paths import SHARE_NUMBERS, Paths, check_number
+from pipegrid.storage.storage_paths import check_number
 from pipegrid.wire.gbs_cbor_bodies import MAX_MUTABLE_SHARE_BYTES
 from pipegrid.wire.storage_messages import (
     MAX_CALL_VECTORS,
@@ -49,6 +49,7 @@ MAX_READS = 4096
 """The limit of one vector; clients send one or two reads for each share."""
 
 
+@attrs.define(eq=False, repr=False)
 class Slots:
     """
     The mutable shares of a ``ShareStore``, which has this as ``store.slots``.
@@ -59,7 +60,8 @@ class Slots:
     new state (``slot_change``).
 
     Args:
-        paths: where shares are, and where new files are created, on the same file system.
+        directory_of: returns where the shares of a storage index are.
+        incoming: where new files are created, on the same file system.
         clock: seconds since 1970.
         has_space: returns whether a number of bytes more fits on the disk.
         change: returns what counts a change of share files of a storage index, and says how far they may
@@ -68,30 +70,20 @@ class Slots:
         read_only: create no new shares. Existing ones may be changed and deleted.
 
     Attributes:
-        node_id: 20 bytes, the server's tub id, stored in every container and lease.
+        node_id: 20 bytes, stored in every container and lease; the server sets it to its tub id.
         incoming, has_space, read_only: as above.
         disk: syncs directories.
     """
 
-    def __init__(
-        self,
-        paths: Paths,
-        clock: Callable[[], float],
-        has_space: HasRoom,
-        change: Callable[[bytes, Collection[str], int], SpaceChange],
-        serial: Callable[[bytes], AbstractContextManager[None]],
-        read_only: bool,
-        node_id: bytes,
-    ) -> None:
-        self.node_id = node_id
-        self._directory_of = paths.directory
-        self.incoming = paths.incoming
-        self._clock = clock
-        self.has_space = has_space
-        self._change = change
-        self._serial = serial
-        self.read_only = read_only
-        self.disk = Disk()
+    _directory_of: Callable[[bytes], str]
+    incoming: str
+    _clock: Callable[[], float]
+    has_space: HasRoom
+    _change: Callable[[bytes, Collection[str], int], SpaceChange]
+    _serial: Callable[[bytes], AbstractContextManager[None]]
+    read_only: bool
+    node_id: bytes = bytes(slot_file.NODE_ID_BYTES)
+    disk: Disk = attrs.field(factory=Disk)
 
     def __repr__(self) -> str:
         return f"<Slots of {base32.encode(self.node_id)}>"
@@ -163,7 +155,8 @@ class Slots:
         before = sum(shares[number].file_bytes for number in changes if number in shares)
         paths = [f"{directory}/{number:d}" for number in changes]
         with self._change(storage_index, paths, secrets.lease.owner) as space:
-            change = SlotChange(self, storage_index, directory, shares, secrets, space.has_space)
+            name = base32.encode(storage_index)
+            change = SlotChange(self, name, directory, shares, secrets, space.has_space)
             try:
                 if secrets.lease.owner:
                     kept = (
@@ -175,7 +168,7 @@ class Slots:
                 if space.counts:
                     # An immutable share may have the same number, and does not change.
                     after = sum(
-                        file_bytes(each) for each in paths if slotfiles.is_mutable_file(each)
+                        file_bytes(each) for each in paths if slot_file.is_mutable_file(each)
                     )
                     space.grew(after - before)
 
@@ -199,11 +192,7 @@ class Slots:
     def list_shares(self, storage_index: bytes) -> frozenset[int]:
         """Return the numbers of the mutable shares."""
         directory = self._directory_of(storage_index)
-        return frozenset(
-            number
-            for number in _numbers_in(directory)
-            if slotfiles.is_mutable_file(f"{directory}/{number}")
-        )
+        return list_numbers(directory, slot_file.is_mutable_file) or frozenset()
 
     def open_share(self, storage_index: bytes, share_number: int) -> ShareReader:
         """
@@ -214,7 +203,7 @@ class Slots:
             ServerRefused: it is damaged.
         """
         check_number(share_number)
-        share = slotfiles.open_file(f"{self._directory_of(storage_index)}/{share_number:d}")
+        share = slot_file.open_file(f"{self._directory_of(storage_index)}/{share_number:d}")
         if share is None:
             raise NoSuchShare(
                 f"there is no mutable share {share_number} of {base32.encode(storage_index)} here; "
@@ -236,7 +225,7 @@ class Slots:
         found = False
         failed: ServerRefused | None = None
         with self._locked(storage_index, create=False) as directory:
-            for number in sorted(_numbers_in(directory)) if directory is not None else ():
+            for number in sorted(list_numbers(directory) or ()) if directory is not None else ():
                 try:
                     found |= self._renew(storage_index, f"{directory}/{number}", secrets)
                 except QuotaReached as error:  # noqa: PERF203
@@ -250,24 +239,22 @@ class Slots:
         return found
 
     def _renew(self, storage_index: bytes, path: str, secrets: LeaseSecrets) -> bool:
-        share = slotfiles.open_file(path, os.O_RDWR)
+        share = slot_file.open_file(path, os.O_RDWR)
         if share is None:
             return False
-        try:
-            fresh = self.fresh_lease(share, secrets)
-            with (
-                self._change(storage_index, (path,), secrets.owner) as space,
-                slotfiles.reported(f"renew the lease of {path!r}", path),
-            ):
-                try:
-                    if secrets.owner:
-                        self._check_holder([share], secrets, space)
-                    slotfiles.renew(share, fresh, space.has_lease_space)
-                finally:
-                    if space.counts:
-                        space.grew(os.fstat(share.fd).st_size - share.file_bytes)
-        finally:
-            share.close()
+        fresh = self.fresh_lease(share, secrets)
+        with (
+            closing(share),
+            self._change(storage_index, (path,), secrets.owner) as space,
+            slot_file.reported(f"renew the lease of {path!r}", path),
+        ):
+            try:
+                if secrets.owner:
+                    self._check_holder([share], secrets, space)
+                slot_file.renew(share, fresh, space.has_lease_space)
+            finally:
+                if space.counts:
+                    space.grew(os.fstat(share.fd).st_size - share.file_bytes)
         return True
 
     def release_lease(self, storage_index: bytes, cancel_secret: bytes, since: int) -> Released:
@@ -284,20 +271,18 @@ class Slots:
         if not self.list_shares(storage_index):  # a slot without mutable shares needs no lock
             return done
         with self._locked(storage_index, create=False) as directory:
-            for number in sorted(_numbers_in(directory)) if directory is not None else ():
+            for number in sorted(list_numbers(directory) or ()) if directory is not None else ():
                 path = f"{directory}/{number}"
-                share = slotfiles.open_file(path, os.O_RDWR)
+                share = slot_file.open_file(path, os.O_RDWR)
                 if share is None:
                     continue
-                try:
-                    with (
-                        self._change(storage_index, (path,), 0) as space,
-                        slotfiles.reported(f"release the lease of {path!r}", path),
-                    ):
-                        one = slotfiles.release(share, cancel_secret, since)
-                        space.grew(-one.freed_bytes)
-                finally:
-                    share.close()
+                with (
+                    closing(share),
+                    self._change(storage_index, (path,), 0) as space,
+                    slot_file.reported(f"release the lease of {path!r}", path),
+                ):
+                    one = slot_file.release(share, cancel_secret, since)
+                    space.grew(-one.freed_bytes)
                 done = done.plus(one)
             if directory is not None:
                 disk.remove_empty(directory)
@@ -308,8 +293,8 @@ class Slots:
     ) -> None:
         """Raise NoSpace if a named client gets a lease on a share that its quota has no space for."""
         for share in shares:
-            with slotfiles.reported(f"read the leases of {share.path!r}", share.path):
-                until = slotfiles.held_until(share, self.fresh_lease(share, lease))
+            with slot_file.reported(f"read the leases of {share.path!r}", share.path):
+                until = slot_file.held_until(share, self.fresh_lease(share, lease))
             is_new, now = until is None, min(self._clock(), NEVER_S)
             if (until is None or until < now) and not space.may_hold(is_new):
                 raise NoSpace(
@@ -327,7 +312,7 @@ class Slots:
         directory = self._directory_of(storage_index)
         with self._serial(storage_index):
             try:
-                lock = slotfiles.lock_slot(directory, create)
+                lock = slot_file.lock_slot(directory, create)
             except OSError as error:
                 raise disk.disk_error(error, f"lock the shares in {directory!r}") from error
             if lock is None:
@@ -346,27 +331,13 @@ def _opened(
     """Open the mutable shares in a directory, or those with a number in ``wanted``."""
     shares: dict[int, SlotFile] = {}
     with ExitStack() as stack:
-        for number in sorted(_numbers_in(directory)):
+        for number in sorted(list_numbers(directory) or ()):
             if wanted is None or number in wanted:
-                share = slotfiles.open_file(f"{directory}/{number}", flags)
+                share = slot_file.open_file(f"{directory}/{number}", flags)
                 if share is not None:
                     stack.callback(share.close)
                     shares[number] = share
         yield shares
-
-
-def _numbers_in(directory: str) -> list[int]:
-    try:
-        with os.scandir(directory) as entries:
-            return [
-                SHARE_NUMBERS[entry.name]
-                for entry in entries
-                if entry.name in SHARE_NUMBERS and is_file(entry)
-            ]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise disk.disk_error(error, f"list the shares in {directory!r}") from error
 
 
 def _check_write_enabler(shares: Mapping[int, SlotFile], write_enabler: bytes) -> None:
@@ -382,7 +353,7 @@ def _check_write_enabler(shares: Mapping[int, SlotFile], write_enabler: bytes) -
 def _passes(share: SlotFile | None, change: ShareChange) -> bool:
     if share is None:
         return not any(specimen for _, _, specimen in change.tests)
-    with slotfiles.reported(f"read the share {share.path!r}", share.path):
+    with slot_file.reported(f"read the share {share.path!r}", share.path):
         return all(share.equals(*test) for test in change.tests)
 
 
@@ -398,7 +369,7 @@ def _read(
         raise Overloaded("other clients are reading too much at the moment; try again later")
     data = {}
     for number, share in shares.items():
-        with slotfiles.reported(f"read the share {share.path!r}", share.path):
+        with slot_file.reported(f"read the share {share.path!r}", share.path):
             data[number] = tuple(share.read(*each) for each in reads)
     return data
 

@@ -254,7 +254,7 @@ def rename(incoming: str, final: str, new_index: bool) -> tuple[str, ...]:
     Raises:
         FileExistsError: the share exists now.
     """
-    return _place(final, new_index, partial(_moved, incoming, final))
+    return _place(final, new_index, partial(os.rename, incoming, final))
 
 
 def name(fd: int, final: str, new_index: bool) -> tuple[str, ...]:
@@ -264,17 +264,17 @@ def name(fd: int, final: str, new_index: bool) -> tuple[str, ...]:
     Raises:
         FileExistsError: the share exists now.
     """
-    return _place(final, new_index, partial(_named, fd, final))
+    return _place(final, new_index, partial(give_name, fd, final))
 
 
-def _place(final: str, new_index: bool, move: Callable[[], bool]) -> tuple[str, ...]:
+def _place(final: str, new_index: bool, move: Callable[[], object]) -> tuple[str, ...]:
     inner = final.rpartition("/")[0]  # as ``Paths`` makes them
     outer = inner.rpartition("/")[0]
     if not new_index:
         # other processes do not see unnamed files, and may have stored the share
         if os.path.lexists(final):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), final)
-        if move():
+        if _finds_directory(move):
             return (inner,)
     # The garbage collector of another process may remove the directory before it contains this file.
     for _ in range(8):
@@ -285,7 +285,7 @@ def _place(final: str, new_index: bool, move: Callable[[], bool]) -> tuple[str, 
                 raise
         except FileNotFoundError:
             _make_both(outer, inner)
-        if move():
+        if _finds_directory(move):
             break
     else:
         raise FileNotFoundError(errno.ENOENT, "the directory vanishes", inner)
@@ -303,17 +303,10 @@ def _make_both(outer: str, inner: str) -> None:
         make_private(inner)
 
 
-def _moved(incoming: str, final: str) -> bool:
+def _finds_directory(move: Callable[[], object]) -> bool:
+    """Call, and return whether the directory was there."""
     try:
-        os.rename(incoming, final)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _named(fd: int, final: str) -> bool:
-    try:
-        give_name(fd, final)
+        move()
     except FileNotFoundError:
         return False
     return True

@@ -21,8 +21,7 @@ from pipegrid.storage import share_file
 from pipegrid.storage.client_space import ClientUsage
 from pipegrid.storage.space_quota import SpaceUsage
 from pipegrid.storage.storage_paths import Paths, ShareKey
-from pipegrid.storage.uploads import incoming_files as incoming
-from pipegrid.storage.uploads import incoming_files as sidecar
+from pipegrid.storage.uploads import incoming_files
 from pipegrid.storage.uploads.eviction import NOBODY, WRITTEN_S, Client
 from pipegrid.storage.uploads.incoming_files import OpenedUpload
 
@@ -32,132 +31,6 @@ from pipegrid.storage.uploads.incoming_files import OpenedUpload
 
 MAX_RANGES = 4096
 _COMPARE_BYTES = 256 * 1024
-
-
-class ShareWriter:
-    """
-    Writes to a share's file; the base class of ``IncomingShare``, which holds its lock.
-
-    Attributes:
-        share_number, share_bytes: which share of its index, and the length of its data.
-    """
-
-    # Set by the subclass: a call of ``__init__`` takes half a per cent of the time for a small share.
-    share_number: int
-    share_bytes: int
-    _final: str  # the path of the complete share, for messages
-    _fd: int | None
-    _received: Spans
-    _fresh_lease: bytes | None  # while the file is empty: the lease to write at its end
-    _file: tuple[int, int] | None  # device and number of the open file, once needed
-    _lock: threading.RLock
-
-    @property
-    def complete(self) -> bool:
-        """Whether every byte has arrived. The share becomes visible only by ``publish``."""
-        return self._received.total == self.share_bytes > 0
-
-    @property
-    def remaining_bytes(self) -> int:
-        """Disk space that it still needs."""
-        return self.share_bytes - self._received.total
-
-    @property
-    def descriptor(self) -> int:
-        """The open file of a complete share."""
-        assert self._fd is not None, f"{self!r} has no file open"
-        return self._fd
-
-    @property
-    def device(self) -> int:
-        """The number of the file system of a complete share."""
-        with self._lock:
-            return (self._file or self._inode())[0]
-
-    # Under the lock.
-
-    def _compare(self, fd: int, begin: int, views: Iterator[memoryview]) -> None:
-        """Check that the bytes from ``begin`` on are those of the views."""
-        for view in views:
-            for at in range(0, len(view), _COMPARE_BYTES):
-                part = view[at : at + _COMPARE_BYTES]
-                try:
-                    stored = os.pread(fd, len(part), share_file.HEADER_BYTES + begin + at)
-                except OSError as error:
-                    raise disk.disk_error(error, f"read {self._name()}") from error
-                if stored != part:
-                    raise ConflictingWrite(
-                        f"other bytes were written to {self._name()} before, near byte "
-                        f"{begin + at}; abort the upload and begin it again"
-                    )
-            begin += len(view)
-
-    def _bound_ranges(self, offset: int, end: int) -> None:
-        """Raise if this would be one separate range too many."""
-        if len(self._received) < MAX_RANGES or offset == end:
-            return
-        if not self._received.overlap(offset - 1, end + 1):
-            raise ServerRefused(
-                f"{self._name()} lies in {MAX_RANGES} separate pieces already; "
-                "write the bytes between them first"
-            )
-
-    def _fill(
-        self, fd: int, begin: int, views: list[memoryview], wanted: Callable[[], bool]
-    ) -> None:
-        """Write views into a gap, and record every byte that the disk has accepted."""
-        while views:
-            try:
-                written = disk.write_pieces(fd, views, share_file.HEADER_BYTES + begin)
-            except OSError as error:
-                raise disk.disk_error(error, f"write {self._name()}") from error
-            if not wanted():
-                raise ServerRefused(f"the write to {self._name()} was given up; write it again")
-            self._received.add(begin, begin + written)
-            begin += written
-            while views and written >= len(views[0]):
-                written -= len(views.pop(0))
-            if written:
-                views[0] = views[0][written:]
-
-    def _lay_out(
-        self, lease: bytes, data: Sequence[Buffer], wanted: Callable[[], bool] = lambda: True
-    ) -> None:
-        """
-        Write the whole container into the empty file; if that fails, empty the file again.
-
-        Raises:
-            ServerRefused: the disk failed, or the data is not wanted any more.
-        """
-        assert self._fd is not None, "a fresh upload keeps its file open"
-        header = share_file.pack_header(self.share_bytes, 1)
-        try:
-            disk.write_all_pieces(self._fd, [header, *data, lease], 0)
-        except OSError as error:
-            _empty(self._fd)
-            raise disk.disk_error(error, f"write {self._name()}") from error
-        if not wanted():
-            _empty(self._fd)
-            raise ServerRefused(f"the write to {self._name()} was given up; write it again")
-        self._fresh_lease = None
-
-    def _inode(self) -> tuple[int, int]:
-        """Return the open file's device and number; determined once for each opening."""
-        if self._file is None:
-            if self._fd is None:
-                raise self._no_such_upload()
-            status = os.fstat(self._fd)
-            self._file = (status.st_dev, status.st_ino)
-        return self._file
-
-    def _name(self) -> str:
-        return f"share {self.share_number} in {os.path.dirname(self._final)!r}"
-
-    def _no_such_upload(self) -> NoSuchShare:
-        return NoSuchShare(
-            f"there is no unfinished upload of {self._name()}: it was finished, aborted or given "
-            "up; list the shares to see which"
-        )
 
 
 def _empty(fd: int) -> None:
@@ -205,13 +78,13 @@ class UploadKeeper(Protocol):
         """Remove it: it has ended, successfully or not."""
 
 
-class IncomingShare(ShareWriter):
+class IncomingShare:
     """
     A share that is being uploaded; created only by ``UnfinishedUploads``, its keeper. Methods may be called
     from any thread.
 
     Attributes:
-        storage_index: of its share.
+        storage_index, share_number, share_bytes: of which share, and the length of its data.
         secret_hash: see ``hash_secret``.
         last_write: when it was last written to, in seconds since 1970.
         client, began: its owner, and since when: see ``eviction``.
@@ -249,10 +122,9 @@ class IncomingShare(ShareWriter):
         self.unsent_bytes = self.promised_bytes = 0
         self.opened = next(self._openings)
         self.resumed = bool(received)
-        self.resumed = bool(received)
-        self._fd = begun.fd
-        self._fresh_lease = begun.lease
-        self._file: tuple[int, int] | None = None
+        self._fd: int | None = begun.fd
+        self._fresh_lease = begun.lease  # while the file is empty: the lease to write at its end
+        self._file: tuple[int, int] | None = None  # device and number of the open file, once needed
         self._incoming, self._final = begun.path, begun.final_path
         self._boot_id, self._clock = boot_id, clock
         self._keeper = keeper
@@ -273,6 +145,28 @@ class IncomingShare(ShareWriter):
     def came_bytes(self) -> int:
         """Bytes received since it was begun, or resumed."""
         return self._received.total - self._came_before
+
+    @property
+    def complete(self) -> bool:
+        """Whether every byte has arrived. The share becomes visible only by ``publish``."""
+        return self._received.total == self.share_bytes > 0
+
+    @property
+    def remaining_bytes(self) -> int:
+        """Disk space that it still needs."""
+        return self.share_bytes - self._received.total
+
+    @property
+    def descriptor(self) -> int:
+        """The open file of a complete share."""
+        assert self._fd is not None, f"{self!r} has no file open"
+        return self._fd
+
+    @property
+    def device(self) -> int:
+        """The number of the file system of a complete share."""
+        with self._lock:
+            return (self._file or self._inode())[0]
 
     def take_up(self, client: Client) -> None:
         """Make it belong to a client that knows its secret, from now on."""
@@ -372,10 +266,12 @@ class IncomingShare(ShareWriter):
             ranges = tuple(self._received)
             if ranges == self._noted:
                 return
-            kept, inode = ranges[: sidecar.MAX_NOTED_RANGES], os.fstat(self._fd).st_ino
-            note = sidecar.Note(self._boot_id, self.secret_hash, inode, self.share_bytes, kept)
+            kept, inode = ranges[: incoming_files.MAX_NOTED_RANGES], os.fstat(self._fd).st_ino
+            note = incoming_files.Note(
+                self._boot_id, self.secret_hash, inode, self.share_bytes, kept
+            )
             try:
-                incoming.write_note(self._incoming, note)
+                incoming_files.write_note(self._incoming, note)
             except OSError as error:
                 raise disk.disk_error(error, f"note the progress of {self._name()}") from error
             self._noted = ranges
@@ -474,7 +370,7 @@ class IncomingShare(ShareWriter):
                 raise disk.disk_error(error, f"finish {self._name()}") from error
             if self._noted is not None:
                 with suppress(OSError):  # an orphaned note is never used
-                    disk.remove(self._incoming + sidecar.SUFFIX)
+                    disk.remove(self._incoming + incoming_files.SUFFIX)
             self._leave()
             return changed
 
@@ -503,27 +399,110 @@ class IncomingShare(ShareWriter):
 
     # The methods below run under the lock.
 
+    def _compare(self, fd: int, begin: int, views: Iterator[memoryview]) -> None:
+        """Check that the bytes from ``begin`` on are those of the views."""
+        for view in views:
+            for at in range(0, len(view), _COMPARE_BYTES):
+                part = view[at : at + _COMPARE_BYTES]
+                try:
+                    stored = os.pread(fd, len(part), share_file.HEADER_BYTES + begin + at)
+                except OSError as error:
+                    raise disk.disk_error(error, f"read {self._name()}") from error
+                if stored != part:
+                    raise ConflictingWrite(
+                        f"other bytes were written to {self._name()} before, near byte "
+                        f"{begin + at}; abort the upload and begin it again"
+                    )
+            begin += len(view)
+
+    def _bound_ranges(self, offset: int, end: int) -> None:
+        """Raise if this would be one separate range too many."""
+        if len(self._received) < MAX_RANGES or offset == end:
+            return
+        if not self._received.overlap(offset - 1, end + 1):
+            raise ServerRefused(
+                f"{self._name()} lies in {MAX_RANGES} separate pieces already; "
+                "write the bytes between them first"
+            )
+
+    def _fill(
+        self, fd: int, begin: int, views: list[memoryview], wanted: Callable[[], bool]
+    ) -> None:
+        """Write views into a gap, and record every byte that the disk has accepted."""
+        while views:
+            try:
+                written = disk.write_pieces(fd, views, share_file.HEADER_BYTES + begin)
+            except OSError as error:
+                raise disk.disk_error(error, f"write {self._name()}") from error
+            if not wanted():
+                raise ServerRefused(f"the write to {self._name()} was given up; write it again")
+            self._received.add(begin, begin + written)
+            begin += written
+            while views and written >= len(views[0]):
+                written -= len(views.pop(0))
+            if written:
+                views[0] = views[0][written:]
+
+    def _lay_out(
+        self, lease: bytes, data: Sequence[Buffer], wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """
+        Write the whole container into the empty file; if that fails, empty the file again.
+
+        Raises:
+            ServerRefused: the disk failed, or the data is not wanted any more.
+        """
+        assert self._fd is not None, "a fresh upload keeps its file open"
+        header = share_file.pack_header(self.share_bytes, 1)
+        try:
+            disk.write_all_pieces(self._fd, [header, *data, lease], 0)
+        except OSError as error:
+            _empty(self._fd)
+            raise disk.disk_error(error, f"write {self._name()}") from error
+        if not wanted():
+            _empty(self._fd)
+            raise ServerRefused(f"the write to {self._name()} was given up; write it again")
+        self._fresh_lease = None
+
+    def _inode(self) -> tuple[int, int]:
+        """Return the open file's device and number; determined once for each opening."""
+        if self._file is None:
+            if self._fd is None:
+                raise self._no_such_upload()
+            status = os.fstat(self._fd)
+            self._file = (status.st_dev, status.st_ino)
+        return self._file
+
+    def _name(self) -> str:
+        return f"share {self.share_number} in {os.path.dirname(self._final)!r}"
+
+    def _no_such_upload(self) -> NoSuchShare:
+        return NoSuchShare(
+            f"there is no unfinished upload of {self._name()}: it was finished, aborted or given "
+            "up; list the shares to see which"
+        )
+
     def _place(self) -> tuple[str, ...]:
         """Give the file its final name; returns the directories that changed."""
         if not disk.names_inode(self._incoming, self._file or self._inode()):
             self._leave()
             raise self._no_such_upload()
         try:
-            return incoming.rename(self._incoming, self._final, self.new_index)
+            return incoming_files.rename(self._incoming, self._final, self.new_index)
         except FileExistsError:
             with suppress(OSError):
                 disk.remove(self._incoming)
             raise
 
     def _remove(self, fd: int) -> None:
-        incoming.remove_own(self._incoming, fd)
+        incoming_files.remove_own(self._incoming, fd)
 
     def _lay_out_empty(self) -> None:
         """Write a container without data."""
         if self._fresh_lease is not None:
             # An existing note of that name would apply to bytes of an earlier file.
             try:
-                disk.remove(self._incoming + sidecar.SUFFIX)
+                disk.remove(self._incoming + incoming_files.SUFFIX)
             except OSError as error:
                 raise self._cannot_go_on(error) from error
             self._lay_out(self._fresh_lease, [bytes(self.share_bytes)])
@@ -535,7 +514,7 @@ class IncomingShare(ShareWriter):
         if self._fresh_lease is None or self._fd is not None or self.gone:
             return
         try:
-            fd = incoming.open_empty(self._incoming, self._final)
+            fd = incoming_files.open_empty(self._incoming, self._final)
         except OSError as error:
             raise self._cannot_go_on(error) from error
         if fd is None:
@@ -551,7 +530,7 @@ class IncomingShare(ShareWriter):
         self._lay_out_empty()
         if self._fd is None:
             try:
-                resumed = incoming.resume(self._incoming, self._boot_id, self.secret_hash)
+                resumed = incoming_files.resume(self._incoming, self._boot_id, self.secret_hash)
             except OSError as error:
                 raise self._cannot_go_on(error) from error
             if resumed is None:
@@ -660,7 +639,7 @@ class WholeShare(IncomingShare):
     def _place(self) -> tuple[str, ...]:
         assert self._fd is not None, "its file is open until it is gone"
         try:
-            return incoming.name(self._fd, self._final, self.new_index)
+            return incoming_files.name(self._fd, self._final, self.new_index)
         except FileExistsError:
             raise
         except OSError as error:
@@ -721,7 +700,7 @@ class WholeShares:
             return WholeShare(
                 key,
                 len(data),
-                sidecar.hash_secret(upload_secret),
+                incoming_files.hash_secret(upload_secret),
                 fd,
                 paths.final(*key),
                 self,

@@ -11,11 +11,9 @@ import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import NamedTuple
+from contextlib import ExitStack, contextmanager
+from functools import cached_property, partial
 
-import attrs
 from twisted.logger import Logger
 
 from pipegrid.disk import file_system_calls as disk
@@ -25,8 +23,6 @@ from pipegrid.storage.client_space import FIRST_NUMBER, ClientUsage
 from pipegrid.storage.space_quota import SpaceUsage
 from pipegrid.storage.storage_paths import Paths, ShareKey, check_key
 from pipegrid.storage.uploads import eviction, incoming_files
-from pipegrid.storage.uploads import incoming_files as incoming
-from pipegrid.storage.uploads import incoming_files as sidecar
 from pipegrid.storage.uploads.eviction import LEFT_BEHIND, NOBODY, Client, Eviction, UploadDemand
 from pipegrid.storage.uploads.incoming_files import OpenedUpload
 from pipegrid.storage.uploads.incoming_share import IncomingShare, WholeShares
@@ -103,56 +99,17 @@ MANY_UPLOADS = 256
 _CONTAINER_BYTES = share_file.container_bytes(0)
 
 
-@attrs.frozen
-class KeptUploads:
-    """
-    Space that the uploads need that cannot be evicted.
-
-    Attributes:
-        remaining_bytes: still to arrive.
-        file_bytes: the full length of their files.
-    """
-
-    remaining_bytes: int = 0
-    file_bytes: int = 0
-
-
-@attrs.frozen
-class UploadLimits:
-    """
-    How many unfinished uploads there may be.
-
-    Attributes:
-        open_files: of them whose files are kept open.
-        uploads: of them in all; see ``ShareStore``.
-    """
-
-    open_files: int
-    uploads: int
-
-
-class UploadClocks(NamedTuple):
-    """
-    What tells uploads the time, in seconds since 1970.
-
-    Attributes:
-        clock: for their own age.
-        date: for their leases.
-    """
-
-    clock: Callable[[], float]
-    date: Callable[[], float]
-
-
 class UnfinishedUploads:
     """
     The unfinished uploads of a ``ShareStore``.
 
     Args:
         paths: where the files are.
-        clocks: for uploads and for their leases.
+        clock: seconds since 1970, for their own age.
+        date: the same for their leases.
         missing_bytes: returns how much space is missing to promise more bytes; 0: none.
-        limits: of their number.
+        max_open: how many may have their files open.
+        max_uploads: how many there may be; see ``ShareStore``.
         boot_id: see ``ShareStore``.
         clients: the quotas of named clients.
         usage: the quota that uploads count against with the full length of their files, if there is one.
@@ -167,9 +124,11 @@ class UnfinishedUploads:
     def __init__(
         self,
         paths: Paths,
-        clocks: UploadClocks,
+        clock: Callable[[], float],
+        date: Callable[[], float],
         missing_bytes: Callable[[int], int],
-        limits: UploadLimits,
+        max_open: int,
+        max_uploads: int,
         boot_id: Callable[[], bytes],
         clients: ClientUsage,
         usage: SpaceUsage | None = None,
@@ -178,21 +137,20 @@ class UnfinishedUploads:
         self.client_bytes: Counter[int] = Counter()
         self.usage = usage
         self._paths = paths
-        self._clock, self._date = clocks
+        self._clock, self._date = clock, date
         self._missing_bytes = missing_bytes
-        self._max_uploads = limits.uploads
+        self._max_uploads = max_uploads
         self._read_boot_id = boot_id
-        self._boot_id: bytes | None = None
         self._uploads: dict[ShareKey, IncomingShare] = {}
         self.allocated_bytes = 0
         self._promised_bytes = 0
         # The second in which they were computed, and the results.
-        self._kept: tuple[int, KeptUploads] = (-1, KeptUploads())
+        self._kept = (-1, (0, 0))
         self._full_minute = -1  # the minute in which a full disk was last reported
         self._given_up = 0  # evicted uploads since the last report
         self._eviction: Eviction[IncomingShare] = Eviction()
-        self._open = OpenFiles(limits.open_files)
-        self._whole = WholeShares(paths, clocks.clock, self)
+        self._open = OpenFiles(max_open)
+        self._whole = WholeShares(paths, clock, self)
         self._table_lock = threading.Lock()  # for the counts; no call waits while holding it
         self.allocate_lock = threading.Lock()  # taken before an upload's lock and _table_lock
 
@@ -211,8 +169,11 @@ class UnfinishedUploads:
         """Bytes of the files of all unfinished uploads, at their full length."""
         return self.allocated_bytes + len(self._uploads) * _CONTAINER_BYTES
 
-    def kept(self) -> KeptUploads:
-        """Return what uploads need that cannot be evicted; where there are many, computed once a second."""
+    def kept(self) -> tuple[int, int]:
+        """
+        Return what uploads need that cannot be evicted: the bytes that are still to arrive, and the full
+        length of their files. Where there are many, it is computed once a second.
+        """
         now = self._clock()
         second, kept = self._kept
         if second == int(now) and len(self._uploads) > MANY_UPLOADS:
@@ -223,7 +184,7 @@ class UnfinishedUploads:
                 for upload in self._uploads.values()
                 if upload.client == NOBODY or eviction.is_being_written(upload, now)
             ]
-            kept = KeptUploads(
+            kept = (
                 sum(upload.remaining_bytes for upload in those),
                 sum(share_file.container_bytes(upload.share_bytes) for upload in those),
             )
@@ -263,7 +224,7 @@ class UnfinishedUploads:
             client: the uploader; other clients' uploads may be evicted for it.
         """
         key = (storage_index, number)
-        secret_hash = sidecar.hash_secret(secrets.upload)
+        secret_hash = incoming_files.hash_secret(secrets.upload)
         upload = self._uploads.get(key)
         if upload is not None:
             if not self._yields(upload, secret_hash, share_bytes):
@@ -301,7 +262,7 @@ class UnfinishedUploads:
                 self._paths.final(*key),
                 share_bytes,
                 secret_hash,
-                self._known_boot_id(),
+                self._boot_id,
                 partial(self._make_lease, secrets.lease),
                 new_index,
             )
@@ -364,22 +325,18 @@ class UnfinishedUploads:
             owner: the number of a named client, whose quota is one of them; 0: none.
         """
         usage, size = self.usage, share_file.container_bytes(share_bytes)
-        if owner and self.clients.reserve(owner, size):
-            yield False
-            return
-        try:
-            if usage is None:
-                yield True
-            elif usage.reserve(size):
-                yield False
-            else:
-                try:
-                    yield True
-                finally:
-                    usage.release(size)
-        finally:
+        with ExitStack() as reserved:
             if owner:
-                self.clients.hold(owner, -size)
+                if self.clients.reserve(owner, size):
+                    yield False
+                    return
+                reserved.callback(self.clients.hold, owner, -size)
+            if usage is not None:
+                if usage.reserve(size):
+                    yield False
+                    return
+                reserved.callback(usage.release, size)
+            yield True
 
     def _tell_full(self, refusal: NoSpace) -> None:
         """Log, once a minute, that the disk is full although it reports free space: a quota is used up."""
@@ -449,7 +406,7 @@ class UnfinishedUploads:
     ) -> IncomingShare:
         """Return an upload to write to; see ``ShareStore.upload``."""
         key = check_key(storage_index, share_number)
-        secret_hash = sidecar.hash_secret(upload_secret)
+        secret_hash = incoming_files.hash_secret(upload_secret)
         with self._table_lock:
             upload = self._uploads.get(key)
         if upload is None:
@@ -495,7 +452,7 @@ class UnfinishedUploads:
         resume them, and their last write stays as it was. Housekeeping removes those beyond the limit of
         uploads.
         """
-        names = incoming.noted(self._paths.incoming)
+        names = incoming_files.noted(self._paths.incoming)
         return sum(
             self._adopt_leftover(*key) for key in names if len(self._uploads) < self._max_uploads
         )
@@ -507,7 +464,7 @@ class UnfinishedUploads:
             if key in self._uploads:
                 return False
             try:
-                resumed = incoming.resume(path, self._known_boot_id())
+                resumed = incoming_files.resume(path, self._boot_id)
                 if resumed is None:
                     return False
                 fd, note = resumed
@@ -551,7 +508,7 @@ class UnfinishedUploads:
 
     def _take_up(self, key: ShareKey, secret_hash: bytes) -> IncomingShare:
         path = self._paths.unfinished(*key)
-        fd, note = incoming_files.take_up(path, key, secret_hash, self._known_boot_id())
+        fd, note = incoming_files.take_up(path, key, secret_hash, self._boot_id)
         begun = OpenedUpload(fd, path, self._paths.final(*key), note)
         with self._reserved(note.share_bytes, _owner_of(begun, note.share_bytes)) as fits:
             if fits:
@@ -567,8 +524,9 @@ class UnfinishedUploads:
         begun: OpenedUpload,
         client: Client,
     ) -> IncomingShare:
-        boot_id = self._known_boot_id()
-        upload = IncomingShare(key, share_bytes, secret_hash, begun, boot_id, self._clock, self)
+        upload = IncomingShare(
+            key, share_bytes, secret_hash, begun, self._boot_id, self._clock, self
+        )
         upload.client = client
         upload.owner = _owner_of(begun, share_bytes)
         with self._table_lock:
@@ -590,19 +548,17 @@ class UnfinishedUploads:
         """Remove an upload that has ended from the counts."""
         with self._table_lock:
             key = (upload.storage_index, upload.share_number)
-            if self._uploads.get(key) is upload:
-                del self._uploads[key]
-                self._count(upload, -1)
-                self._promised_bytes -= upload.promised_bytes
-                self._eviction.remove(upload)
-            else:
+            if self._uploads.get(key) is not upload:
                 return
+            del self._uploads[key]
+            self._count(upload, -1)
+            self._promised_bytes -= upload.promised_bytes
+            self._eviction.remove(upload)
         self._open.discard(key)
 
-    def _known_boot_id(self) -> bytes:
-        if self._boot_id is None:
-            self._boot_id = self._read_boot_id()
-        return self._boot_id
+    @cached_property
+    def _boot_id(self) -> bytes:
+        return self._read_boot_id()
 
 
 def _owner_of(begun: OpenedUpload, share_bytes: int) -> int:
