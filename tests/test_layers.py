@@ -74,7 +74,7 @@ EXCEPTIONS = {
     "grid/file_grid.py": "one kind of transfer spares the others: 110 ms",
     "grid/open_grid.py": "a grid without introducers spares Foolscap and the storage server: 240 ms",
     "http11/request_sender.py": "requests whose body is no stream spare its sender: 5 ms",
-    "mirror/epoll_driver.py": "requests are sent before what stores the answers is loaded: 12 ms",
+    "mirror/fetch_run.py": "requests are sent before what stores the answers is loaded: 12 ms",
     "mirror/hash_cache.py": "a mirror that is new has no database yet: 12 ms",
     "mirror/connection_scheduler.py": "mirrors that never redirect spare the table of where to: 3 of 60 ms",
     "mirror/local_check.py": "arguments are explained only if they are wrong: 4 ms of a 60 ms command",

@@ -9,6 +9,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from threading import Thread
@@ -279,8 +280,9 @@ class SprintTests(SprintCase):
             schedule = FetchSchedule(Scheduler(1), [address], [Tally(address.url)], 4)
             destination = Destination(str(self.dest))
             self.addCleanup(destination.close)
+            new_store = partial(epoll_file_store.FileStore, destination, "batch", False)
             driver = epoll_driver.EpollDriver(
-                schedule, destination, "batch", False, list, lambda: False, lambda: None, ahead
+                schedule, new_store, list, lambda: False, lambda: None, ahead
             )
             for _ in range(3):
                 driver._open(schedule.mirrors[0].own)

@@ -11,7 +11,6 @@ from itertools import islice
 
 from pipegrid.mirror.archive_file import ArchiveFile
 from pipegrid.mirror.connection_scheduler import FetchSchedule, HostSchedule
-from pipegrid.mirror.destination import Destination
 from pipegrid.mirror.epoll_connection import Connection, Lost
 from pipegrid.mirror.epoll_response_head import UnsupportedResponse
 from pipegrid.mirror.epoll_socket_cache import SocketCache, securing
@@ -24,7 +23,6 @@ TYPE_CHECKING = False  # as in ``typing``, which is slow to import
 if TYPE_CHECKING:
     from typing import Any
 
-    from pipegrid.disk.durability import Policy
     from pipegrid.mirror.epoll_file_store import FileStore
     from pipegrid.mirror.file_scheduler import Failure
 
@@ -50,7 +48,8 @@ class EpollDriver:
     Fetches what the scheduler has, on epoll.
 
     Args:
-        staged: whether files are stored where clients do not see them.
+        new_store: makes the store; its arguments are called for a stored file, for a wrong one, and to wake
+            the driver.
         missing: returns which of some files are not present yet.
         stopped: returns whether the run must end.
         told: called a few times a second.
@@ -60,9 +59,7 @@ class EpollDriver:
     def __init__(
         self,
         schedule: FetchSchedule,
-        destination: Destination,
-        policy: Policy,
-        staged: bool,
+        new_store: Callable[..., FileStore],
         missing: Callable[[list[ArchiveFile]], list[ArchiveFile]],
         stopped: Callable[[], bool],
         told: Callable[[], None],
@@ -70,6 +67,7 @@ class EpollDriver:
     ) -> None:
         self._schedule = schedule
         self._plan = schedule.plan
+        self._new_store = new_store
         self._missing = missing
         self._stopped = stopped
         self._told = told
@@ -82,7 +80,6 @@ class EpollDriver:
         self._securing = cache(securing)
         self._watched_s = time.monotonic()
         self._all_read = False
-        self._to_store = destination, policy, staged
 
     @cached_property
     def store(self) -> FileStore:
@@ -90,11 +87,9 @@ class EpollDriver:
         The store, made when the first requests are in flight: loading its modules takes less than a round
         trip.
         """
-        from pipegrid.mirror.epoll_file_store import FileStore
-
         wake = partial(os.eventfd_write, self._wake, 1)
         wrong = partial(self._refuse, kind="wrong")
-        return FileStore(*self._to_store, self._stored, wrong, wake)
+        return self._new_store(self._stored, wrong, wake)
 
     def run(self, files: Iterable[ArchiveFile]) -> None:
         """

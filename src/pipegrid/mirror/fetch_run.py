@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pipegrid.disk.durability import Policy
+    from pipegrid.mirror.epoll_file_store import FileStore
     from pipegrid.mirror.epoll_socket_cache import SocketCache
 
 
@@ -109,6 +110,11 @@ class MirrorRun:
             if progress is not None:
                 progress(self.sum_up())
 
+        def new_store(*called: Callable[..., Any]) -> FileStore:
+            from pipegrid.mirror.epoll_file_store import FileStore
+
+            return FileStore(self.destination, policy, self.staged, *called)
+
         def run(
             plan: Scheduler,
             tallies: Sequence[Tally],
@@ -122,9 +128,7 @@ class MirrorRun:
             most = max(1, connections // processes)
             EpollDriver(
                 FetchSchedule(plan, self.addresses, tallies, most, ALONE_STALL_S),
-                self.destination,
-                policy,
-                self.staged,
+                new_store,
                 self.look.missing,
                 stops,
                 report_progress if own else lambda: None,  # other processes show no progress
