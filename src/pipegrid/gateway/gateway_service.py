@@ -34,7 +34,7 @@ from pipegrid.errors import UsageError
 from pipegrid.gateway.gateway_settings import GatewaySettings, SftpSettings
 from pipegrid.gateway.http_site import GatewaySite
 from pipegrid.gateway.request_origin import LOOPBACK
-from pipegrid.gateway.restic.restic_resource import restic_resource
+from pipegrid.gateway.restic.restic_resource import ResticResource
 from pipegrid.gateway.root_resource import Monitoring, SiteParts, root_resource
 from pipegrid.gateway.transfer_records import RecordedGrid
 from pipegrid.tree.tree_grid import Grid
@@ -187,7 +187,7 @@ class RunningGateway:
     def _parts(self) -> SiteParts:
         """Return the parts of the site of other modules."""
         parts = self._monitoring.parts(self._served, self._connections)
-        resources = {**parts.resources, b"restic": restic_resource(self._grid, self._settings)}
+        resources = {**parts.resources, b"restic": ResticResource(self._grid, self._settings)}
         return attrs.evolve(parts, resources=resources)
 
     def _served(self) -> Mapping[int, int]:

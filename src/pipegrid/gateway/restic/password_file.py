@@ -131,11 +131,8 @@ class PasswordFile:
             raise TooManyPasswords
         self._waiting += 1
         try:
-            await self._gate.acquire()
-            try:
+            async with self._gate:
                 right = await self._workers.run(is_right, stored or self._like_others(), password)
-            finally:
-                self._gate.release()
         finally:
             self._waiting -= 1
         return right and stored is not None
@@ -197,22 +194,18 @@ def parse_users(text: str) -> tuple[dict[str, bytes], list[tuple[int, str]]]:
         stored = rest.partition(":")[0].encode()
         shown = printable(user[:40])
         if not is_user(user):
-            problems.append(
-                (number, f"'{shown}' is ignored: a user has letters, digits, '@', '.', '_' and '-'")
-            )
+            why = f"'{shown}' is ignored: a user has letters, digits, '@', '.', '_' and '-'"
         elif not stored.startswith((_SHA, *_BCRYPT)):
-            problems.append(
-                (number, f"the hash of '{shown}' is of another kind; make it with 'htpasswd -B'")
-            )
+            why = f"the hash of '{shown}' is of another kind; make it with 'htpasswd -B'"
         elif stored.startswith(_BCRYPT) and stored[4:6].isdigit() and int(stored[4:6]) > _MAX_COST:
-            problems.append(
-                (number, f"the hash of '{shown}' has a cost of more than {_MAX_COST}; make another")
-            )
+            why = f"the hash of '{shown}' has a cost of more than {_MAX_COST}; make another"
         elif len(hashes) >= MAX_USERS:
             problems.append((number, f"there are more than {MAX_USERS} users; the rest is ignored"))
             break
         else:
             hashes[user] = stored
+            continue
+        problems.append((number, why))
     return hashes, problems
 
 

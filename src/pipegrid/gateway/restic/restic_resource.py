@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from pathlib import Path
 from typing import Any
 
 from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.web.http_headers import Headers
-from twisted.web.resource import IResource, Resource
+from twisted.web.resource import Resource
 
-from pipegrid.core.caps import Cap
 from pipegrid.errors import UsageError
 from pipegrid.gateway.body_spool import IN_MEMORY_BYTES, BodyRefused, BodySpool
 from pipegrid.gateway.gateway_settings import GatewaySettings, ResticSettings
@@ -51,23 +49,13 @@ _OF_OBJECT = ("HEAD", "GET", "POST", "DELETE")
 log = Logger()
 
 
-def restic_resource(grid: Grid, settings: GatewaySettings) -> IResource:
-    """
-    Return the resource of ``/restic``.
-
-    Raises:
-        UsageError: the password file cannot be read; is missing although each user is to get private
-            repositories; or exists although no passwords are required.
-    """
-    return ResticResource(grid, settings)
-
-
 class ResticResource(Resource):
     """
     Handles everything below ``/restic``: access, then one method for each kind of request.
 
     Raises:
-        UsageError: see ``restic_resource``.
+        UsageError: the password file cannot be read; is missing although each user is to get private
+            repositories; or exists although no passwords are required.
     """
 
     isLeaf = True
@@ -79,21 +67,18 @@ class ResticResource(Resource):
         self._repositories = Repositories(grid, settings.directory)
         self._passwords: PasswordFile | None = None
         self._said = False
-        path = self._settings.password_file
+        path, private = self._settings.password_file, self._settings.private_repositories
+        if private and (self._settings.no_auth or path is None):
+            raise UsageError(
+                "repositories can belong to users only where there are passwords; give a password file"
+            )
+        if path is None or not (private or path.exists()):
+            return
         if self._settings.no_auth:
-            self._check_no_auth(path)
-        elif path is not None and (path.exists() or self._settings.private_repositories):
-            self._passwords = PasswordFile(path, grid.workers, grid.clock, _say)
-        elif self._settings.private_repositories:
-            raise UsageError(_NO_PRIVATE)
-
-    def _check_no_auth(self, path: Path | None) -> None:
-        if self._settings.private_repositories:
-            raise UsageError(_NO_PRIVATE)
-        if path is not None and path.exists():
             raise UsageError(
                 f"--no-auth contradicts the password file {path}; leave the option out, or remove the file"
             )
+        self._passwords = PasswordFile(path, grid.workers, grid.clock, _say)
 
     def look_at_head(
         self, method: bytes, path: bytes, headers: Headers, length: int | None, body: BodySpool
@@ -269,13 +254,9 @@ class ResticResource(Resource):
             if data is not None:
                 request.write(data[part.start : part.start + part.length])
             else:
-                await self._download(request, found, part.start, part.length)
+                wanted, turns = (part.start, part.length), request.site.downloads
+                await PacedDownload(self._grid, found, request, lambda _: wanted, turns).run()
         request.finish()
-
-    async def _download(self, request: Any, cap: Cap, start: int, length: int) -> None:
-        """Send a range of an object in turns with all other downloads."""
-        turns = request.site.downloads
-        await PacedDownload(self._grid, cap, request, lambda _: (start, length), turns).run()
 
     async def _store(self, request: Any, path: RepositoryPath) -> HttpResponse:
         body: BodySpool = request.body
@@ -303,9 +284,6 @@ class ResticResource(Resource):
         return HttpResponse()
 
 
-_NO_PRIVATE = (
-    "repositories can belong to users only where there are passwords; give a password file"
-)
 _WRONG_PASSWORD = "the user or the password is wrong, or missing"
 _NOT_STORED = {"Cache-Control": "no-store"}
 
