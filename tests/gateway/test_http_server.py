@@ -597,12 +597,8 @@ class BodySpoolTests(SynchronousTestCase):
             for number, size in enumerate(sizes):
                 body.write(bytes([number]) * size)
             self.assertEqual(body.size, len(data))
-            source = body.source()
-            if isinstance(source, bytes):
-                self.assertEqual(source, data)
-            else:
-                with source:
-                    self.assertEqual(source.read(), data)
+            with body.opened() as source:
+                self.assertEqual(source if isinstance(source, bytes) else source.read(), data)
             self.assertEqual(body.read_at(5, 20), data[5:25])
             body.close()
             body.close()

@@ -24,7 +24,6 @@ from zope.interface import implementer
 from pipegrid.core.text import printable
 from pipegrid.errors import (
     AccessProhibited,
-    CapError,
     ChildExists,
     CorruptionError,
     DirectoryError,
@@ -82,33 +81,30 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(error.status, str(error), error.headers)
     if isinstance(error, BodyRefused):
         return Problem(error.status, str(error))
-    if isinstance(error, AccessProhibited):
-        return Problem(403, str(error))
     if isinstance(error, NoSuchChild):
         return Problem(404, f"No such child: {printable(error.name)}: {error}")
-    if isinstance(error, ChildExists):
-        return Problem(409, str(error))
     if isinstance(error, NotEnoughSharesError):
         return Problem(410, _not_enough(error))
-    if isinstance(error, (CorruptionError, RollbackError)):
-        return Problem(410, f"UnrecoverableFileError: {error}")
-    if isinstance(error, UnhappyError):
-        return Problem(503, f"UploadUnhappinessError: {error}")
-    if isinstance(error, UncoordinatedWriteError):
-        return Problem(500, f"UncoordinatedWriteError: {error}")
-    if isinstance(error, DirectoryError):
-        return Problem(500, f"the directory cannot be read: {error}")
-    if isinstance(error, (CapError, UsageError)):
-        return Problem(400, str(error))
-    if isinstance(error, SourceError):
-        return Problem(507, str(error))
-    if isinstance(error, PipegridError):
-        return Problem(500, str(error))
-    return Problem(
-        500,
-        "the gateway failed unexpectedly; its log has the details",
-        unexpected=True,
-    )
+    for kind, status, beginning in _PROBLEMS:
+        if isinstance(error, kind):
+            return Problem(status, f"{beginning}{error}")
+    text = "the gateway failed unexpectedly; its log has the details"
+    return Problem(500, text, unexpected=True)
+
+
+_PROBLEMS: tuple[tuple[type[PipegridError], int, str], ...] = (
+    (AccessProhibited, 403, ""),
+    (ChildExists, 409, ""),
+    (CorruptionError, 410, "UnrecoverableFileError: "),
+    (RollbackError, 410, "UnrecoverableFileError: "),
+    (UnhappyError, 503, "UploadUnhappinessError: "),
+    (UncoordinatedWriteError, 500, "UncoordinatedWriteError: "),
+    (DirectoryError, 500, "the directory cannot be read: "),
+    (UsageError, 400, ""),
+    (SourceError, 507, ""),
+    (PipegridError, 500, ""),
+)
+"""Of other errors the status, and the beginning of the text; the first that fits counts."""
 
 
 def _not_enough(error: NotEnoughSharesError) -> str:
@@ -231,9 +227,8 @@ def _fail(request: Any, failure: Failure, explain: Callable[[Any, Problem], Http
             log.info("a request was cancelled")
         else:
             log.failure("a request failed", failure)
-    request.responseHeaders.removeHeader(b"content-range")
-    request.responseHeaders.removeHeader(b"content-disposition")
-    request.responseHeaders.removeHeader(b"etag")
+    for name in (b"content-range", b"content-disposition", b"etag"):
+        request.responseHeaders.removeHeader(name)
     send(request, explain(request, problem))
 
 

@@ -259,10 +259,8 @@ class TransferRecords:
 
     def find(self, kind: str, number: int) -> TransferRecord | None:
         """Return a transfer that runs, or has ended recently."""
-        for record in (*self.active, *self.recent):
-            if (record.kind, record.number) == (kind, number):
-                return record
-        return None
+        records = (*self.active, *self.recent)
+        return next((one for one in records if (one.kind, one.number) == (kind, number)), None)
 
     def follow(
         self,
@@ -382,16 +380,9 @@ class RecordedGrid(Grid):
 
         return self.records.follow("upload", start, _note_put)
 
-    def put_many(
-        self,
-        sources: Any,
-        *,
-        ended: Callable[[int, PutResult | Failure], None] | None = None,
-        **options: Any,
-    ) -> Deferred[list[PutResult | Failure]]:
+    def put_many(self, sources: Any, **options: Any) -> Deferred[list[PutResult | Failure]]:
         """Store many files; each is recorded when it has ended. See ``Grid.put_many``."""
-        storing = super().put_many(sources, ended=ended, **options)
-        return storing.addCallback(self._note_many)
+        return super().put_many(sources, **options).addCallback(self._note_many)
 
     def _note_many(self, outcomes: list[PutResult | Failure]) -> list[PutResult | Failure]:
         for outcome in outcomes:

@@ -266,14 +266,11 @@ class ResticResource(Resource):
         if path.kind != CONFIG and not hmac.compare_digest(digest, path.object_id):
             raise WebError(400, "the SHA-256 of the body differs from the object's name")
         repository = await self._opened(path)
-        source = body.source()
         try:
-            await repository.store(path.kind, path.object_id, source)
+            with body.opened() as source:
+                await repository.store(path.kind, path.object_id, source)
         except ObjectExists:
             raise WebError(403, "a different config exists already and is not replaced") from None
-        finally:
-            if not isinstance(source, bytes):
-                source.close()
         return HttpResponse()
 
     async def _remove(self, path: RepositoryPath) -> HttpResponse:

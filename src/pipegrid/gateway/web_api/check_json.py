@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from pipegrid.core import base32
@@ -185,8 +184,3 @@ def check_recoverable(result: CheckResult) -> None:
         len(result.unreachable),
         n,
     )
-
-
-def json_bytes(value: Any) -> bytes:
-    """Return JSON as the web API writes it: ASCII, one blank of indentation, a final newline."""
-    return json.dumps(value, indent=1).encode("ascii") + b"\n"

@@ -291,7 +291,8 @@ async def overwrite(call: ApiRequest, cap: MutableCap, body: BodySpool) -> None:
     check_overwritable(cap)
     text = call.arguments.get("offset")
     if text is None:
-        await call.grid.overwrite(cap, body.source())
+        with body.opened() as source:
+            await call.grid.overwrite(cap, source)
         return
     digits = text.strip()
     if not (digits.isascii() and digits.isdigit() and len(digits) < 20):

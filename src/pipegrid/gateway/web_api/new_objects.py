@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -111,11 +111,9 @@ async def store_file(call: ApiRequest, body: BodySpool) -> Cap:
         return await call.stored
     chosen = call.arguments.format()
     private_key = private_key_of(call)
-    source = body.source()
-    closes: Any = nullcontext() if isinstance(source, bytes) else closing(source)
     name = call.arguments.get("progress")
     watched: Any = nullcontext() if name is None else call.http.site.uploads.watched(name)
-    with closes, watched as progress:
+    with body.opened() as source, watched as progress:
         if chosen in (None, "CHK"):
             return (await call.grid.put(source, progress=progress)).cap
         assert chosen is not None

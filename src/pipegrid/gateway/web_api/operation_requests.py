@@ -9,14 +9,19 @@ from urllib.parse import quote
 
 from pipegrid.core.caps import DirectoryCap, UnknownCap
 from pipegrid.errors import PipegridError
-from pipegrid.gateway.http_response import HttpResponse, ResponseStream, WebError, redirect
+from pipegrid.gateway.http_response import (
+    HttpResponse,
+    ResponseStream,
+    WebError,
+    json_text,
+    redirect,
+)
 from pipegrid.gateway.web_api.api_request import (
     ApiRequest,
     Handler,
     method_not_allowed,
     when_done,
 )
-from pipegrid.gateway.web_api.check_json import json_bytes
 from pipegrid.gateway.web_api.deep_operations import (
     OPERATIONS,
     DeepOperation,
@@ -64,7 +69,7 @@ async def _check(call: ApiRequest, found: FoundObject) -> HttpResponse:
         raise WebError(400, "no cap of this object is known, so it cannot be checked")
     said = await check_one(call.grid, found.cap, todo)
     if call.arguments.text("output").lower() == "json":
-        return HttpResponse(json_bytes(said), content_type=TEXT_OR_JSON)
+        return HttpResponse(json_text(said), content_type=TEXT_OR_JSON)
     if call.arguments.get("when_done"):
         return when_done(call, "")
     return object_check_page(call.http.path, found.is_directory, said)
@@ -191,9 +196,9 @@ def _state(handle: str, operation: DeepOperation, output: str, part: list[str]) 
             raise WebError(404, "this operation has no check of an object with that storage index")
         if output == "html":
             return object_check_page(None, False, checked)
-        return HttpResponse(json_bytes(checked), content_type=TEXT_OR_JSON)
+        return HttpResponse(json_text(checked), content_type=TEXT_OR_JSON)
     if output == "json":
-        return HttpResponse(json_bytes(operation.json()), content_type=TEXT_OR_JSON)
+        return HttpResponse(json_text(operation.json()), content_type=TEXT_OR_JSON)
     if output == "text":
         return HttpResponse(operation.text(), content_type=TEXT_OR_JSON)
     return operation_page(handle, operation)

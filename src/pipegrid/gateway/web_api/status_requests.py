@@ -5,7 +5,6 @@ the status of servers and transfers as JSON.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -22,7 +21,7 @@ from pipegrid.gateway.web_api.check_json import Json, storage_index_text
 from pipegrid.gateway.web_api.gateway_metrics import CONTENT_TYPE, GatewayCollector, metrics_text
 from pipegrid.gateway.web_ui.overview_page import overview_page
 from pipegrid.gateway.web_ui.page_templates import notice_page
-from pipegrid.gateway.web_ui.transfers_page import transfer_page, transfers_page
+from pipegrid.gateway.web_ui.transfers_page import KIND_NAMES, transfer_page, transfers_page
 from pipegrid.grid.introducer_client import IntroducerStatus
 
 # Names and meanings are those of Tahoe-LAFS: ``tahoe status``, magic-folder and Gridsync read them. They
@@ -37,12 +36,6 @@ _COUNTERS: tuple[tuple[TransferKind, str, str], ...] = (
     ("retrieve", "mutable.files_retrieved", "mutable.bytes_retrieved"),
 )
 
-_PAGE_NAMES: dict[TransferKind, str] = {
-    "upload": "up",
-    "download": "down",
-    "publish": "publish",
-    "retrieve": "retrieve",
-}
 _PAGE = re.compile(r"(up|down|publish|retrieve)-([0-9]{1,15})\Z")
 
 
@@ -130,20 +123,19 @@ def find_transfer(records: TransferRecords, name: str) -> TransferRecord | None:
     found = _PAGE.match(name)
     if found is None:
         return None
-    [kind] = [kind for kind, short in _PAGE_NAMES.items() if short == found[1]]
+    kind = next(kind for kind, (short, _) in KIND_NAMES.items() if short == found[1])
     return records.find(kind, int(found[2]))
 
 
 def statistics_page(statistics: Json) -> HttpResponse:
     """Return a page with all figures."""
-    figures: dict[str, Any] = {**statistics["counters"], **statistics["stats"]}
+    figures = {**statistics["counters"], **statistics["stats"]}
     return notice_page("Statistics", [f"{name}: {value}" for name, value in figures.items()])
 
 
 def events_json(record: TransferRecord) -> str:
     """Return when a transfer began and ended."""
-    said = {"started": record.started_s, "ended": record.ended_s, "state": record.state}
-    return json.dumps(said, indent=1) + "\n"
+    return json_text({"started": record.started_s, "ended": record.ended_s, "state": record.state})
 
 
 JSON = "application/json"

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import quote
 
+import attrs
 import jinja2
 
 from pipegrid.core.text import amount, counted, printable
@@ -145,9 +146,7 @@ def problem_response(http: Any, problem: Problem) -> HttpResponse:
         "back": way_back(http.method, http.path),
     }
     page = render_page("error.html", values, problem.status)
-    return HttpResponse(
-        page.data, page.status, page.content_type, {**problem.headers, **page.headers}
-    )
+    return attrs.evolve(page, headers={**problem.headers, **page.headers})
 
 
 def plain_sentence(text: str) -> str:
