@@ -688,7 +688,7 @@ class ExpectTests(SiteTestCase):
             directory, limits=attrs.evolve(LIMITS, mutable_bytes=90_000, children_bytes=80_000)
         )
         nothing: Any = None
-        self.site.resource = root_resource(nothing, settings)
+        self.site.resource = root_resource(nothing, settings, nothing, {})
         cap = b"URI%3ASSK%3Aaaaa%3Abbbb"
         json = b"Content-Type: application/json"
         for line, most_bytes in (

@@ -247,6 +247,7 @@ async def answer_report(state: GatewayState, call: ApiRequest) -> HttpResponse:
 
 
 STATUS_ANSWERS: Mapping[bytes, StatusAnswerer] = {
+    b"": answer_home,
     b"status": answer_status,
     b"statistics": answer_statistics,
     b"metrics": answer_metrics,
