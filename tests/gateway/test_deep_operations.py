@@ -10,9 +10,9 @@ from twisted.internet.defer import Deferred
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap, UnknownCap
 from pipegrid.errors import NotEnoughSharesError
 from pipegrid.gateway.web_api.deep_operations import (
+    OPERATIONS,
     DeepOperation,
     check_one,
-    deep_operation,
     object_json,
     stream_deep_check,
     stream_manifest,
@@ -269,7 +269,7 @@ class OperationTests(TreeTestCase):
     """The same as results that are kept."""
 
     def finished(self, kind: str, root: DirectoryCap | None = None, **todo: bool) -> DeepOperation:
-        operation = deep_operation(kind, root or self.root, UpkeepRequest(**todo))
+        operation = OPERATIONS[kind](root or self.root, UpkeepRequest(**todo))
         self.run_now(operation.run(self.grid, lambda _: None))
         operation.finished = True
         return operation

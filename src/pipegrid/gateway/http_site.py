@@ -27,7 +27,6 @@ from pipegrid.gateway.gateway_settings import GatewayLimits, GatewaySettings
 from pipegrid.gateway.http_response import Problem, problem_of, send
 from pipegrid.gateway.request_origin import refusal
 from pipegrid.gateway.web_api.web_arguments import MULTIPART, form_kind
-from pipegrid.gateway.web_ui.directory_archive import ArchiveCount
 from pipegrid.gateway.web_ui.page_templates import problem_response
 from pipegrid.gateway.web_ui.transfers_page import UploadProgress
 from pipegrid.reactor.deferreds import Timer
@@ -460,7 +459,7 @@ class GatewaySite(Site):
     Attributes:
         channels: open connections.
         downloads: the turns of large downloads.
-        archives: how many are being sent.
+        archives: those that are being sent; further ones are refused.
         uploads: that pages watch.
         unread_bytes: of responses, written to clients that have stopped reading.
         accepted, refused: connections, ever.
@@ -484,7 +483,7 @@ class GatewaySite(Site):
         self.hosts = settings.hosts
         self.space = SpoolSpace(settings.temporary, settings.limits.spare_bytes)
         self.downloads = DeferredSemaphore(settings.limits.downloads)
-        self.archives = ArchiveCount(settings.limits.archives)
+        self.archives = DeferredSemaphore(settings.limits.archives)
         self.uploads = UploadProgress()
         self.channels: dict[GatewayChannel, None] = {}
         self.unread_bytes = 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import attrs
-from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, MutableCap, UnknownCap, writes
@@ -25,7 +25,7 @@ from pipegrid.gateway.web_api.check_json import (
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.upkeep import UpkeepOutcome, UpkeepRequest
 from pipegrid.tree.directory_reading import kind_of
-from pipegrid.tree.tree_check import CheckReports, FirstMet, TreeSummary, check_trees
+from pipegrid.tree.tree_check import CheckReports, FirstMet, check_trees
 from pipegrid.tree.tree_grid import Grid
 from pipegrid.tree.walk import Met, TreePath, TreeStats, Unreadable, walk
 
@@ -123,19 +123,19 @@ class OperationProblems:
         where = printable("/".join(path))[:1000] or "the root"
         self.sentences.append(f"{error_name(error, cap)}({where}: {error})")
 
+    @property
+    def all_sentences(self) -> list[str]:
+        """The messages, and how many are left out."""
+        more = [f"{self.left_out} more objects failed"] if self.left_out else []
+        return [*self.sentences, *more]
+
     def lines(self) -> list[bytes]:
         """Return the messages as the last lines of a stream."""
-        said = [f"ERROR: {sentence}\n".encode() for sentence in self.sentences]
-        if self.left_out:
-            said.append(f"ERROR: {self.left_out} more objects failed\n".encode())
-        return said
+        return [f"ERROR: {sentence}\n".encode() for sentence in self.all_sentences]
 
     def fields(self) -> Json:
         """Return the additional fields of a result; empty without errors."""
-        if not self.sentences:
-            return {}
-        more = [f"{self.left_out} more objects failed"] if self.left_out else []
-        return {"unreadable": [*self.sentences, *more]}
+        return {"unreadable": self.all_sentences} if self.sentences else {}
 
 
 ReaderReady = Callable[[], Awaitable[None]]
@@ -271,7 +271,7 @@ async def deep_check(
         if not isinstance(outcome, Failure):
             assert isinstance(outcome, (CheckResult, RepairResult))
             ended(checked(place, outcome, todo.repair))
-        elif kind_of(place.best) == "unknown" and not _has_shares(place.best):
+        elif kind_of(place.best) == "unknown" and not storage_index_text(place.best):
             ended(checked(place, None, todo.repair))
         elif todo.repair and len(again) < MAX_ERRORS:
             again.append((place, outcome))
@@ -285,14 +285,9 @@ async def deep_check(
         problems.add(place.path, place.best, error)
 
     reports = CheckReports(ended=came, unreadable=unreadable, met=met, ready=ready)
-    checking: Deferred[TreeSummary] = check_trees(grid, [root], todo, reports=reports)
-    await checking
+    await check_trees(grid, [root], todo, reports=reports)
     for place, failure in again:
         await _check_failed_repair(grid, place, failure, todo, problems, ended)
-
-
-def _has_shares(cap: Cap | None) -> bool:
-    return bool(storage_index_text(cap))
 
 
 async def _check_failed_repair(
@@ -344,6 +339,9 @@ class DeepOperation:
     """
     An operation on a tree, with its result so far.
 
+    Args:
+        todo: what a check does.
+
     Attributes:
         finished: whether it has ended.
         error: why there is no result.
@@ -352,8 +350,9 @@ class DeepOperation:
 
     json_only = False
 
-    def __init__(self, root: DirectoryCap) -> None:
+    def __init__(self, root: DirectoryCap, todo: UpkeepRequest) -> None:
         self.root = root
+        self.todo = todo
         self.finished = False
         self.error: Exception | None = None
         self.memory_bytes = 0
@@ -426,8 +425,8 @@ class Manifest(DeepOperation):
 
     title = "Manifest"
 
-    def __init__(self, root: DirectoryCap) -> None:
-        super().__init__(root)
+    def __init__(self, root: DirectoryCap, todo: UpkeepRequest) -> None:
+        super().__init__(root, todo)
         self._objects: list[tuple[TreePath, str]] = []
         self._verify_caps: dict[str, None] = {}
         self._storage_indexes: dict[str, None] = {}
@@ -472,11 +471,10 @@ class DeepCheck(DeepOperation):
     title = "Deep check"
 
     def __init__(self, root: DirectoryCap, todo: UpkeepRequest) -> None:
-        super().__init__(root)
-        self._todo = todo
+        super().__init__(root, todo)
         self._checked: dict[str, Json] = {}
         self._unhealthy: list[tuple[TreePath, Json]] = []
-        self._counts: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
         self._corrupt: list[list[Any]] = []
         self._remaining_corrupt: list[list[Any]] = []
 
@@ -486,24 +484,19 @@ class DeepCheck(DeepOperation):
                 hold(2 * len(json.dumps(one.json)) + _HELD_BYTES)
                 self._note(one, one.before, one.after or one.before)
 
-        await deep_check(grid, self.root, self._todo, self.stats, self.problems, ended)
+        await deep_check(grid, self.root, self.todo, self.stats, self.problems, ended)
 
     def _note(self, one: CheckedObject, before: CheckResult, after: CheckResult) -> None:
         healthy = is_healthy(before)
-        self._count("checked")
-        self._count("healthy" if healthy else "unhealthy")
-        self._count("healthy after" if is_healthy(after) else "unhealthy after")
+        self._counts["healthy" if healthy else "unhealthy"] += 1
+        self._counts["healthy after" if is_healthy(after) else "unhealthy after"] += 1
         if one.repaired:
-            self._count("attempted")
-            self._count("successful" if one.json["repair-successful"] else "unsuccessful")
+            self._counts["successful" if one.json["repair-successful"] else "unsuccessful"] += 1
         self._corrupt += corrupt_shares(before)
         self._remaining_corrupt += corrupt_shares(after)
         self._checked[one.json["storage-index"]] = one.json
         if not healthy:
             self._unhealthy.append((one.path, check_json(before)))
-
-    def _count(self, what: str) -> None:
-        self._counts[what] = self._counts.get(what, 0) + 1
 
     def part(self, storage_index: str) -> Json | None:
         return self._checked.get(storage_index)
@@ -513,17 +506,17 @@ class DeepCheck(DeepOperation):
         said: Json = {
             "finished": self.finished,
             "root-storage-index": storage_index_text(self.root),
-            "count-objects-checked": counts.get("checked", 0),
+            "count-objects-checked": counts["healthy"] + counts["unhealthy"],
         }
-        if self._todo.repair:
+        if self.todo.repair:
             said |= {
-                "count-objects-healthy-pre-repair": counts.get("healthy", 0),
-                "count-objects-unhealthy-pre-repair": counts.get("unhealthy", 0),
-                "count-objects-healthy-post-repair": counts.get("healthy after", 0),
-                "count-objects-unhealthy-post-repair": counts.get("unhealthy after", 0),
-                "count-repairs-attempted": counts.get("attempted", 0),
-                "count-repairs-successful": counts.get("successful", 0),
-                "count-repairs-unsuccessful": counts.get("unsuccessful", 0),
+                "count-objects-healthy-pre-repair": counts["healthy"],
+                "count-objects-unhealthy-pre-repair": counts["unhealthy"],
+                "count-objects-healthy-post-repair": counts["healthy after"],
+                "count-objects-unhealthy-post-repair": counts["unhealthy after"],
+                "count-repairs-attempted": counts["successful"] + counts["unsuccessful"],
+                "count-repairs-successful": counts["successful"],
+                "count-repairs-unsuccessful": counts["unsuccessful"],
                 "count-corrupt-shares-pre-repair": len(self._corrupt),
                 "count-corrupt-shares-post-repair": len(self._remaining_corrupt),
                 "list-corrupt-shares": self._corrupt,
@@ -531,8 +524,8 @@ class DeepCheck(DeepOperation):
             }
         else:
             said |= {
-                "count-objects-healthy": counts.get("healthy", 0),
-                "count-objects-unhealthy": counts.get("unhealthy", 0),
+                "count-objects-healthy": counts["healthy"],
+                "count-objects-unhealthy": counts["unhealthy"],
                 "count-corrupt-shares": len(self._corrupt),
                 "list-corrupt-shares": self._corrupt,
             }
@@ -545,15 +538,10 @@ class DeepCheck(DeepOperation):
         return self._finished_text + "".join(lines)
 
 
-OPERATIONS = ("start-deep-check", "start-manifest", "start-deep-size", "start-deep-stats")
-
-
-def deep_operation(kind: str, root: DirectoryCap, todo: UpkeepRequest) -> DeepOperation:
-    """Return an operation by its name, one of ``OPERATIONS``; it has not begun."""
-    if kind == "start-deep-check":
-        return DeepCheck(root, todo)
-    return {
-        "start-manifest": Manifest,
-        "start-deep-size": DeepSize,
-        "start-deep-stats": DeepStats,
-    }[kind](root)
+OPERATIONS: Mapping[str, type[DeepOperation]] = {
+    "start-deep-check": DeepCheck,
+    "start-manifest": Manifest,
+    "start-deep-size": DeepSize,
+    "start-deep-stats": DeepStats,
+}
+"""By their names in the web API."""

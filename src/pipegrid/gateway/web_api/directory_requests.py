@@ -17,7 +17,7 @@ from pipegrid.gateway.http_response import (
     problem_of,
 )
 from pipegrid.gateway.web_api.api_request import ApiRequest, Handler, when_done
-from pipegrid.gateway.web_api.children_json import link_of_caps, links_of, parse_children
+from pipegrid.gateway.web_api.children_json import link_of, links_of, parse_children
 from pipegrid.gateway.web_api.file_requests import (
     cap_text,
     link_file,
@@ -134,7 +134,7 @@ async def make_directory(call: ApiRequest, found: FoundObject) -> HttpResponse:
         there = (await children_of(call.grid, directory.cap)).get(composed(name))
         if replace or there is None or _name_of_new(call):
             raise
-        call.allowed(best_cap(there))
+        call.grid.check_access(best_cap(there))
         return _existing(FoundObject(best_cap(there), there, directory.cap), operation)
     return when_done(call, str(cap))
 
@@ -204,7 +204,7 @@ async def link_cap(call: ApiRequest, found: FoundObject) -> HttpResponse:
     if "/" in name:
         raise WebError(400, "the name of a child has no slash")
     directory = Directory(call.grid, check_writes(found.cap))
-    await directory.change([link_of_caps(name, text, None, None, call.arguments.replace())])
+    await directory.change([link_of(name, {"rw_uri": text}, call.arguments.replace())])
     return when_done(call, text)
 
 
@@ -257,7 +257,7 @@ async def _name_of_child(call: ApiRequest, cap: DirectoryCap, given: str) -> str
 
 async def _target(call: ApiRequest, to_dir: str) -> DirectoryCap:
     text, _, path = to_dir.partition("/")
-    found = await find(call.grid, text, path.split("/") if path else [], call.allowed)
+    found = await find(call.grid, text, path.split("/") if path else [])
     if not found.exists:
         raise no_such_child(found.missing[0])
     if not isinstance(found.cap, DirectoryCap):

@@ -180,7 +180,7 @@ class PacedDownload:
         self._http.registerProducer(consumer, True)
         try:
             await self._take_turn()
-            while self._needs_turn or consumer.sent_bytes < self._length:
+            while self._needs_turn or (self._range and consumer.sent_bytes < self._range[1]):
                 await consumer.wait_wanted()
                 await self._turns.acquire()
                 consumer.has_turn, self._needs_turn = True, False
@@ -199,10 +199,6 @@ class PacedDownload:
             if self._consumer.has_turn:
                 self._consumer.has_turn = False
                 self._turns.release()
-
-    @property
-    def _length(self) -> int:
-        return 0 if self._range is None else self._range[1]
 
     def _check_version(self, version: Version) -> None:
         if version == self._version:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from io import BytesIO
 from typing import Any
 
+import attrs
+
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, UnknownCap, writes
 from pipegrid.core.mutable.directory_content_edits import Link
 from pipegrid.errors import NotEnoughSharesError
@@ -19,7 +21,7 @@ from pipegrid.gateway.web_api.byte_ranges import (
     matches,
     parse_range,
 )
-from pipegrid.gateway.web_api.children_json import link_of_caps
+from pipegrid.gateway.web_api.children_json import link_of
 from pipegrid.gateway.web_api.download_turns import PacedDownload
 from pipegrid.gateway.web_api.new_objects import store_file
 from pipegrid.gateway.web_api.object_json import (
@@ -186,7 +188,7 @@ def tagged(call: ApiRequest, cap: Cap | None, response: HttpResponse) -> HttpRes
     headers = {**response.headers, "ETag": f'"{tag}"'}
     if matches(call.header("if-none-match"), tag):
         return HttpResponse(status=304, headers=headers)
-    return HttpResponse(response.body, response.status, response.content_type, headers)
+    return attrs.evolve(response, headers=headers)
 
 
 async def _json(call: ApiRequest, found: FoundObject) -> HttpResponse:
@@ -328,17 +330,13 @@ async def _put_cap(call: ApiRequest, found: FoundObject) -> HttpResponse:
     if found.parent is None:
         raise WebError(400, "t=uri gives a name to a capability; give the path of that name")
     check_writes(found.parent)
-    link = link_of_caps(found.name, text, None, None, call.arguments.replace())
+    link = link_of(found.name, {"rw_uri": text}, call.arguments.replace())
     directory, name = await parent_for(call, found)
     try:
-        await directory.change([Link(name, *_of(link))])
+        await directory.change([attrs.evolve(link, name=name)])
     except NotEnoughSharesError as error:
         raise unreadable(directory.cap, error) from error
     return HttpResponse(text)
-
-
-def _of(link: Link) -> tuple[Any, ...]:
-    return link.cap, link.read_cap, link.metadata, link.replace, link.replace_directory
 
 
 async def parent_for(call: ApiRequest, found: FoundObject) -> tuple[Directory, str]:

@@ -114,9 +114,8 @@ async def store_file(call: ApiRequest, body: BodySpool) -> Cap:
     name = call.arguments.get("progress")
     watched: Any = nullcontext() if name is None else call.http.site.uploads.watched(name)
     with body.opened() as source, watched as progress:
-        if chosen in (None, "CHK"):
+        if chosen is None or chosen == "CHK":
             return (await call.grid.put(source, progress=progress)).cap
-        assert chosen is not None
         made = await call.grid.create_mutable(
             source, format=chosen.lower(), private_key=private_key
         )

@@ -103,7 +103,7 @@ async def answer_object(posts: Mapping[str, Handler], call: ApiRequest) -> HttpR
 async def _answer_at_path(posts: Mapping[str, Handler], call: ApiRequest) -> HttpResponse | None:
     follow = find_place if links_cap(call) else find_unless_new if makes_directory(call) else find
     try:
-        found = await follow(call.grid, call.names[1], call.names[2:], call.allowed)
+        found = await follow(call.grid, call.names[1], call.names[2:])
     except FileOnPath as error:
         if call.method in ("PUT", "POST"):
             raise WebError(409, str(error)) from None
@@ -159,7 +159,7 @@ async def answer_named(call: ApiRequest) -> HttpResponse | None:
         raise WebError(404, "the path has no capability; it is /named/CAP/NAME")
     if call.method != "GET":
         raise WebError(400, "files below /named can only be read")
-    found = await find(call.grid, call.names[1], [], call.allowed)
+    found = await find(call.grid, call.names[1], [])
     if isinstance(found.cap, DirectoryCap):
         raise WebError(400, "below /named there are files only, and this is a directory")
     name = call.names[-1] if len(call.names) > 2 else ""

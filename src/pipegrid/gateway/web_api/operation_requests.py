@@ -26,16 +26,12 @@ from pipegrid.gateway.web_api.deep_operations import (
     OPERATIONS,
     DeepOperation,
     check_one,
-    deep_operation,
     error_name,
     stream_deep_check,
     stream_manifest,
 )
 from pipegrid.gateway.web_api.operation_handles import (
     OperationHandles,
-    OperationRefused,
-    TooManyGuesses,
-    UnknownHandle,
     check_handle,
 )
 from pipegrid.gateway.web_api.path_lookup import FoundObject, unknown_cap
@@ -125,21 +121,17 @@ async def _start(
     handle = call.arguments.text("ophandle")
     output = call.arguments.text("output")
     check_handle(handle)
-    operation = deep_operation(kind, root, todo)
-    try:
-        handles.start(handle, operation, _seconds(call, "retain-for"))
-    except OperationRefused as error:
-        raise WebError(503, str(error)) from None
+    handles.start(handle, OPERATIONS[kind](root, todo), _retain_s(call))
     query = f"?output={quote(output, safe='')}" if output else ""
     return redirect(f"/operations/{quote(handle, safe='')}{query}")
 
 
-def _seconds(call: ApiRequest, name: str) -> float | None:
-    given = call.arguments.get(name)
+def _retain_s(call: ApiRequest) -> float | None:
+    given = call.arguments.get("retain-for")
     if given is None:
         return None
     if not given.isascii() or not given.isdigit() or len(given) > 12:
-        raise WebError(400, f"the argument {name} must be a whole number of seconds")
+        raise WebError(400, "the argument retain-for must be a whole number of seconds")
     return float(given)
 
 
@@ -150,14 +142,14 @@ async def answer_operation(handles: OperationHandles, call: ApiRequest) -> HttpR
         raise method_not_allowed(call, "GET, HEAD, POST")
     if not names or len(names) > 2:
         raise WebError(404, "there is nothing here; request /operations/HANDLE")
-    operation = _find(handles, names[0])
+    operation = handles.find(names[0])
     kind = call.arguments.operation or "status"
     if kind not in ("status", "cancel") or (kind == "cancel" and call.method != "POST"):
         raise WebError(
             400, "request the state with GET and t=status, or cancel with POST and t=cancel"
         )
     output = _output(call, operation)
-    retain_s = _seconds(call, "retain-for")
+    retain_s = _retain_s(call)
     release = call.arguments.flag("release-after-complete")
     response = _state(names[0], operation, output, names[1:])
     if kind == "cancel":
@@ -169,15 +161,6 @@ async def answer_operation(handles: OperationHandles, call: ApiRequest) -> HttpR
     if operation.error is not None:
         raise operation.error
     return response
-
-
-def _find(handles: OperationHandles, handle: str) -> DeepOperation:
-    try:
-        return handles.find(handle)
-    except UnknownHandle as error:
-        raise WebError(404, str(error)) from None
-    except TooManyGuesses as error:
-        raise WebError(429, str(error), {"Retry-After": "60"}) from None
 
 
 def _output(call: ApiRequest, operation: DeepOperation) -> str:

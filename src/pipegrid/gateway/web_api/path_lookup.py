@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -78,43 +78,32 @@ def cap_of(text: str) -> Cap:
         return UnknownCap(text)
 
 
-async def find(
-    grid: Grid,
-    text: str,
-    names: Sequence[str],
-    allowed: Callable[[Cap | None], object] = lambda cap: None,
-) -> FoundObject:
+async def find(grid: Grid, text: str, names: Sequence[str]) -> FoundObject:
     """
     Follow a path.
 
     Args:
         text: the cap that it begins with.
         names: an empty last one is a final slash.
-        allowed: raises if clients must not access an object.
 
     Raises:
+        AccessProhibited: clients must not access an object on it.
         WebError: 400 if a name is empty, or below a file; 410 if a directory cannot be read.
     """
-    cap = cap_of(text)
-    allowed(cap)
+    here = FoundObject(cap_of(text))
+    grid.check_access(here.cap)
     slash = bool(names) and not names[-1]
     names = names[:-1] if slash else names
     _check_names(names)
-    here = FoundObject(cap, slash=slash)
     for depth, name in enumerate(names):
         here = await _step(grid, here, name, names[depth:])
         if here.missing:
-            return attrs.evolve(here, slash=slash)
-        allowed(here.cap)
+            break
+        grid.check_access(here.cap)
     return attrs.evolve(here, slash=slash)
 
 
-async def find_place(
-    grid: Grid,
-    text: str,
-    names: Sequence[str],
-    allowed: Callable[[Cap | None], object] = lambda cap: None,
-) -> FoundObject:
+async def find_place(grid: Grid, text: str, names: Sequence[str]) -> FoundObject:
     """
     Follow a path to the directory of its last name, which is not looked up, and counts as missing.
 
@@ -124,19 +113,14 @@ async def find_place(
     Args, Raises: as ``find``; the last name is not empty.
     """
     _check_names(names)
-    found = await find(grid, text, names[:-1], allowed)
+    found = await find(grid, text, names[:-1])
     if found.missing:
         return attrs.evolve(found, missing=(*found.missing, names[-1]))
     parent = _directory_at(found, names[-1])
     return FoundObject(None, parent=parent, missing=(names[-1],), name=composed(names[-1]))
 
 
-async def find_unless_new(
-    grid: Grid,
-    text: str,
-    names: Sequence[str],
-    allowed: Callable[[Cap | None], object] = lambda cap: None,
-) -> FoundObject:
+async def find_unless_new(grid: Grid, text: str, names: Sequence[str]) -> FoundObject:
     """
     Follow a path; the last name counts as missing if the directory is remembered without it.
 
@@ -145,13 +129,13 @@ async def find_unless_new(
 
     Args, Raises: as ``find``; the last name is not empty.
     """
-    found = await find_place(grid, text, names, allowed)
+    found = await find_place(grid, text, names)
     parent = found.parent
     if len(found.missing) > 1 or (parent is not None and _lacks(grid, parent, found.name)):
         return found
     assert parent is not None
     found = await _step(grid, FoundObject(parent), names[-1], names[-1:])
-    allowed(found.cap)
+    grid.check_access(found.cap)
     return found
 
 

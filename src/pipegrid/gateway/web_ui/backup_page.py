@@ -60,7 +60,7 @@ async def backup_page(call: ApiRequest, found: FoundObject) -> HttpResponse:
     children = await children_of(call.grid, cap)
     archives = _archives(children)
     if isinstance(archives, DirectoryCap):
-        call.allowed(archives)
+        call.grid.check_access(archives)
         rows = list(_rows(await children_of(call.grid, archives)))
     else:
         rows = list(_rows(children))

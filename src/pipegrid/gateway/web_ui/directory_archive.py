@@ -12,6 +12,7 @@ can take it for whole.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import closing
 from typing import Any
 
 import attrs
@@ -392,40 +393,13 @@ class DirectoryArchive:
         return None
 
 
-class ArchiveCount:
-    """
-    How many archives are being sent.
-
-    Args:
-        most: that may be.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._running = 0
-
-    def __enter__(self) -> None:
-        """
-        Count one more.
-
-        Raises:
-            WebError: there are too many.
-        """
-        if self._running >= self._most:
-            raise WebError(
-                503,
-                f"{self._most} archives are being sent already, as many as may; try again when one has ended",
-                {"Retry-After": "60"},
-            )
-        self._running += 1
-
-    def __exit__(self, *_: object) -> None:
-        """Count one less, since it has ended in some way."""
-        self._running -= 1
-
-
 async def send_archive(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
-    """Answer ``GET ?t=archive`` of a directory: a ZIP file of all that is in it."""
+    """
+    Answer ``GET ?t=archive`` of a directory: a ZIP file of all that is in it.
+
+    Raises:
+        WebError: too many archives are being sent.
+    """
     cap = found.cap
     assert isinstance(cap, DirectoryCap)
     name = call.arguments.text("filename").removesuffix(".zip") or found.name or "directory"
@@ -433,17 +407,20 @@ async def send_archive(call: ApiRequest, found: FoundObject) -> HttpResponse | N
     if call.is_head:
         return HttpResponse("", content_type=ZIP, headers=headers)
     site = call.http.site
-    with site.archives:
+    if not site.archives.tokens:
+        raise WebError(
+            503,
+            f"{site.archives.limit} archives are being sent already, as many as may; try again when one has "
+            "ended",
+            {"Retry-After": "60"},
+        )
+    async with site.archives:
         call.http.setHeader("content-type", ZIP)
         for header, value in headers.items():
             call.http.setHeader(header, value)
-        listing, missing = BodySpool(site.space), BodySpool(site.space)
         stream = ResponseStream(call.http)
-        archive = DirectoryArchive(call.grid, stream, listing, missing, site.downloads)
-        try:
+        with closing(BodySpool(site.space)) as listing, closing(BodySpool(site.space)) as missing:
+            archive = DirectoryArchive(call.grid, stream, listing, missing, site.downloads)
             await archive.send(cap, name)
-        finally:
-            listing.close()
-            missing.close()
         stream.finish()
     return None

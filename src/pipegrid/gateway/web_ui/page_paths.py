@@ -74,12 +74,10 @@ class ObjectPath:
 
     def trail(self) -> list[tuple[str, str]]:
         """Return the directories above it with their paths, the outermost first."""
-        above = [
-            (self.names[depth - 1], attrs.evolve(self, names=self.names[:depth]).directory_url)
-            for depth in range(len(self.names))
-        ]
+        above = ("Directory", *self.names)[: len(self.names)]
         return [
-            ("Directory" if not depth else text, url) for depth, (text, url) in enumerate(above)
+            (name, attrs.evolve(self, names=self.names[:depth]).directory_url)
+            for depth, name in enumerate(above)
         ]
 
     def back_to(self, done: str) -> str:
