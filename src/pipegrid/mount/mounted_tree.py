@@ -6,7 +6,8 @@ import errno
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -85,8 +86,7 @@ class MountedNode:
     @property
     def directory(self) -> DirectoryCap | None:
         """The cap of the directory that this is."""
-        is_directory = self.kind == "directory" and isinstance(self.cap, DirectoryCap)
-        return self.cap if is_directory and isinstance(self.cap, DirectoryCap) else None
+        return self.cap if self.kind == "directory" and isinstance(self.cap, DirectoryCap) else None
 
 
 @attrs.define(eq=False)
@@ -97,12 +97,10 @@ class MountedDirectory:
     Attributes:
         children: by name, in the order in which they are listed.
         is_fixed: no client can change it.
-        left_out: entries whose name no file can have, or that another one has already.
     """
 
     children: Mapping[str, MountedNode]
     is_fixed: bool
-    left_out: int = 0
     _positions: dict[str, int] = attrs.field(factory=dict, repr=False)
     _names: dict[MountedKind, tuple[list[str], dict[str, int]]] = attrs.field(
         factory=dict, repr=False
@@ -148,21 +146,15 @@ def content_of(entries: Iterable[Entry], is_fixed: bool) -> MountedDirectory:
     """
     Return the content of a directory of a grid.
 
-    Names that are illegal, as a program may have written them, are left out, as ``restore`` leaves them out.
+    Names that are illegal, as a program may have written them, or that an earlier entry has, are left out, as
+    ``restore`` leaves them out.
     """
     children: dict[str, MountedNode] = {}
-    left_out = 0
     for entry in entries:
-        try:
+        with suppress(SinkError):
             name = local_name(entry.name, restored(entry.metadata).name)
-        except SinkError:
-            left_out += 1
-            continue
-        if name in children:
-            left_out += 1
-        else:
-            children[name] = node_of(entry)
-    return MountedDirectory(children, is_fixed, left_out)
+            children.setdefault(name, node_of(entry))
+    return MountedDirectory(children, is_fixed)
 
 
 # The directories above the runs of backups.
@@ -232,7 +224,7 @@ class BackupsRoot:
 
     def __init__(
         self,
-        runs: Callable[[], Awaitable[Sequence[BackupRun]]],
+        runs: Callable[[], Coroutine[Any, Any, Sequence[BackupRun]]],
         clock: IReactorTime,
         now: Callable[[], float],
         say: Callable[[str], object],
@@ -249,7 +241,7 @@ class BackupsRoot:
         """Return it; raises as the reading of the list does, if it was never read."""
         if self._node is None or self._clock.seconds() - self._read_at > self._fresh_s:
             self._read_at = self._clock.seconds()  # others use the present list meanwhile
-            reading = Deferred.fromCoroutine(_sequence_of(self._runs()))
+            reading = Deferred.fromCoroutine(self._runs())
             if self._node is not None:
                 reading.addTimeout(RUNS_WAIT_S, self._clock)
             try:
@@ -266,10 +258,6 @@ class BackupsRoot:
             changed_ns = max((each.mtime_ns for each in content.children.values()), default=0)
             self._node = MountedNode("directory", 0o555, changed_ns, inside=content)
         return self._node
-
-
-async def _sequence_of(runs: Awaitable[Sequence[BackupRun]]) -> Sequence[BackupRun]:
-    return await runs
 
 
 # Which neighbours of what a program opens it will probably open next.
