@@ -16,7 +16,7 @@ from pipegrid.gateway.transfer_records import RecordedGrid
 from pipegrid.gateway.web_api.api_request import ApiRequest, ApiResource
 from pipegrid.gateway.web_api.gateway_metrics import GatewayCollector
 from pipegrid.gateway.web_api.log_socket import PrivateResource
-from pipegrid.gateway.web_api.object_resource import named_resource, object_resource
+from pipegrid.gateway.web_api.object_resource import answer_named, object_resource
 from pipegrid.gateway.web_api.operation_handles import OperationHandles
 from pipegrid.gateway.web_api.operation_requests import answer_operation, operation_posts
 from pipegrid.gateway.web_api.status_requests import STATUS_ANSWERS, GatewayState
@@ -41,7 +41,7 @@ def root_resource(
     objects = object_resource(grid, settings, operation_posts(handles))
     root.putChild(b"uri", objects)
     root.putChild(b"cap", objects)
-    named = named_resource(grid, settings)
+    named = ApiResource(grid, settings, answer_named)
     root.putChild(b"named", named)
     root.putChild(b"file", named)
     root.putChild(b"uploads", ApiResource(grid, settings, answer_uploads))
@@ -106,7 +106,7 @@ class Monitoring:
         collector = GatewayCollector(
             grid.records, self.handles, self.servers.latest, responses, connections
         )
-        state = GatewayState(grid.records, self.servers, collector, grid.clock, self._started_s)
+        state = GatewayState(grid.records, self.servers, collector, self._started_s)
         answers = {name: partial(answer, state) for name, answer in STATUS_ANSWERS.items()}
         operations = partial(answer_operation, self.handles)
         return {

@@ -207,14 +207,10 @@ class TransferRecord:
         """Note how far it has come, and when."""
         self.done, self.total = done, total
         if self.clock is not None and total:
-            self._sample(max(0.0, self.clock.seconds() - self.began_s), min(1.0, done / total))
+            self.sample(max(0.0, self.clock.seconds() - self.began_s), min(1.0, done / total))
 
-    def add_end(self) -> None:
-        """Note that all of it is done, though the last report may have come earlier."""
-        if self.took_s is not None:
-            self._sample(self.took_s, 1.0)
-
-    def _sample(self, at_s: float, done: float) -> None:
+    def sample(self, at_s: float, done: float) -> None:
+        """Note which fraction was done so many seconds after it began."""
         if self.samples and self.samples[-1] == (at_s, done):
             return
         if len(self.samples) > 1 and at_s - self.samples[-2][0] < self._spacing_s:
@@ -288,7 +284,7 @@ class TransferRecords:
             record.took_s = max(0.0, self._clock.seconds() - began_s)
             self._end(record, result, ended)
             if record.state == "finished":
-                record.add_end()
+                record.sample(record.took_s, 1.0)  # the last report may have come earlier
                 self._note_duration(kind, record.took_s)
             return result
 

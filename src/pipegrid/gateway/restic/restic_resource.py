@@ -42,10 +42,6 @@ MAX_OBJECT_BYTES = 1 << 30
 _OBJECT_TYPE = "application/octet-stream"
 _LOOPBACK = ("127.", "::1", "::ffff:127.")
 
-_OF_REPOSITORY = ("POST", "DELETE")
-_OF_LIST = ("GET",)
-_OF_OBJECT = ("HEAD", "GET", "POST", "DELETE")
-
 log = Logger()
 
 
@@ -88,24 +84,19 @@ class ResticResource(Resource):
         body.hasher = hashlib.sha256()
         if self._settings.no_auth or (length is not None and length <= IN_MEMORY_BYTES):
             return
-        if self._passwords is None:
-            try:
-                self._passwords = self._appeared()
-            except WebError as error:
-                body.refuse(BodyRefused(str(error), error.status))
-                return
-        given = (headers.getRawHeaders("authorization") or [""])[0]
-        if not self._passwords.names_user(given):
-            body.refuse(BodyRefused(_WRONG_PASSWORD, 401))
+        try:
+            passwords = self._password_file()
+        except WebError as error:
+            body.refuse(BodyRefused(str(error), error.status))
             return
+        given = (headers.getRawHeaders("authorization") or [""])[0]
 
-        def checked(user: str | None) -> None:
-            if user is None:
+        async def check() -> None:
+            if not passwords.names_user(given) or await passwords.user_of(given) is None:
                 body.refuse(BodyRefused(_WRONG_PASSWORD, 401))
 
-        checking = Deferred.fromCoroutine(self._passwords.user_of(given))
-        checking.addCallback(checked)
-        checking.addErrback(lambda _: None)  # the request raises it again
+        # What else it raises, the request raises again.
+        Deferred.fromCoroutine(check()).addErrback(lambda _: None)
 
     def render(self, request: Any) -> int:
         """Begin to answer a request; a client that disconnects cancels it."""
@@ -153,10 +144,9 @@ class ResticResource(Resource):
                 "clients on other machines need a password, and this gateway was started with --no-auth; "
                 f"start it without, and make {self._settings.password_file} with 'htpasswd -B -c FILE USER'",
             )
-        if self._passwords is None:
-            self._passwords = self._appeared()
+        passwords = self._password_file()
         try:
-            user = await self._passwords.user_of(request.getHeader("authorization"))
+            user = await passwords.user_of(request.getHeader("authorization"))
         except TooManyPasswords:
             raise WebError(
                 503, "too many passwords are being checked; try again", {"Retry-After": "5"}
@@ -165,17 +155,19 @@ class ResticResource(Resource):
             raise _unauthorized(_WRONG_PASSWORD)
         return user
 
-    def _appeared(self) -> PasswordFile:
+    def _password_file(self) -> PasswordFile:
         """
-        Return the password file, which was missing when the gateway started.
+        Return the password file, which may have been missing when the gateway started.
 
         Raises:
             WebError: it still is, or it cannot be read.
         """
         path = self._settings.password_file
         try:
-            if path is not None and path.exists():
-                return PasswordFile(path, self._grid.workers, self._grid.clock, _say)
+            if self._passwords is None and path is not None and path.exists():
+                self._passwords = PasswordFile(path, self._grid.workers, self._grid.clock, _say)
+            if self._passwords is not None:
+                return self._passwords
             why = (
                 f"restic's clients need a password, and there is no file of passwords; make {path} with "
                 "'htpasswd -B -c FILE USER', or start the gateway with --no-auth, which gives all users of "
@@ -291,8 +283,8 @@ def _unauthorized(why: str) -> WebError:
 
 def _allowed(path: RepositoryPath) -> tuple[str, ...]:
     if not path.kind:
-        return _OF_REPOSITORY
-    return _OF_OBJECT if path.is_object else _OF_LIST
+        return ("POST", "DELETE")
+    return ("HEAD", "GET", "POST", "DELETE") if path.is_object else ("GET",)
 
 
 def _path_below(request: Any) -> bytes:

@@ -109,7 +109,7 @@ class Channel(Protocol):
         """Close the channel in good order."""
 
 
-Handler = Callable[[int, Fields], Coroutine[Any, Any, bytes | None]]
+RequestHandler = Callable[[int, Fields], Coroutine[Any, Any, bytes | None]]
 """Returns the reply to a request by its number and fields; None: that it has succeeded."""
 
 
@@ -146,7 +146,7 @@ class SftpSession:
         self._ending = False
         self._closed = False
         self._pumping = False
-        self._does: dict[int, Handler] = {
+        self._does: dict[int, RequestHandler] = {
             RequestKind.OPEN: self._open,
             RequestKind.CLOSE: self._close,
             RequestKind.READ: self._read,
@@ -167,7 +167,7 @@ class SftpSession:
             RequestKind.SYMLINK: self._symlink,
             RequestKind.EXTENDED: self._extended,
         }
-        self._extensions: dict[bytes, Handler] = {
+        self._extensions: dict[bytes, RequestHandler] = {
             b"posix-rename@openssh.com": partial(self._rename, replace=True),
             b"statvfs@openssh.com": self._statvfs,
             b"fstatvfs@openssh.com": self._statvfs,

@@ -76,11 +76,6 @@ def object_resource(
     return ApiResource(grid, settings, partial(answer_object, {**_POSTS, **posts}))
 
 
-def named_resource(grid: Grid, settings: GatewaySettings) -> ApiResource:
-    """Return the resource of ``/named`` and ``/file``, below which files can only be read."""
-    return ApiResource(grid, settings, answer_named)
-
-
 async def answer_object(posts: Mapping[str, Handler], call: ApiRequest) -> HttpResponse | None:
     """Answer a request for ``/uri`` or anything below it."""
     if len(call.names) < 2:
@@ -154,7 +149,7 @@ async def _post(
 
 
 async def answer_named(call: ApiRequest) -> HttpResponse | None:
-    """Answer a request below ``/named``: the last part of the path names the media type."""
+    """Answer a request below ``/named`` or ``/file``; the last part of the path names the media type."""
     if len(call.names) < 2 or not call.names[1]:
         raise WebError(404, "the path has no capability; it is /named/CAP/NAME")
     if call.method != "GET":

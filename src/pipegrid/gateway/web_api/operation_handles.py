@@ -115,7 +115,8 @@ class OperationHandles:
                 f"{self._limits.running} operations are running, which is the limit; try again "
                 "when one has ended",
             )
-        self._make_space()
+        while len(self._held) >= self._limits.handles and self._forget_oldest():
+            pass
         held = HeldOperation(handle, operation, self._clock.seconds(), _bounded(retain_s))
         self._held[handle] = held
         work = operation.run(self._grid, partial(self._hold, held))
@@ -153,10 +154,9 @@ class OperationHandles:
             return
         if retain_s is not None:
             held.retain_s = _bounded(retain_s)
-        if held.operation.finished:
-            if release:
-                self._forget(held)
-                return
+        if held.operation.finished and release:
+            self._forget(held)
+        elif held.operation.finished:
             held.asked = True
             self._keep(held)
 
@@ -178,10 +178,6 @@ class OperationHandles:
         passed_s, self._wrong_s = max(0.0, now_s - self._wrong_s), now_s
         self._wrong = max(0.0, self._wrong - passed_s * self._limits.wrong_per_minute / 60)
         return self._wrong
-
-    def _make_space(self) -> None:
-        while len(self._held) >= self._limits.handles and self._forget_oldest():
-            pass
 
     def _forget_oldest(self) -> bool:
         """Drop the oldest ended operation; returns whether there was one."""

@@ -13,6 +13,7 @@ from pipegrid.core.caps import (
     DirectoryCap,
     MutableCap,
     UnknownCap,
+    mutable_file,
     parse_cap,
     writes,
 )
@@ -201,8 +202,7 @@ async def children_of(grid: Grid, cap: DirectoryCap) -> dict[str, Child]:
 
 def unreadable(cap: Cap, error: NotEnoughSharesError) -> Exception:
     """Return the error for an object with too few shares."""
-    file = cap.file if isinstance(cap, DirectoryCap) else cap
-    if isinstance(file, MutableCap):
+    if mutable_file(cap, directories=True) is not None:
         return WebError(410, f"UnrecoverableFileError: {error}")
     return error
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import attrs
-from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.gateway.http_response import HttpResponse, WebError, json_text
 from pipegrid.gateway.server_states import ServerState, ServerStates
@@ -153,11 +152,7 @@ class GatewayState:
     records: TransferRecords
     servers: ServerStates
     collector: GatewayCollector
-    clock: IReactorTime
     started_s: float
-
-
-StatusAnswerer = Callable[[GatewayState, ApiRequest], Coroutine[Any, Any, HttpResponse]]
 
 
 def _kind(call: ApiRequest, *kinds: str) -> str:
@@ -208,7 +203,7 @@ def _transfer(state: GatewayState, names: list[str]) -> HttpResponse:
 async def answer_statistics(state: GatewayState, call: ApiRequest) -> HttpResponse:
     """Answer a request to ``/statistics``."""
     kind = _kind(call, "json", "openmetrics")
-    said = statistics_json(state.records, state.clock.seconds() - state.started_s)
+    said = statistics_json(state.records, call.grid.clock.seconds() - state.started_s)
     if kind == "json":
         return HttpResponse(json_text(said), content_type="text/plain")
     if kind == "openmetrics":
@@ -246,7 +241,9 @@ async def answer_report(state: GatewayState, call: ApiRequest) -> HttpResponse:
     return HttpResponse("The gateway keeps no reports; see its log.\n")
 
 
-STATUS_ANSWERS: Mapping[bytes, StatusAnswerer] = {
+STATUS_ANSWERS: Mapping[
+    bytes, Callable[[GatewayState, ApiRequest], Coroutine[Any, Any, HttpResponse]]
+] = {
     b"": answer_home,
     b"status": answer_status,
     b"statistics": answer_statistics,

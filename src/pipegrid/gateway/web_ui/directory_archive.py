@@ -349,11 +349,9 @@ class DirectoryArchive:
         """
         reader = ArchiveReader(self._grid, cap, top)
         try:
-            one = await reader.next()
-            while one is not None:
+            while (one := await reader.next()) is not None:
                 await self._send(one)
                 reader.sent(one)
-                one = await reader.next()
         finally:
             reader.close()
         if self._missing:

@@ -231,9 +231,7 @@ def _time_extra(member: ZipMember) -> bytes:
 
 def _dos_time(changed_s: int | None) -> tuple[int, int]:
     """Return time and date as the format has them: from 1980 on, in steps of two seconds."""
-    if changed_s is None:
-        return 0, 1 << 5 | 1
-    at = time.gmtime(changed_s)
+    at = time.gmtime(changed_s or 0)
     if at.tm_year < 1980:
         return 0, 1 << 5 | 1
     return (
