@@ -86,7 +86,6 @@ class FormBody(BodySpool):
         self._count = 0
         self._segment: MultipartSegment | None = None
         self._field_pieces: list[bytes] = []
-        self._parser: PushMultipartParser | None = None
         try:
             self._parser = PushMultipartParser(boundary, max_segment_count=MAX_FIELDS + MAX_FILES)
         except (MultipartError, ValueError) as error:
@@ -94,7 +93,7 @@ class FormBody(BodySpool):
 
     def write(self, data: bytes) -> None:
         """Parse the next bytes of the form."""
-        if self.refused is not None or self._parser is None:
+        if self.refused is not None:
             return
         self.size += len(data)
         try:
@@ -112,7 +111,7 @@ class FormBody(BodySpool):
         Raises:
             BodyRefused: it is malformed, or too large.
         """
-        if self.refused is None and self._parser is not None:
+        if self.refused is None:
             try:
                 self._parser.close()
             except MultipartError as error:

@@ -129,7 +129,9 @@ def repair_json(outcome: CheckResult | RepairResult | None, *, failed: bool = Fa
     if not isinstance(outcome, RepairResult):
         lost = not outcome.recoverable
         return _repair(check_json(outcome), check_json(outcome), failed or lost, False)
-    attempted, after = was_repaired(outcome), check_json(outcome.after)
+    # It was repaired if shares were missing, or were stored again.
+    attempted = bool(outcome.uploaded) or not outcome.before.healthy
+    after = check_json(outcome.after)
     if attempted and not isinstance(outcome.after, MutableCheckResult):
         # Tahoe-LAFS writes this text only after the repair of a mutable file.
         after["summary"] = "healthy" if after["results"]["healthy"] else "not healthy"
@@ -159,11 +161,6 @@ def _repair(before: Json, after: Json, attempted: bool, successful: bool) -> Jso
         "pre-repair-results": before,
         "post-repair-results": after,
     }
-
-
-def was_repaired(outcome: RepairResult) -> bool:
-    """Return whether shares were missing, or were stored again."""
-    return bool(outcome.uploaded) or not outcome.before.healthy
 
 
 def check_recoverable(result: CheckResult) -> None:

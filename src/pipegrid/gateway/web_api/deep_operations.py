@@ -216,7 +216,6 @@ class CheckedObject:
     Attributes:
         before, after: results of checks; the same without a repair. None: it has no shares, or is of an
             unknown kind.
-        repaired: whether a repair was tried.
         json: the outcome in the web API.
     """
 
@@ -224,7 +223,6 @@ class CheckedObject:
     cap: Cap | None
     before: CheckResult | None
     after: CheckResult | None
-    repaired: bool
     json: Json
 
 
@@ -242,8 +240,7 @@ def checked(
         said = {"storage-index": "", "repair-attempted": False}
     else:
         said = repair_json(outcome, failed=failed)
-    tried = bool(said.get("repair-attempted"))
-    return CheckedObject(place.path, place.best, before, after, tried, said)
+    return CheckedObject(place.path, place.best, before, after, said)
 
 
 async def deep_check(
@@ -490,7 +487,7 @@ class DeepCheck(DeepOperation):
         healthy = is_healthy(before)
         self._counts["healthy" if healthy else "unhealthy"] += 1
         self._counts["healthy after" if is_healthy(after) else "unhealthy after"] += 1
-        if one.repaired:
+        if one.json.get("repair-attempted"):
             self._counts["successful" if one.json["repair-successful"] else "unsuccessful"] += 1
         self._corrupt += corrupt_shares(before)
         self._remaining_corrupt += corrupt_shares(after)

@@ -86,9 +86,10 @@ class FolderUpload:
     def __init__(self, call: ApiRequest, cap: DirectoryCap) -> None:
         self._grid = call.grid
         self._replace = call.arguments.replace()
-        self._directories: dict[TreePath, Directory] = {(): Directory(call.grid, cap)}
+        self._directories: dict[TreePath, Directory | PipegridError] = {
+            (): Directory(call.grid, cap)
+        }
         self._taken: dict[TreePath, frozenset[str]] = {}
-        self._failed: dict[TreePath, PipegridError] = {}
         self.problems: dict[TreePath, Problem] = {}
 
     async def store(self, files: Sequence[tuple[TreePath, FormFile]]) -> None:
@@ -98,35 +99,36 @@ class FolderUpload:
             level = [path for path in folders if len(path) == depth]
             await few_at_a_time(AT_ONCE, [partial(self._make, path) for path in level])
         if self._replace == "false":
-            used = {path[:-1] for path, _ in files} & self._directories.keys()
+            used = {path[:-1] for path, _ in files}
             await few_at_a_time(AT_ONCE, [partial(self._look, path) for path in used])
         await few_at_a_time(AT_ONCE, [partial(self._store, *each) for each in files])
 
+    def _directory(self, path: TreePath) -> Directory:
+        """Return a directory; raises why it could not be made, or not be read."""
+        found = self._directories[path]
+        if isinstance(found, PipegridError):
+            raise found
+        return found
+
     async def _make(self, path: TreePath) -> None:
-        above = self._directories.get(path[:-1])
         try:
-            if above is None:
-                raise self._failed[path[:-1]]
-            made = await make_directories(self._grid, above.cap, path[-1:], "sdmf")
-            self._directories[path] = made
+            above = self._directory(path[:-1]).cap
+            self._directories[path] = await make_directories(self._grid, above, path[-1:], "sdmf")
         except PipegridError as error:
-            self._failed[path] = error
+            self._directories[path] = error
 
     async def _look(self, path: TreePath) -> None:
         """See which names are taken, so that what has one is not stored."""
-        cap = self._directories[path].cap
         try:
+            cap = self._directory(path).cap
             self._taken[path] = frozenset(await children_of(self._grid, cap))
         except PipegridError as error:
-            del self._directories[path]
-            self._failed[path] = error
+            self._directories[path] = error
 
     async def _store(self, path: TreePath, file: FormFile) -> None:
-        directory = self._directories.get(path[:-1])
         replace = self._replace
         try:
-            if directory is None:
-                raise self._failed[path[:-1]]
+            directory = self._directory(path[:-1])
             if path[-1] in self._taken.get(path[:-1], ()):
                 raise WebError(409, "there is a child of this name already")
             with file.opened() as source:

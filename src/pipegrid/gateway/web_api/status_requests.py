@@ -81,8 +81,7 @@ def transfer_json(record: TransferRecord) -> Json:
         "status": _state_text(record),
     }
     if record.kind == "upload":
-        hashed = 1.0 if record.done else record.fraction
-        said["progress-hash"] = hashed
+        said["progress-hash"] = 1.0 if record.done else record.fraction
         said["progress-ciphertext"] = said["progress-encode-push"] = record.fraction
     elif record.kind == "download":
         said["progress"] = record.fraction

@@ -95,10 +95,8 @@ async def object_page(call: ApiRequest, found: FoundObject) -> HttpResponse:
     cap, path = found.cap, object_path(call)
     name = found.name or path.name or call.arguments.text("filename")
     values = _values(call, found, path, name)
-    is_file = isinstance(cap, (ChkCap, LitCap, MutableCap)) and not is_verifier(cap)
-    if not is_file:
+    if not isinstance(cap, (ChkCap, LitCap, MutableCap)) or is_verifier(cap):
         return render_page("object.html", {**values, "view": None})
-    assert isinstance(cap, (ChkCap, LitCap, MutableCap))
     view = await _look(call, cap, content_type(name))
     more = {
         "view": view,
@@ -120,17 +118,12 @@ def _values(call: ApiRequest, found: FoundObject, path: ObjectPath, name: str) -
         "url": path.directory_url if isinstance(cap, DirectoryCap) else path.url,
         "message": message(call),
         "is_directory": isinstance(cap, DirectoryCap) and known,
-        "is_writable": known and writes(cap) if cap is not None else False,
+        "is_writable": writes(cap),
         "share": share_url(cap, name) if cap is not None and known else None,
-        "entry_of": parent if parent and writes_directory(found.parent) else None,
+        "entry_of": parent if parent and writes(found.parent) else None,
         "facts": object_facts(found),
         "caps": object_caps(cap),
     }
-
-
-def writes_directory(cap: Cap | None) -> bool:
-    """Return whether a cap changes a directory."""
-    return isinstance(cap, DirectoryCap) and writes(cap)
 
 
 async def _look(call: ApiRequest, cap: ChkCap | LitCap | MutableCap, media_type: str) -> FileView:

@@ -58,11 +58,10 @@ class TransferLine:
 
 def transfers_page(records: TransferRecords) -> HttpResponse:
     """Return the page about all transfers."""
-    running = transfer_lines(records.active)
     values = {
         "title": "Transfers",
         "here": "/status",
-        "running": running,
+        "running": transfer_lines(records.active),
         "recent": transfer_lines(records.recent),
     }
     return render_page("transfers.html", values)
