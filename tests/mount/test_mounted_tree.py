@@ -266,7 +266,7 @@ class PathsTests(SynchronousTestCase):
         for number in range(4):
             self.successResultOf(Deferred.fromCoroutine(tree.list_directory((f"{number:03}",))))
         self.assertGreater(len(tree.views._views), 10)
-        self.assertEqual(tree._reading, set())
+        self.assertEqual(tree._reading.running, {})
 
     def test_a_huge_directory(self) -> None:
         """The attributes of everything in it take one read of it, and one of the directory above."""

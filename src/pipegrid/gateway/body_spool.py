@@ -204,14 +204,6 @@ class BodySpool:
                 file.seek(0)
                 yield file
 
-    def seek(self, *_: int) -> int:
-        """Do nothing; ``twisted.web`` rewinds what it has written."""
-        return 0
-
-    def tell(self) -> int:
-        """Return how many bytes arrived."""
-        return self.size
-
     def close(self) -> None:
         """Free the space; a second call does nothing."""
         self._closed = True

@@ -20,6 +20,7 @@ from twisted.internet.interfaces import IReactorTime
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, MutableCap
 from pipegrid.core.mutable.directory_content_edits import is_time
 from pipegrid.errors import PipegridError, SinkError
+from pipegrid.reactor.deferreds import RequestSet
 from pipegrid.tree.backup.catalogue import BackupRun
 from pipegrid.tree.backup.run_paths import choose_run
 from pipegrid.tree.directory_reading import Entry
@@ -369,7 +370,7 @@ class MountedTree:
         self._root = root
         self._content: WeakKeyDictionary[DirectoryView, MountedDirectory] = WeakKeyDictionary()
         self._order = AccessOrder()
-        self._reading: set[Deferred[Any]] = set()
+        self._reading: RequestSet[DirectoryCap] = RequestSet(grid.clock)
         self._closed = False
 
     async def locate(self, path: MountedPath) -> MountedPlace:
@@ -433,13 +434,11 @@ class MountedTree:
             if cap is None or isinstance(cap.file, MutableCap):
                 continue
             if not isinstance(cap.file, ChkCap) or cap.file.size <= AHEAD_DIRECTORY_BYTES:
-                reading = Deferred.fromCoroutine(self.views.view(cap))
-                self._reading.add(reading)
-                reading.addBoth(self._has_read, reading)
+                self._reading.start(self._read(cap), cap)
 
-    def _has_read(self, _result: object, reading: Deferred[Any]) -> None:
-        """A failure is reported when the directory is used."""
-        self._reading.discard(reading)
+    async def _read(self, cap: DirectoryCap) -> None:
+        with suppress(PipegridError):  # it is reported when the directory is used
+            await self.views.view(cap)
 
     async def attributes(self, path: MountedPath) -> dict[str, int]:
         """Return what ``stat`` shows, times in nanoseconds; raises as ``locate`` does."""
@@ -464,5 +463,4 @@ class MountedTree:
 
     def close(self) -> None:
         self._closed = True
-        for each in list(self._reading):
-            each.cancel()
+        self._reading.cancel()

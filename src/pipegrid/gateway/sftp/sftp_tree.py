@@ -6,6 +6,7 @@ import heapq
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 
 import attrs
 from twisted.internet.defer import CancelledError
@@ -302,41 +303,34 @@ class AccountTree:
         Children that cannot be part of a path are left out.
         """
         view = await self.views.view(cap, _ANY_TIME)
-        chosen: list[tuple[Entry | None, WrittenFile | None, str, bytes]] = []
-        most = PAGE_BYTES // 128
-        last = after
         written = {
             name: file
             for name, file in self.files.in_directory(cap.storage_index)
             if after is None or name > after
         }
-        for name, entry in _with_names(view.after(after), sorted(written)):
-            last = name
-            raw = name_for_client(name)
-            if raw is not None:
-                chosen.append((entry, written.get(name), name, raw))
-                if len(chosen) == most:
-                    break
-        await self.views.learn_sizes(
-            [entry for entry, file, *_ in chosen if entry is not None and file is None]
+        visible = (
+            (name, raw, entry, written.get(name))
+            for name, entry in _with_names(view.after(after), sorted(written))
+            if (raw := name_for_client(name)) is not None
         )
+        chosen = list(islice(visible, PAGE_BYTES // 128))
+        stored = (entry for _, _, entry, file in chosen if file is None)
+        await self.views.learn_sizes([entry for entry in stored if entry is not None])
         names: list[bytes] = []
-        shown_last: str | None = None
         used, writable = 0, is_writable(cap)
-        for entry, file, name, raw in chosen:
+        for name, raw, entry, file in chosen:
             if file is not None:
                 attributes = await self.written_attributes(file)
             else:
                 assert entry is not None
                 attributes = await self._stored_attributes(entry, writable)
-            long = long_name(name, attributes).encode("utf-8")
-            packed = packed_name(raw, long, attributes)
+            packed = packed_name(raw, long_name(name, attributes).encode("utf-8"), attributes)
             if names and used + len(packed) > PAGE_BYTES:
-                return names, shown_last
+                break
             names.append(packed)
             used += len(packed)
-            shown_last = name
-        return names, last if names else None
+            after = name
+        return names, after if names else None
 
     async def make_directory(self, spot: PathTarget, attributes: FileAttributes) -> None:
         """

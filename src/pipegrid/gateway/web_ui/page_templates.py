@@ -56,7 +56,7 @@ def render_page(
 
 def notice_page(title: str, lines: Sequence[str]) -> HttpResponse:
     """Return a short page: a heading, and one paragraph a line."""
-    return render_page("lines.html", {"title": title, "lines": lines, "details": ""})
+    return render_page("lines.html", {"title": title, "lines": lines})
 
 
 @cache
