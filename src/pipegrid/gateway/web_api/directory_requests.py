@@ -63,9 +63,7 @@ DIRECTORY_PAGES: Mapping[str, Handler] = {
 
 async def get_directory(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
     """Answer a GET of a directory."""
-    cap = found.cap
-    assert isinstance(cap, DirectoryCap)
-    operation = call.arguments.operation
+    cap, operation = found.directory, call.arguments.operation
     if operation == "json":
         return tagged(call, cap, await _listing(call, cap))
     if operation in DIRECTORY_PAGES:
@@ -167,9 +165,8 @@ def _place_of(found: FoundObject, given: str) -> FoundObject:
         raise WebError(400, "the name of a child has no slash; make the directories one by one")
     if not found.is_directory:
         raise WebError(400, "this is not a directory, so it has no children")
-    assert isinstance(found.cap, DirectoryCap)
     name = composed(given)
-    return FoundObject(None, None, found.cap, (name,), name)
+    return FoundObject(None, None, found.directory, (name,), name)
 
 
 async def upload(call: ApiRequest, found: FoundObject) -> HttpResponse:

@@ -78,12 +78,12 @@ def _root(call: ApiRequest, found: FoundObject) -> DirectoryCap:
     Raises:
         WebError: this is not a directory.
     """
-    if not (found.is_directory and isinstance(found.cap, DirectoryCap)):
+    if not found.is_directory:
         operation = call.arguments.operation
         raise WebError(
             400, f"POST to file: bad t={operation}; it is for directories that can be listed"
         )
-    return found.cap
+    return found.directory
 
 
 # Streams.

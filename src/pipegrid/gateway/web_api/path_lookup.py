@@ -58,6 +58,12 @@ class FoundObject:
         return isinstance(cap, DirectoryCap) and not is_verifier(cap)
 
     @property
+    def directory(self) -> DirectoryCap:
+        """Its cap, if that is one of a directory."""
+        assert isinstance(self.cap, DirectoryCap)
+        return self.cap
+
+    @property
     def metadata(self) -> dict[str, Any] | None:
         """The metadata of the last link; None for a capability alone."""
         return None if self.child is None else self.child.metadata
@@ -174,8 +180,7 @@ def _directory_at(here: FoundObject, name: str) -> DirectoryCap:
         raise FileOnPath(
             400, f"{what} is not a directory, so there is no '{printable(name)}' in it"
         )
-    assert isinstance(here.cap, DirectoryCap)
-    return here.cap
+    return here.directory
 
 
 async def _step(grid: Grid, here: FoundObject, name: str, rest: Sequence[str]) -> FoundObject:

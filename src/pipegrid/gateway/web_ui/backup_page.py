@@ -56,9 +56,7 @@ async def backup_page(call: ApiRequest, found: FoundObject) -> HttpResponse:
     Raises:
         WebError: it keeps none.
     """
-    cap = found.cap
-    assert isinstance(cap, DirectoryCap)
-    children = await children_of(call.grid, cap)
+    children = await children_of(call.grid, found.directory)
     archives = _archives(children)
     if isinstance(archives, DirectoryCap):
         call.grid.check_access(archives)

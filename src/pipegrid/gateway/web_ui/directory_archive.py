@@ -398,8 +398,6 @@ async def send_archive(call: ApiRequest, found: FoundObject) -> HttpResponse | N
     Raises:
         WebError: too many archives are being sent.
     """
-    cap = found.cap
-    assert isinstance(cap, DirectoryCap)
     name = call.arguments.text("filename").removesuffix(".zip") or found.name or "directory"
     headers = {"Content-Disposition": disposition(f"{harmless_name(name)}.zip")}
     if call.is_head:
@@ -419,6 +417,6 @@ async def send_archive(call: ApiRequest, found: FoundObject) -> HttpResponse | N
         stream = ResponseStream(call.http)
         with closing(BodySpool(site.space)) as listing, closing(BodySpool(site.space)) as missing:
             archive = DirectoryArchive(call.grid, stream, listing, missing, site.downloads)
-            await archive.send(cap, name)
+            await archive.send(found.directory, name)
         stream.finish()
     return None

@@ -82,9 +82,7 @@ class EntryRow:
 
 async def directory_page(call: ApiRequest, found: FoundObject) -> HttpResponse:
     """Return the page of a directory, even if the directory cannot be read."""
-    cap = found.cap
-    assert isinstance(cap, DirectoryCap)
-    path = object_path(call)
+    cap, path = found.directory, object_path(call)
     values: dict[str, Any] = {
         "title": path.name or "Directory",
         "path": path,
