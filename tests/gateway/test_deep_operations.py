@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap, UnknownCap
 from pipegrid.errors import NotEnoughSharesError
+from pipegrid.gateway.http_response import ResponseStream
 from pipegrid.gateway.web_api.deep_operations import (
     OPERATIONS,
     DeepOperation,
@@ -24,16 +25,17 @@ from tests.gateway.gateway_world import CHK_DATA, GatewayTestCase
 CHECK, REPAIR = UpkeepRequest(), UpkeepRequest(repair=True)
 
 
-class Lines:
+class Lines(ResponseStream):
     """Keeps the lines of a stream; a reader that stops reading after ``takes`` of them."""
 
     def __init__(self, takes: int | None = None) -> None:
+        super().__init__(None)
         self.lines: list[bytes] = []
         self.takes = takes
         self.waiting: list[Deferred[None]] = []
 
-    def write(self, line: bytes) -> None:
-        self.lines.append(line)
+    def write(self, data: bytes) -> None:
+        self.lines.append(data)
 
     async def ready(self) -> None:
         if self.takes is not None and len(self.lines) >= self.takes:

@@ -576,8 +576,7 @@ class GatewaySite(Site):
     def log_interrupted(self, channel: GatewayChannel, request: GatewayRequest) -> None:
         """Log a request whose client left before its body was whole, or before the response was."""
         if request.is_whole:
-            fields = request.log_line()
-            self._tell("{method} {path} interrupted after {bytes} B {ms} ms", **fields)
+            self._tell("{method} {path} interrupted after {bytes} B {ms} ms", **request.log_line())
         elif request.has_head:
             self._tell(
                 "{method} {path} interrupted after {bytes} B of its body",

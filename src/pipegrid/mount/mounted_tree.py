@@ -194,9 +194,8 @@ def backups_content(runs: Sequence[BackupRun], now: float) -> MountedDirectory:
         changed_ns = _time_ns(newest)
         target = os.fsencode(newest.time)
         children[LATEST_NAME] = MountedNode("link", 0o777, changed_ns, target=target)
-        inside = MountedDirectory(children, is_fixed=False)
         backups[directory_name(name, backups)] = MountedNode(
-            "directory", 0o555, changed_ns, inside=inside
+            "directory", 0o555, changed_ns, inside=MountedDirectory(children, is_fixed=False)
         )
     return MountedDirectory(backups, is_fixed=False)
 

@@ -215,8 +215,7 @@ def parse_credentials(header: str | None) -> tuple[str, bytes] | None:
     if scheme.lower() != "basic":
         return None
     try:
-        data = base64.b64decode(encoded.strip(), validate=True)
-        user, found, password = data.partition(b":")
+        user, found, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
         name = user.decode("utf-8")
     except (binascii.Error, ValueError):
         return None

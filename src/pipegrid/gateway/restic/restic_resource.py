@@ -144,9 +144,8 @@ class ResticResource(Resource):
                 "clients on other machines need a password, and this gateway was started with --no-auth; "
                 f"start it without, and make {self._settings.password_file} with 'htpasswd -B -c FILE USER'",
             )
-        passwords = self._password_file()
         try:
-            user = await passwords.user_of(request.getHeader("authorization"))
+            user = await self._password_file().user_of(request.getHeader("authorization"))
         except TooManyPasswords:
             raise WebError(
                 503, "too many passwords are being checked; try again", {"Retry-After": "5"}
@@ -238,7 +237,7 @@ class ResticResource(Resource):
             )
         request.setHeader(b"content-type", _OBJECT_TYPE.encode("ascii"))
         request.setHeader(b"content-length", str(part.length).encode("ascii"))
-        if part.content_range:
+        if part.partial:
             request.setResponseCode(206)
             request.setHeader(b"content-range", part.content_range.encode("ascii"))
         if request.method != b"HEAD":

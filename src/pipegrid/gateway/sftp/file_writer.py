@@ -499,8 +499,7 @@ class WrittenFiles:
         file.is_linking = True
         before = file.entry.metadata if file.entry is not None else {}
         attributes = merged(FileAttributes(times=self.now()), file.attributes)
-        changes = metadata_changes(before, "file", attributes, new_content=True)
-        metadata = {**before, **changes}
+        metadata = {**before, **metadata_changes(before, "file", attributes, new_content=True)}
         link = Link(place.name, cap, None, metadata, file.replace, replace_directory=False)
         try:
             await place.directory.change([link])

@@ -320,8 +320,7 @@ class SftpSession:
         return handle_reply(number, self._keep(handle))
 
     async def _close(self, number: int, fields: Fields) -> None:
-        key = fields.string(MAX_HANDLE_BYTES)
-        handle = self._handles.pop(key, None)
+        handle = self._handles.pop(fields.string(MAX_HANDLE_BYTES), None)
         if handle is None:
             raise SftpError("there is no such handle; it may have been closed")
         await handle.close()
@@ -381,8 +380,7 @@ class SftpSession:
         elif change.size is not None:
             raise SftpError("the handle is not open for writing", Status.PERMISSION_DENIED)
         else:
-            spot = await self._tree.locate(handle.spot.path)
-            await self._tree.set_attributes(spot, change)
+            await self._tree.set_attributes(await self._tree.locate(handle.spot.path), change)
 
     # Directories and names.
 

@@ -349,8 +349,7 @@ class AccountTree:
             await looking
         finally:
             looking.cancel()
-        mode = attributes_of_new(attributes).mode
-        change = FileAttributes(mode=mode, times=self.files.now())
+        change = FileAttributes(mode=attributes_of_new(attributes).mode, times=self.files.now())
         metadata = metadata_changes({}, "directory", change)
         with self._stale_if_it_fails(place):
             await place.directory.link(place.name, made.cap, metadata=metadata)
@@ -472,8 +471,7 @@ class AccountTree:
         with self._stale_if_it_fails(origin, place):
             await move(origin.directory, origin.name, place.directory, place.name, replace)
         self.views.changed(origin.directory.cap, origin.name, None)
-        moved = entry._replace(name=place.name)
-        self.views.changed(place.directory.cap, place.name, moved)
+        self.views.changed(place.directory.cap, place.name, entry._replace(name=place.name))
 
 
 def _with_names(entries: Iterator[Entry], written: list[str]) -> Iterator[tuple[str, Entry | None]]:

@@ -717,8 +717,7 @@ class SftpServer:
     def __init__(self, grid: Grid, accounts: Accounts, key: Key, directory: Path) -> None:
         self._grid = grid
         self._views = DirectoryViews(grid)
-        space = TemporarySpace(directory, TEMPORARY_BYTES)
-        self._files = WrittenFiles(grid, self._views, space)
+        self._files = WrittenFiles(grid, self._views, TemporarySpace(directory, TEMPORARY_BYTES))
         self._reading = ReadSpace()
         self._free_space = FreeSpaceMeter(grid)
         self.factory = SftpFactory(grid.clock, accounts, key, self._session)

@@ -116,8 +116,7 @@ class ApiResource(Resource):
         """Answer a request; see ``IResource``."""
 
         async def work() -> HttpResponse | None:
-            call = api_request(request, self._grid, self._settings)
-            return await self._answer(call)
+            return await self._answer(api_request(request, self._grid, self._settings))
 
         return respond(request, work(), self._grid.clock, problem_response)
 

@@ -81,8 +81,7 @@ def link_of(name: str, given: Mapping[str, Any], replace: Replace) -> Link:
         WebError: they cannot be linked.
     """
     cap, read_cap = sorted_caps(given.get("rw_uri") or "", given.get("ro_uri") or "")
-    metadata = given.get("metadata")
-    return Link(name, cap, read_cap, metadata, replace != "false", replace == "true")
+    return Link(name, cap, read_cap, given.get("metadata"), replace != "false", replace == "true")
 
 
 def sorted_caps(rw: str, ro: str) -> tuple[Cap, Cap | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 from twisted.python.failure import Failure
@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, MutableCap, UnknownCap, writes
 from pipegrid.core.text import printable
 from pipegrid.errors import CapError, NotEnoughSharesError, PipegridError
+from pipegrid.gateway.http_response import ResponseStream
 from pipegrid.gateway.web_api.check_json import (
     Json,
     check_json,
@@ -42,16 +43,6 @@ MAX_ERRORS = 100
 """Errors that are listed, and objects that are checked again; further ones are counted."""
 
 STATS_VERSION = 1
-
-
-class LineSink(Protocol):
-    """Receives the lines of a stream."""
-
-    def write(self, line: bytes) -> None:
-        """Send a line; never raises."""
-
-    async def ready(self) -> None:
-        """Return when the reader accepts more."""
 
 
 def object_json(path: TreePath, cap: Cap | None) -> Json:
@@ -169,7 +160,7 @@ async def visit(
                 found(met.path, met.best or met.cap)
 
 
-async def stream_manifest(grid: Grid, root: DirectoryCap, sink: LineSink) -> None:
+async def stream_manifest(grid: Grid, root: DirectoryCap, sink: ResponseStream) -> None:
     """Send a line for each object of a tree, then the statistics, then errors."""
     stats, problems = TreeStats(), OperationProblems()
 
@@ -181,7 +172,7 @@ async def stream_manifest(grid: Grid, root: DirectoryCap, sink: LineSink) -> Non
 
 
 async def stream_deep_check(
-    grid: Grid, root: DirectoryCap, todo: UpkeepRequest, sink: LineSink
+    grid: Grid, root: DirectoryCap, todo: UpkeepRequest, sink: ResponseStream
 ) -> None:
     """Send a line with its check for each object of a tree, then the statistics, then errors."""
     stats, problems = TreeStats(), OperationProblems()
@@ -194,7 +185,7 @@ async def stream_deep_check(
     _end_stream(sink, stats, problems)
 
 
-def _end_stream(sink: LineSink, stats: TreeStats, problems: OperationProblems) -> None:
+def _end_stream(sink: ResponseStream, stats: TreeStats, problems: OperationProblems) -> None:
     if problems.root is None:
         sink.write(_line({"type": "stats", "stats": stats_json(stats)}))
     for line in problems.lines():

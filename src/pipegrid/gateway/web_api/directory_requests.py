@@ -89,8 +89,7 @@ async def delete_link(call: ApiRequest, found: FoundObject) -> HttpResponse:
     """Answer a DELETE: the link is removed, and the child's shares stay."""
     if found.parent is None:
         raise WebError(400, "DELETE removes a link; give the path of one below a directory")
-    parent = check_writes(found.parent)
-    await Directory(call.grid, parent).change([Unlink(found.name)])
+    await Directory(call.grid, check_writes(found.parent)).change([Unlink(found.name)])
     return HttpResponse("" if found.cap is None else str(found.cap))
 
 

@@ -126,7 +126,6 @@ class FolderUpload:
             self._directories[path] = error
 
     async def _store(self, path: TreePath, file: FormFile) -> None:
-        replace = self._replace
         try:
             directory = self._directory(path[:-1])
             if path[-1] in self._taken.get(path[:-1], ()):
@@ -134,7 +133,7 @@ class FolderUpload:
             with file.opened() as source:
                 cap = (await self._grid.put(source)).cap
             # As where one file is uploaded: it replaces a file, and never a directory.
-            link = Link(path[-1], cap, None, None, replace != "false", False)
+            link = Link(path[-1], cap, None, None, self._replace != "false", False)
             await directory.change([link])
         except PipegridError as error:
             self.problems[path] = problem_of(error)

@@ -95,11 +95,10 @@ def may_be_stored_early(call: ApiRequest) -> bool:
 
     Only a small body is: it is stored without need if the path leads to a mutable file.
     """
-    arguments = call.arguments
     return (
         call.method == "PUT"
         and len(call.names) > 2
-        and not {"t", "format", "mutable", "offset"} & arguments.values.keys()
+        and not {"t", "format", "mutable", "offset"} & call.arguments.values.keys()
         and call.body.refused is None
         and call.body.size <= IN_MEMORY_BYTES
     )

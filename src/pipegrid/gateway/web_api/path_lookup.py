@@ -185,8 +185,7 @@ def _directory_at(here: FoundObject, name: str) -> DirectoryCap:
 
 async def _step(grid: Grid, here: FoundObject, name: str, rest: Sequence[str]) -> FoundObject:
     parent = _directory_at(here, name)
-    children = await children_of(grid, parent)
-    child = children.get(composed(name))
+    child = (await children_of(grid, parent)).get(composed(name))
     if child is None:
         return FoundObject(None, parent=parent, missing=tuple(rest), name=composed(name))
     return FoundObject(best_cap(child), child, parent, name=child.name)

@@ -175,8 +175,7 @@ class ArchiveReader:
         one = _checked(_Waiting(member, cap))
         if size > SMALL_BYTES or one.error is not None:
             return one
-        is_mutable = isinstance(cap, MutableCap)
-        one.waits_bytes += SMALL_BYTES if is_mutable else size
+        one.waits_bytes += SMALL_BYTES if isinstance(cap, MutableCap) else size
         assert cap is not None
         one.fetching = self._grid.read(cap, 0, SMALL_BYTES + 1)
         return one

@@ -97,9 +97,8 @@ async def object_page(call: ApiRequest, found: FoundObject) -> HttpResponse:
     values = _values(call, found, path, name)
     if not isinstance(cap, (ChkCap, LitCap, MutableCap)) or is_verifier(cap):
         return render_page("object.html", {**values, "view": None})
-    view = await _look(call, cap, content_type(name))
     more = {
-        "view": view,
+        "view": await _look(call, cap, content_type(name)),
         "media_type": content_type(name),
         "source": content_url(cap, name),
         "download": content_url(cap, name, save=True),
@@ -183,8 +182,7 @@ def object_facts(found: FoundObject) -> list[tuple[str, str]]:
         facts.append(("Format", "Immutable, contained in its cap"))
     elif isinstance(file, ChkCap):
         facts.append(("Format", "Immutable"))
-        shares = f"any {file.required_shares} of {file.total_shares} restore it"
-        facts.append(("Shares", shares))
+        facts.append(("Shares", f"any {file.required_shares} of {file.total_shares} restore it"))
     facts += _dates(found.metadata or {})
     index = None if file is None or isinstance(file, (LitCap, UnknownCap)) else file.storage_index
     if index is not None:

@@ -50,8 +50,7 @@ def render_page(
         values: by the names that the template uses; ``title`` has to be one, without any capability.
     """
     text = _environment().get_template(template).render(values or {})
-    data = text.encode("ascii", "xmlcharrefreplace")
-    return HttpResponse(data, status, HTML, PAGE_HEADERS)
+    return HttpResponse(text.encode("ascii", "xmlcharrefreplace"), status, HTML, PAGE_HEADERS)
 
 
 def notice_page(title: str, lines: Sequence[str]) -> HttpResponse:

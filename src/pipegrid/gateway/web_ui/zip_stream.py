@@ -201,11 +201,10 @@ def _head(member: ZipMember, flags: int, crc: int, size: int) -> bytes:
     name = member.path.encode()
     shown = _MOST if large else size
     stored_time, stored_date = _dos_time(member.changed_s)
-    version = _VERSION_64 if large else 20
     return (
         _LOCAL.pack(
             b"PK\x03\x04",
-            version,
+            _VERSION_64 if large else 20,
             _UTF8 | flags,
             0,
             stored_time,
