@@ -441,10 +441,7 @@ class RecordedGrid(Grid):
 
 
 def _file_of(cap: str | Cap) -> Cap | None:
-    try:
-        parsed = as_cap(cap)
-    except PipegridError:
-        return None  # the transfer fails with it
+    parsed = _known(cap)
     return parsed.file if isinstance(parsed, DirectoryCap) else parsed
 
 

@@ -128,13 +128,11 @@ def node_of(entry: Entry) -> MountedNode:
     mtime_ns = _linked_ns(metadata) if kept.mtime_ns is None else kept.mtime_ns
     if entry.kind == "unknown":
         return MountedNode("unreadable", 0, mtime_ns)
-    if entry.kind == "directory":
-        mode = 0o755 if kept.mode is None else kept.mode
-        return MountedNode("directory", mode & _READ_BITS, mtime_ns, entry.cap)
-    if kept.link is not None:
+    if entry.kind == "file" and kept.link is not None:
         return MountedNode("link", 0o777, mtime_ns, target=kept.link)
-    mode = 0o644 if kept.mode is None else kept.mode
-    return MountedNode("file", mode & _READ_BITS, mtime_ns, entry.cap)
+    usual = 0o755 if entry.kind == "directory" else 0o644
+    mode = usual if kept.mode is None else kept.mode
+    return MountedNode(entry.kind, mode & _READ_BITS, mtime_ns, entry.cap)
 
 
 def _linked_ns(metadata: Mapping[str, Any]) -> int:

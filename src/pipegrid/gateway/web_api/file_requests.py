@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from io import BytesIO
-from typing import Any
 
 import attrs
 
@@ -14,7 +13,6 @@ from pipegrid.gateway.body_spool import BodySpool
 from pipegrid.gateway.http_response import JSON_OF_OBJECTS, HttpResponse, WebError, json_text
 from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.byte_ranges import (
-    ByteRange,
     content_type,
     disposition,
     entity_tag,
@@ -116,35 +114,25 @@ async def download(call: ApiRequest, given: Cap | None, name: str) -> HttpRespon
 
     def begin(size: int) -> tuple[int, int]:
         found = parse_range(call.header("range"), size)
-        _set_head(http, found, headers)
+        http.setResponseCode(206 if found.partial else 200)
+        for name, value in headers.items():
+            http.setHeader(name, value)
+        http.setHeader("Content-Length", str(found.length))
+        if found.partial:
+            http.setHeader("Content-Range", found.content_range)
         return (found.start, 0) if call.is_head else (found.start, found.length)
 
     try:
-        if call.is_head:
-            await _head(call, cap, begin)
-        else:
+        if not call.is_head:
             await PacedDownload(call.grid, cap, http, begin, http.site.downloads).run()
+        elif isinstance(cap, MutableCap):
+            await call.grid.get(cap, BytesIO(), range_of=begin)
+        else:
+            begin(cap.size)  # it is in the cap, so no server is queried
     except NotEnoughSharesError as error:
         raise unreadable(cap, error) from error
     http.finish()
     return None
-
-
-async def _head(call: ApiRequest, cap: ChkCap | LitCap | MutableCap, begin: Any) -> None:
-    """Find out the size; an immutable cap contains it, and no server is queried."""
-    if isinstance(cap, MutableCap):
-        await call.grid.get(cap, BytesIO(), range_of=begin)
-    else:
-        begin(cap.size)
-
-
-def _set_head(http: Any, found: ByteRange, headers: dict[str, str]) -> None:
-    http.setResponseCode(206 if found.partial else 200)
-    for name, value in headers.items():
-        http.setHeader(name, value)
-    http.setHeader("Content-Length", str(found.length))
-    if found.partial:
-        http.setHeader("Content-Range", found.content_range)
 
 
 # GET with ``t``, for a file or an object of an unknown kind.

@@ -39,9 +39,7 @@ SHOWN_CHARACTERS = 160
 """Of a name in a list; longer ones are shortened in the middle."""
 
 
-def render_page(
-    template: str, values: Mapping[str, Any] | None = None, status: int = 200
-) -> HttpResponse:
+def render_page(template: str, values: Mapping[str, Any], status: int = 200) -> HttpResponse:
     """
     Return a page.
 
@@ -49,7 +47,7 @@ def render_page(
         template: a file in ``templates``, such as ``directory.html``; it extends ``base.html``.
         values: by the names that the template uses; ``title`` has to be one, without any capability.
     """
-    text = _environment().get_template(template).render(values or {})
+    text = _environment().get_template(template).render(values)
     return HttpResponse(text.encode("ascii", "xmlcharrefreplace"), status, HTML, PAGE_HEADERS)
 
 
