@@ -118,10 +118,8 @@ class ServerStates:
         self._asking = None
 
     def _told(self, status: ServerStatus) -> None:
-        state = self._states.get(status.server_id)
-        if state is None:
-            identity = ServerIdentity(status.server_id, status.nickname, b"", b"")
-            state = self._states[status.server_id] = ServerState(identity)
+        identity = ServerIdentity(status.server_id, status.nickname, b"", b"")
+        state = self._states.setdefault(status.server_id, ServerState(identity))
         state.status = status
         if status.reachable:
             state.heard_s = self._now()

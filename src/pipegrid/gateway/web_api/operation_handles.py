@@ -106,9 +106,7 @@ class OperationHandles:
             OperationRefused: too many are running.
         """
         check_handle(handle)
-        before = self._held.get(handle)
-        if before is not None:
-            self._forget(before)
+        self.cancel(handle)
         if self.running >= self._limits.running:
             raise OperationRefused(
                 503,

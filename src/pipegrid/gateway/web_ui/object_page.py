@@ -60,7 +60,7 @@ _IMAGES = frozenset(
 """What browsers show; an SVG in an ``img`` runs no script and loads nothing."""
 
 
-@attrs.define
+@attrs.frozen
 class FileView:
     """
     What the page of a file shows.
@@ -143,21 +143,13 @@ async def _look(call: ApiRequest, cap: ChkCap | LitCap | MutableCap, media_type:
         await call.grid.get(cap, data, range_of=begin)
     except PipegridError as error:
         return FileView("problem", plain_sentence(problem_of(error).text), size=size)
-    view = FileView(kind, size=sizes[-1])
-    if kind == "text":
-        _show_text(view, data.getvalue())
-    return view
-
-
-def _show_text(view: FileView, data: bytes) -> None:
-    assert view.size is not None
-    view.is_cut = view.size > len(data)
-    if b"\0" in data[:1000]:
-        view.preview = "none"
-        return
+    content, size = data.getvalue(), sizes[-1]
+    is_cut = kind == "text" and size > len(content)
+    if b"\0" in content[:1000]:
+        return FileView("none", "", is_cut, size)
     # A character may be cut in two at the end.
-    text = data.decode("utf-8", "replace")
-    view.text = harmless(text.rstrip("\ufffd") if view.is_cut else text)
+    text = content.decode("utf-8", "replace")
+    return FileView(kind, harmless(text.rstrip("\ufffd") if is_cut else text), is_cut, size)
 
 
 # What is known without reading it.

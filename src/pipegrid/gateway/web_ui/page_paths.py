@@ -101,9 +101,8 @@ def content_url(cap: Cap, name: str, save: bool = False) -> str:
         save: the browser is to save it.
     """
     read = quote(read_cap_text(cap), safe="")
-    if name in _NO_PATH:
-        return f"/uri/{read}?{urlencode({'save': 'true'})}" if save else f"/uri/{read}"
-    return f"/named/{read}/{quote(name, safe='')}" + ("?save=true" if save else "")
+    place = f"/uri/{read}" if name in _NO_PATH else f"/named/{read}/{quote(name, safe='')}"
+    return place + ("?save=true" if save else "")
 
 
 def share_url(cap: Cap, name: str) -> str:
