@@ -55,41 +55,25 @@ class WebError(PipegridError):
         self.headers = dict(headers or {})
 
 
-@attrs.frozen
-class Problem:
-    """
-    The response for an exception.
-
-    Attributes:
-        unexpected: it must be logged, with its traceback.
-    """
-
-    status: int
-    text: str
-    headers: Mapping[str, str] = attrs.field(factory=dict)
-    unexpected: bool = False
-
-
 def no_such_child(name: str) -> WebError:
     """Return the error for a name that is not in its directory."""
     return WebError(404, f"No such child: {printable(name)}")
 
 
-def problem_of(error: BaseException) -> Problem:
-    """Return the response for an exception."""
+def problem_of(error: BaseException) -> WebError:
+    """Return an exception as the error that its request gets as response."""
     if isinstance(error, WebError):
-        return Problem(error.status, str(error), error.headers)
+        return error
     if isinstance(error, BodyRefused):
-        return Problem(error.status, str(error))
+        return WebError(error.status, str(error))
     if isinstance(error, NoSuchChild):
-        return Problem(404, f"No such child: {printable(error.name)}: {error}")
+        return WebError(404, f"No such child: {printable(error.name)}: {error}")
     if isinstance(error, NotEnoughSharesError):
-        return Problem(410, _not_enough(error))
+        return WebError(410, _not_enough(error))
     for kind, status, beginning in _PROBLEMS:
         if isinstance(error, kind):
-            return Problem(status, f"{beginning}{error}")
-    text = "the gateway failed unexpectedly; its log has the details"
-    return Problem(500, text, unexpected=True)
+            return WebError(status, f"{beginning}{error}")
+    return WebError(500, "the gateway failed unexpectedly; its log has the details")
 
 
 _PROBLEMS: tuple[tuple[type[PipegridError], int, str], ...] = (
@@ -173,16 +157,16 @@ def send(request: Any, response: HttpResponse) -> None:
     request.finish()
 
 
-def plain_problem(request: Any, problem: Problem) -> HttpResponse:
+def plain_problem(request: Any, problem: WebError) -> HttpResponse:
     """Return the response of an error for programs: text."""
-    return HttpResponse(problem.text, problem.status, TEXT, problem.headers)
+    return HttpResponse(str(problem), problem.status, TEXT, problem.headers)
 
 
 def respond(
     request: Any,
     work: Coroutine[Any, Any, HttpResponse | None],
     clock: Any,
-    explain: Callable[[Any, Problem], HttpResponse] = plain_problem,
+    explain: Callable[[Any, WebError], HttpResponse] = plain_problem,
 ) -> int:
     """
     Answer a request with the result of work, or with its error; for ``IResource.render``.
@@ -214,22 +198,20 @@ def respond(
     return NOT_DONE_YET
 
 
-def _fail(request: Any, failure: Failure, explain: Callable[[Any, Problem], HttpResponse]) -> None:
+def _fail(request: Any, failure: Failure, explain: Callable[[Any, WebError], HttpResponse]) -> None:
     """Answer with an error or, if the response has begun, close the connection."""
     if request.startedWriting:
         log.info("a response ended before its end: {error}", error=str(failure.value))
         request.abort()
         return
     assert failure.value is not None
-    problem = problem_of(failure.value)
-    if problem.unexpected:
-        if failure.check(CancelledError):
-            log.info("a request was cancelled")
-        else:
-            log.failure("a request failed", failure)
+    if failure.check(CancelledError):
+        log.info("a request was cancelled")
+    elif not failure.check(PipegridError):
+        log.failure("a request failed", failure)
     for name in (b"content-range", b"content-disposition", b"etag"):
         request.responseHeaders.removeHeader(name)
-    send(request, explain(request, problem))
+    send(request, explain(request, problem_of(failure.value)))
 
 
 @implementer(IPushProducer)

@@ -24,7 +24,7 @@ from zope.interface import implementer
 from pipegrid.gateway.body_spool import BodyRefused, BodySpool, SpoolSpace
 from pipegrid.gateway.form_body import FormBody
 from pipegrid.gateway.gateway_settings import GatewayLimits, GatewaySettings
-from pipegrid.gateway.http_response import Problem, problem_of, send
+from pipegrid.gateway.http_response import problem_of, send
 from pipegrid.gateway.request_origin import refusal
 from pipegrid.gateway.web_api.web_arguments import MULTIPART, form_kind
 from pipegrid.gateway.web_ui.page_templates import problem_response
@@ -160,7 +160,7 @@ class GatewayRequest(Request):
         refused = self.body.refused
         if refused is not None:
             self.setHeader(b"connection", b"close")
-            send(self, problem_response(self, Problem(refused.status, str(refused))))
+            send(self, problem_response(self, problem_of(refused)))
             return
         super().process()
 

@@ -79,7 +79,7 @@ async def _listing(call: ApiRequest, cap: DirectoryCap) -> HttpResponse:
     except PipegridError as error:
         problem = problem_of(error)
         status = 410 if problem.status == 500 else problem.status
-        text = json_text({"error": problem.text})
+        text = json_text({"error": str(problem)})
         return HttpResponse(text, status, content_type=JSON_OF_OBJECTS)
     body = json_text(["dirnode", directory_json(cap, children)])
     return HttpResponse(body, content_type=JSON_OF_OBJECTS)

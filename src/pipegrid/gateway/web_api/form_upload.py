@@ -15,7 +15,7 @@ from pipegrid.core.mutable.directory_content_edits import Link
 from pipegrid.core.text import composed, counted, printable
 from pipegrid.errors import PipegridError
 from pipegrid.gateway.form_body import FormFile
-from pipegrid.gateway.http_response import HttpResponse, Problem, WebError, problem_of
+from pipegrid.gateway.http_response import HttpResponse, WebError, problem_of
 from pipegrid.gateway.web_api.api_request import ApiRequest, when_done
 from pipegrid.gateway.web_api.path_lookup import check_writes, children_of
 from pipegrid.reactor.deferreds import few_at_a_time
@@ -90,7 +90,7 @@ class FolderUpload:
             (): Directory(call.grid, cap)
         }
         self._taken: dict[TreePath, frozenset[str]] = {}
-        self.problems: dict[TreePath, Problem] = {}
+        self.problems: dict[TreePath, WebError] = {}
 
     async def store(self, files: Sequence[tuple[TreePath, FormFile]]) -> None:
         """Store and link all that can be."""
@@ -160,10 +160,10 @@ async def upload_files(
     return when_done(call, f"{counted(len(files), 'file was', 'files were')} stored\n")
 
 
-def _not_stored(problems: dict[TreePath, Problem], count: int) -> WebError:
+def _not_stored(problems: dict[TreePath, WebError], count: int) -> WebError:
     statuses = {problem.status for problem in problems.values()}
     named = [
-        f"{printable('/'.join(path))} ({problem.text})"
+        f"{printable('/'.join(path))} ({problem})"
         for path, problem in sorted(problems.items())[:MAX_NAMED]
     ]
     more = len(problems) - len(named)

@@ -250,7 +250,7 @@ class MissingMembers:
         if len(path) > _PATH_CHARACTERS:
             half = _PATH_CHARACTERS // 2
             path = f"{path[:half]}\u2026{path[-half:]}"
-        why = plain_sentence(printable(problem_of(error).text))
+        why = plain_sentence(printable(str(problem_of(error))))
         self._text.write(f"\n{path}\n    {why}\n".encode())
         self._text.check()
 

@@ -95,7 +95,7 @@ async def directory_page(call: ApiRequest, found: FoundObject) -> HttpResponse:
     try:
         children = await children_of(call.grid, cap)
     except PipegridError as error:
-        text = problem_of(error).text
+        text = str(problem_of(error))
         return render_page(
             "unreadable.html", {**values, "text": plain_sentence(text), "full": text}
         )

@@ -142,7 +142,7 @@ async def _look(call: ApiRequest, cap: ChkCap | LitCap | MutableCap, media_type:
     try:
         await call.grid.get(cap, data, range_of=begin)
     except PipegridError as error:
-        return FileView("problem", plain_sentence(problem_of(error).text), size=size)
+        return FileView("problem", plain_sentence(str(problem_of(error))), size=size)
     content, size = data.getvalue(), sizes[-1]
     is_cut = kind == "text" and size > len(content)
     if b"\0" in content[:1000]:

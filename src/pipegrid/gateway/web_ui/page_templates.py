@@ -13,7 +13,7 @@ import attrs
 import jinja2
 
 from pipegrid.core.text import amount, counted, printable
-from pipegrid.gateway.http_response import HttpResponse, Problem, plain_problem
+from pipegrid.gateway.http_response import HttpResponse, WebError, plain_problem
 from pipegrid.gateway.web_ui.assets import asset_path
 
 HTML = "text/html"
@@ -133,13 +133,13 @@ _FOR_PROGRAMS = re.compile(
 """What programs look for in errors, before the sentence for people."""
 
 
-def problem_response(http: Any, problem: Problem) -> HttpResponse:
+def problem_response(http: Any, problem: WebError) -> HttpResponse:
     """Return how an error is answered: as a page to a browser, else as text."""
     if "text/html" not in (http.getHeader("accept") or ""):
         return plain_problem(http, problem)
     values = {
         "title": _HEADINGS.get(problem.status, "This did not work"),
-        "text": plain_sentence(problem.text),
+        "text": plain_sentence(str(problem)),
         "back": way_back(http.method, http.path),
     }
     page = render_page("error.html", values, problem.status)
