@@ -102,7 +102,6 @@ def _not_enough(error: NotEnoughSharesError) -> str:
 
 
 TEXT = "text/plain;charset=utf-8"
-HTML = "text/html;charset=utf-8"
 JSON_OF_OBJECTS = "text/plain;charset=utf-8"
 """The media type that Tahoe-LAFS sends with JSON of objects."""
 
