@@ -46,7 +46,7 @@ class TransferLine:
 
     @property
     def url(self) -> str:
-        """Of its page."""
+        """The path of its page."""
         return f"/status/{KIND_NAMES[self.record.kind][0]}-{self.record.number}"
 
     @property
