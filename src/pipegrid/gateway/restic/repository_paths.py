@@ -15,7 +15,6 @@ from urllib.parse import unquote_to_bytes
 import attrs
 
 from pipegrid.core.text import composed
-from pipegrid.gateway.web_api.byte_ranges import ByteRange
 
 CONFIG = "config"
 DATA = "data"
@@ -149,7 +148,22 @@ def list_items(objects: Iterable[tuple[str, int]], kind: str) -> list[bytes]:
 # Ranges. A range beyond the end is an error, so that restic does not retry it.
 
 
-def parse_object_range(header: str | None, size: int) -> ByteRange | None:
+@attrs.frozen
+class ObjectRange:
+    """
+    A part of an object.
+
+    Attributes:
+        start, length: in bytes.
+        content_range: the header of a partial response; empty: the whole object is requested.
+    """
+
+    start: int
+    length: int
+    content_range: str = ""
+
+
+def parse_object_range(header: str | None, size: int) -> ObjectRange | None:
     """
     Return the part of an object of ``size`` bytes that a ``Range`` requests; None if it begins beyond the
     end.
@@ -158,15 +172,14 @@ def parse_object_range(header: str | None, size: int) -> ByteRange | None:
     """
     match = _RANGE.fullmatch(header.strip()) if header is not None and len(header) < 100 else None
     first, last = (match[1], match[2]) if match is not None else ("", "")
-    whole = ByteRange(0, size, size, False)
     if not first and not last:
-        return whole
+        return ObjectRange(0, size)
     if first:
         start, end = int(first), min(int(last), size - 1) if last else size - 1
         if last and int(last) < start:
-            return whole
+            return ObjectRange(0, size)
     else:
         start, end = max(0, size - int(last)), size - 1
     if start > end:
         return None
-    return ByteRange(start, end - start + 1, size, True)
+    return ObjectRange(start, end - start + 1, f"bytes {start}-{end}/{size}")

@@ -237,7 +237,7 @@ class ResticResource(Resource):
             )
         request.setHeader(b"content-type", _OBJECT_TYPE.encode("ascii"))
         request.setHeader(b"content-length", str(part.length).encode("ascii"))
-        if part.partial:
+        if part.content_range:
             request.setResponseCode(206)
             request.setHeader(b"content-range", part.content_range.encode("ascii"))
         if request.method != b"HEAD":
