@@ -9,10 +9,11 @@ from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, DirectoryCap, LitCap, UnknownCap
 from pipegrid.errors import NotEnoughSharesError
+from pipegrid.gateway.http_response import ResponseStream
 from pipegrid.gateway.web_api.deep_operations import (
+    OPERATIONS,
     DeepOperation,
     check_one,
-    deep_operation,
     object_json,
     stream_deep_check,
     stream_manifest,
@@ -24,16 +25,17 @@ from tests.gateway.gateway_world import CHK_DATA, GatewayTestCase
 CHECK, REPAIR = UpkeepRequest(), UpkeepRequest(repair=True)
 
 
-class Lines:
+class Lines(ResponseStream):
     """Keeps the lines of a stream; a reader that stops reading after ``takes`` of them."""
 
     def __init__(self, takes: int | None = None) -> None:
+        super().__init__(None)
         self.lines: list[bytes] = []
         self.takes = takes
         self.waiting: list[Deferred[None]] = []
 
-    def write(self, line: bytes) -> None:
-        self.lines.append(line)
+    def write(self, data: bytes) -> None:
+        self.lines.append(data)
 
     async def ready(self) -> None:
         if self.takes is not None and len(self.lines) >= self.takes:
@@ -269,7 +271,7 @@ class OperationTests(TreeTestCase):
     """The same as results that are kept."""
 
     def finished(self, kind: str, root: DirectoryCap | None = None, **todo: bool) -> DeepOperation:
-        operation = deep_operation(kind, root or self.root, UpkeepRequest(**todo))
+        operation = OPERATIONS[kind](root or self.root, UpkeepRequest(**todo))
         self.run_now(operation.run(self.grid, lambda _: None))
         operation.finished = True
         return operation

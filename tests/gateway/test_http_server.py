@@ -597,12 +597,8 @@ class BodySpoolTests(SynchronousTestCase):
             for number, size in enumerate(sizes):
                 body.write(bytes([number]) * size)
             self.assertEqual(body.size, len(data))
-            source = body.source()
-            if isinstance(source, bytes):
-                self.assertEqual(source, data)
-            else:
-                with source:
-                    self.assertEqual(source.read(), data)
+            with body.opened() as source:
+                self.assertEqual(source if isinstance(source, bytes) else source.read(), data)
             self.assertEqual(body.read_at(5, 20), data[5:25])
             body.close()
             body.close()
@@ -692,7 +688,7 @@ class ExpectTests(SiteTestCase):
             directory, limits=attrs.evolve(LIMITS, mutable_bytes=90_000, children_bytes=80_000)
         )
         nothing: Any = None
-        self.site.resource = root_resource(nothing, settings)
+        self.site.resource = root_resource(nothing, settings, nothing, {})
         cap = b"URI%3ASSK%3Aaaaa%3Abbbb"
         json = b"Content-Type: application/json"
         for line, most_bytes in (

@@ -11,15 +11,15 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from pipegrid.core.caps import DirectoryCap, LitCap
 from pipegrid.errors import DirectoryError, UsageError
+from pipegrid.gateway.http_response import WebError
 from pipegrid.gateway.web_api.deep_operations import DeepOperation
 from pipegrid.gateway.web_api.operation_handles import (
     DAY_S,
     HandleLimits,
     OperationHandles,
     OperationRefused,
-    TooManyGuesses,
-    UnknownHandle,
 )
+from pipegrid.transfer.upkeep import UpkeepRequest
 
 ROOT = DirectoryCap(LitCap(b""))
 LONG = "l" * 26
@@ -29,7 +29,7 @@ class Waiting(DeepOperation):
     """An operation that ends when the test wants."""
 
     def __init__(self) -> None:
-        super().__init__(ROOT)
+        super().__init__(ROOT, UpkeepRequest())
         self.done: Deferred[None] = Deferred()
         self.cancelled = False
 
@@ -62,7 +62,8 @@ class HandleTests(SynchronousTestCase):
     def is_kept(self, handle: str = "h") -> bool:
         try:
             self.handles.find(handle)
-        except UnknownHandle:
+        except WebError as error:
+            self.assertEqual(error.status, 404)
             return False
         return True
 
@@ -153,8 +154,9 @@ class HandleTests(SynchronousTestCase):
         """The oldest that has ended gives way; if all run, the new one is refused."""
         self.handles = self.make(handles=2, running=2)
         first, _ = self.start("1"), self.start("2")
-        with self.assertRaises(OperationRefused):
+        with self.assertRaises(OperationRefused) as raised:
             self.start("3")
+        self.assertEqual(raised.exception.status, 503)
         first.end()
         self.start("3")
         self.assertFalse(self.is_kept("1"))
@@ -171,7 +173,7 @@ class HandleTests(SynchronousTestCase):
         with self.assertRaises(OperationRefused) as raised:
             second.hold(60)
         second.done.errback(raised.exception)
-        self.assertIsInstance(self.handles.find("2").error, OperationRefused)
+        self.assertIs(self.handles.find("2").error, raised.exception)
         third = self.start("3")
         third.hold(100)
 
@@ -183,8 +185,9 @@ class HandleTests(SynchronousTestCase):
         for number in range(60):
             self.assertFalse(self.is_kept(f"wrong {number}"))
         for handle in ("short", "wrong again"):
-            with self.assertRaises(TooManyGuesses):
+            with self.assertRaises(WebError) as raised:
                 self.handles.find(handle)
+            self.assertEqual(raised.exception.status, 429)
         self.handles.find(LONG)
         self.clock.advance(2)
         self.handles.find("short")

@@ -18,7 +18,7 @@ from twisted.web.resource import Resource
 
 from pipegrid import Grid
 from pipegrid.gateway.http_site import GatewaySite
-from pipegrid.gateway.restic.restic_resource import restic_resource
+from pipegrid.gateway.restic.restic_resource import ResticResource
 from tests.gateway.test_restic_resource import ResourceTestCase
 
 reactor: Any = installed_reactor
@@ -116,7 +116,7 @@ class BackupTests(ResticTestCase):
         await self.run_restic("init")
         grid = await Grid.open(reactor, self.directory)
         root = Resource()
-        root.putChild(b"restic", restic_resource(grid, self.settings))
+        root.putChild(b"restic", ResticResource(grid, self.settings))
         site = GatewaySite(root, self.settings, reactor)
         port = reactor.listenTCP(0, site, interface="127.0.0.1")
         other = Path(self.mktemp())

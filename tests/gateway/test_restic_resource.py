@@ -26,7 +26,7 @@ from pipegrid.gateway.gateway_settings import GatewaySettings, ResticSettings
 from pipegrid.gateway.http_site import GatewaySite
 from pipegrid.gateway.restic.password_file import parse_users
 from pipegrid.gateway.restic.repository_paths import V1_TYPE, V2_TYPE
-from pipegrid.gateway.restic.restic_resource import restic_resource
+from pipegrid.gateway.restic.restic_resource import ResticResource
 from tests.gateway.test_restic_repository import SpareKeys, object_of
 
 reactor: Any = installed_reactor
@@ -62,7 +62,7 @@ class ResourceTestCase(TestCase):
         self.grid = await Grid.open(reactor, self.directory)
         self.settings = GatewaySettings(self.directory, restic=self.restic)
         root = Resource()
-        root.putChild(b"restic", restic_resource(self.grid, self.settings))
+        root.putChild(b"restic", ResticResource(self.grid, self.settings))
         self.site = GatewaySite(root, self.settings, reactor)
         self.port = reactor.listenTCP(0, self.site, interface="127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port.getHost().port}"
@@ -403,7 +403,7 @@ class PasswordTests(ResourceTestCase):
         for no_auth in (False, True):
             restic = attrs.evolve(self.restic, no_auth=no_auth)
             with self.assertRaises(UsageError):
-                restic_resource(self.grid, attrs.evolve(self.settings, restic=restic))
+                ResticResource(self.grid, attrs.evolve(self.settings, restic=restic))
 
 
 class NoPasswordFileTests(ResourceTestCase):
@@ -444,5 +444,5 @@ class NoPasswordFileTests(ResourceTestCase):
         self.file.write_text("")
         restic = attrs.evolve(self.restic, no_auth=True)
         with self.assertRaises(UsageError) as caught:
-            restic_resource(self.grid, attrs.evolve(self.settings, restic=restic))
+            ResticResource(self.grid, attrs.evolve(self.settings, restic=restic))
         self.assertIn(str(self.file), str(caught.exception))

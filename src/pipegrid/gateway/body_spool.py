@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -57,25 +58,20 @@ class SpoolSpace:
         Open a file without a name; returns its descriptor.
 
         Raises:
-            BodyRefused: it cannot be created.
+            OSError: it cannot be created.
         """
-        try:
-            make_private(str(self._directory))
-            return open_spool(str(self._directory))
-        except OSError as error:
-            raise self.full(error) from error
+        make_private(str(self._directory))
+        return open_spool(str(self._directory))
 
     def check(self, wanted_bytes: int) -> None:
         """
         Check that the disk has space for more bytes.
 
         Raises:
-            BodyRefused: it has not, or the directory cannot be created.
+            BodyRefused: it has not.
+            OSError: the directory cannot be created.
         """
-        try:
-            make_private(str(self._directory))
-        except OSError as error:
-            raise self.full(error) from error
+        make_private(str(self._directory))
         with suppress(OSError):
             found = os.statvfs(self._directory)
             free_bytes = found.f_bavail * found.f_frsize
@@ -192,27 +188,21 @@ class BodySpool:
             found += more
         return found
 
-    def source(self) -> bytes | BinaryIO:
+    @contextmanager
+    def opened(self) -> Iterator[bytes | BinaryIO]:
         """
-        Return the body for ``Grid.put``: bytes, or a file that the caller closes.
+        Yield the body for ``Grid.put``: bytes, or a file that is open until the block ends.
 
         Raises:
             BodyRefused: it was dropped.
         """
         self.check()
         if self._fd is None:
-            return b"".join(self._pieces)
-        file = os.fdopen(os.dup(self._fd), "rb")
-        file.seek(0)
-        return file
-
-    def seek(self, *_: int) -> int:
-        """Do nothing; ``twisted.web`` rewinds what it has written."""
-        return 0
-
-    def tell(self) -> int:
-        """Return how many bytes arrived."""
-        return self.size
+            yield b"".join(self._pieces)
+        else:
+            with os.fdopen(os.dup(self._fd), "rb") as file:
+                file.seek(0)
+                yield file
 
     def close(self) -> None:
         """Free the space; a second call does nothing."""
@@ -236,8 +226,7 @@ class BodySpool:
                 self.size += written
                 self._space.used_bytes += written
 
-    def _attempt(self, work: object) -> None:
-        assert callable(work)
+    def _attempt(self, work: Callable[[], object]) -> None:
         try:
             work()
         except BodyRefused as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import attrs
 from multipart import MultipartError, MultipartSegment, PushMultipartParser
@@ -40,6 +40,11 @@ class FormFile:
     start: int = 0
     size: int = 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is a field in which no file was chosen."""
+        return not (self.name or self.size)
+
     @contextmanager
     def opened(self) -> Iterator[SourceLike]:
         """Yield its bytes for ``Grid.put``, until the block ends."""
@@ -47,9 +52,8 @@ class FormFile:
             self.body.check()
             yield self.body.read_at(self.start, self.size)
             return
-        whole = self.body.source()
-        assert not isinstance(whole, bytes), "a large file is not in memory"
-        with closing(whole):
+        with self.body.opened() as whole:
+            assert not isinstance(whole, bytes), "a large file is not in memory"
             yield FileRange(whole, self.start, self.size)
 
 
@@ -82,7 +86,6 @@ class FormBody(BodySpool):
         self._count = 0
         self._segment: MultipartSegment | None = None
         self._field_pieces: list[bytes] = []
-        self._parser: PushMultipartParser | None = None
         try:
             self._parser = PushMultipartParser(boundary, max_segment_count=MAX_FIELDS + MAX_FILES)
         except (MultipartError, ValueError) as error:
@@ -90,7 +93,7 @@ class FormBody(BodySpool):
 
     def write(self, data: bytes) -> None:
         """Parse the next bytes of the form."""
-        if self.refused is not None or self._parser is None:
+        if self.refused is not None:
             return
         self.size += len(data)
         try:
@@ -108,7 +111,7 @@ class FormBody(BodySpool):
         Raises:
             BodyRefused: it is malformed, or too large.
         """
-        if self.refused is None and self._parser is not None:
+        if self.refused is None:
             try:
                 self._parser.close()
             except MultipartError as error:
@@ -124,9 +127,7 @@ class FormBody(BodySpool):
 
     def chosen_files(self) -> list[FormFile]:
         """Return its files, without a field at the end in which none was chosen."""
-        last = self.files[-1:]
-        unchosen = len(self.files) > 1 and not (last[0].name or last[0].size)
-        return self.files[:-1] if unchosen else self.files
+        return self.files[:-1] if len(self.files) > 1 and self.files[-1].is_empty else self.files
 
     def close(self) -> None:
         """Free the space; a second call does nothing."""
@@ -170,8 +171,8 @@ class FormBody(BodySpool):
             self._field_pieces.append(data)
 
     def _begin_file(self, name: str) -> None:
-        if self.files and not (self.files[-1].name or self.files[-1].size):
-            empty = self.files.pop()  # a field in which no file was chosen
+        if self.files and self.files[-1].is_empty:
+            empty = self.files.pop()
             if empty.body is not self._others:
                 empty.body.close()
         if len(self.files) == MAX_FILES:

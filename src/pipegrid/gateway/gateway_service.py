@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import os
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from errno import EADDRINUSE
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
 from twisted.application.service import MultiService
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.endpoints import serverFromString
 from twisted.internet.error import CannotListenError
 from twisted.internet.task import deferLater
@@ -34,8 +33,8 @@ from pipegrid.errors import UsageError
 from pipegrid.gateway.gateway_settings import GatewaySettings, SftpSettings
 from pipegrid.gateway.http_site import GatewaySite
 from pipegrid.gateway.request_origin import LOOPBACK
-from pipegrid.gateway.restic.restic_resource import restic_resource
-from pipegrid.gateway.root_resource import Monitoring, SiteParts, root_resource
+from pipegrid.gateway.restic.restic_resource import ResticResource
+from pipegrid.gateway.root_resource import Monitoring, root_resource
 from pipegrid.gateway.transfer_records import RecordedGrid
 from pipegrid.tree.tree_grid import Grid
 
@@ -159,9 +158,11 @@ class RunningGateway:
         """
         self.files.claim()
         try:
-            root = root_resource(self._grid, self._settings, self._parts())
-            self.site = GatewaySite(root, self._settings, self._reactor)
-            port = await self._listen(self._settings.port, self.site, "web.port")
+            further = self._monitoring.resources(lambda: site.served, lambda: len(site.channels))
+            further[b"restic"] = ResticResource(self._grid, self._settings)
+            root = root_resource(self._grid, self._settings, self._monitoring.handles, further)
+            site = self.site = GatewaySite(root, self._settings, self._reactor)
+            port = await self._listen(self._settings.port, site, "web.port")
             if self._settings.sftp is not None:
                 await self._start_sftp(self._settings.sftp)
             self._grid.keep_keys(KEYS_AHEAD)
@@ -183,18 +184,6 @@ class RunningGateway:
         port = await self._listen(settings.port, self._sftp.factory, "[sftpd] port", SFTP_EXPOSED)
         where = port.getHost()
         log.info("SFTP listens at {host}:{port}", host=where.host, port=where.port)
-
-    def _parts(self) -> SiteParts:
-        """Return the parts of the site of other modules."""
-        parts = self._monitoring.parts(self._served, self._connections)
-        resources = {**parts.resources, b"restic": restic_resource(self._grid, self._settings)}
-        return attrs.evolve(parts, resources=resources)
-
-    def _served(self) -> Mapping[int, int]:
-        return {} if self.site is None else self.site.served
-
-    def _connections(self) -> int:
-        return 0 if self.site is None else len(self.site.channels)
 
     async def _listen(
         self, text: str, factory: Any, setting: str, exposed: str = WEB_EXPOSED
@@ -233,7 +222,7 @@ class RunningGateway:
     async def stop(self, ending_s: float = ENDING_S) -> None:
         """Stop listening, give running requests some time, interrupt the rest, and release the directory."""
         for port in self._ports:
-            await _stopped(port)
+            await maybeDeferred(port.stopListening)
         self._ports = []
         if self._sftp is not None:
             await self._sftp.stop(ending_s)
@@ -253,7 +242,7 @@ class RunningGateway:
     async def _wait_for(self, site: GatewaySite, ending_s: float) -> None:
         until_s = self._reactor.seconds() + ending_s
         for channel in list(site.channels):
-            if channel.is_idle:
+            if not channel.requests:
                 channel.abort()
         running = len(site.running)
         if running and ending_s:
@@ -332,9 +321,3 @@ def url_of(address: Any) -> str:
         host = "::1"
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{getattr(address, 'port', 80)}/"
-
-
-async def _stopped(port: Any) -> None:
-    stopping = port.stopListening()
-    if stopping is not None:
-        await stopping

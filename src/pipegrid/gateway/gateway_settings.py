@@ -24,8 +24,6 @@ PASSWORDS_NAME = "private/.htpasswd"
 
 DEFAULT_SFTP_PORT = "tcp:8022:interface=127.0.0.1"
 
-_BARE_PORT = re.compile(r"[0-9]")
-
 
 @attrs.frozen
 class GatewayLimits:
@@ -146,23 +144,24 @@ def load_settings(
     given = _text(parser, "node", "web.port") if port is None else port.strip()
     if port is not None and given.isdecimal():  # unlike in Tahoe-LAFS's setting
         given = f"tcp:{given}:interface=127.0.0.1"
-    settings = GatewaySettings(
+    restic = restic or ResticSettings()
+    if restic.password_file is None:
+        restic = attrs.evolve(restic, password_file=directory / PASSWORDS_NAME)
+    return GatewaySettings(
         directory,
         endpoint_of(given or DEFAULT_PORT),
         static=_place(parser, directory, "node", "web.static", "public_html"),
         temporary=_place(parser, directory, "node", "tempdir", "tmp"),
         hosts=tuple(host.strip().lower() for host in hosts),
+        sftp=_sftp(parser, directory),
+        restic=restic,
     )
-    restic = restic or ResticSettings()
-    if restic.password_file is None:
-        restic = attrs.evolve(restic, password_file=directory / PASSWORDS_NAME)
-    return attrs.evolve(settings, sftp=_sftp(parser, directory), restic=restic)
 
 
 def endpoint_of(text: str) -> str:
     """Return the Twisted endpoint for a setting; a number is a TCP port, as in Tahoe-LAFS."""
     text = text.strip()
-    return f"tcp:{text}" if _BARE_PORT.match(text) else text
+    return f"tcp:{text}" if re.match("[0-9]", text) else text
 
 
 def _sftp(parser: SettingsFile, directory: Path) -> SftpSettings | None:

@@ -24,7 +24,6 @@ from zope.interface import implementer
 from pipegrid.core.text import printable
 from pipegrid.errors import (
     AccessProhibited,
-    CapError,
     ChildExists,
     CorruptionError,
     DirectoryError,
@@ -56,59 +55,40 @@ class WebError(PipegridError):
         self.headers = dict(headers or {})
 
 
-@attrs.frozen
-class Problem:
-    """
-    The response for an exception.
-
-    Attributes:
-        unexpected: it must be logged, with its traceback.
-    """
-
-    status: int
-    text: str
-    headers: Mapping[str, str] = attrs.field(factory=dict)
-    unexpected: bool = False
-
-
 def no_such_child(name: str) -> WebError:
     """Return the error for a name that is not in its directory."""
     return WebError(404, f"No such child: {printable(name)}")
 
 
-def problem_of(error: BaseException) -> Problem:
-    """Return the response for an exception."""
+def problem_of(error: BaseException) -> WebError:
+    """Return an exception as the error that its request gets as response."""
     if isinstance(error, WebError):
-        return Problem(error.status, str(error), error.headers)
+        return error
     if isinstance(error, BodyRefused):
-        return Problem(error.status, str(error))
-    if isinstance(error, AccessProhibited):
-        return Problem(403, str(error))
+        return WebError(error.status, str(error))
     if isinstance(error, NoSuchChild):
-        return Problem(404, f"No such child: {printable(error.name)}: {error}")
-    if isinstance(error, ChildExists):
-        return Problem(409, str(error))
+        return WebError(404, f"No such child: {printable(error.name)}: {error}")
     if isinstance(error, NotEnoughSharesError):
-        return Problem(410, _not_enough(error))
-    if isinstance(error, (CorruptionError, RollbackError)):
-        return Problem(410, f"UnrecoverableFileError: {error}")
-    if isinstance(error, UnhappyError):
-        return Problem(503, f"UploadUnhappinessError: {error}")
-    if isinstance(error, UncoordinatedWriteError):
-        return Problem(500, f"UncoordinatedWriteError: {error}")
-    if isinstance(error, DirectoryError):
-        return Problem(500, f"the directory cannot be read: {error}")
-    if isinstance(error, (CapError, UsageError)):
-        return Problem(400, str(error))
-    if isinstance(error, SourceError):
-        return Problem(507, str(error))
-    if isinstance(error, PipegridError):
-        return Problem(500, str(error))
-    return Problem(
-        500,
-        "the gateway failed unexpectedly; its log has the details",
-        unexpected=True,
-    )
+        return WebError(410, _not_enough(error))
+    for kind, status, beginning in _PROBLEMS:
+        if isinstance(error, kind):
+            return WebError(status, f"{beginning}{error}")
+    return WebError(500, "the gateway failed unexpectedly; its log has the details")
+
+
+_PROBLEMS: tuple[tuple[type[PipegridError], int, str], ...] = (
+    (AccessProhibited, 403, ""),
+    (ChildExists, 409, ""),
+    (CorruptionError, 410, "UnrecoverableFileError: "),
+    (RollbackError, 410, "UnrecoverableFileError: "),
+    (UnhappyError, 503, "UploadUnhappinessError: "),
+    (UncoordinatedWriteError, 500, "UncoordinatedWriteError: "),
+    (DirectoryError, 500, "the directory cannot be read: "),
+    (UsageError, 400, ""),
+    (SourceError, 507, ""),
+    (PipegridError, 500, ""),
+)
+"""Of other errors the status, and the beginning of the text; the first that fits counts."""
 
 
 def _not_enough(error: NotEnoughSharesError) -> str:
@@ -122,7 +102,6 @@ def _not_enough(error: NotEnoughSharesError) -> str:
 
 
 TEXT = "text/plain;charset=utf-8"
-HTML = "text/html;charset=utf-8"
 JSON_OF_OBJECTS = "text/plain;charset=utf-8"
 """The media type that Tahoe-LAFS sends with JSON of objects."""
 
@@ -177,16 +156,16 @@ def send(request: Any, response: HttpResponse) -> None:
     request.finish()
 
 
-def plain_problem(request: Any, problem: Problem) -> HttpResponse:
+def plain_problem(request: Any, problem: WebError) -> HttpResponse:
     """Return the response of an error for programs: text."""
-    return HttpResponse(problem.text, problem.status, TEXT, problem.headers)
+    return HttpResponse(str(problem), problem.status, TEXT, problem.headers)
 
 
 def respond(
     request: Any,
     work: Coroutine[Any, Any, HttpResponse | None],
     clock: Any,
-    explain: Callable[[Any, Problem], HttpResponse] = plain_problem,
+    explain: Callable[[Any, WebError], HttpResponse] = plain_problem,
 ) -> int:
     """
     Answer a request with the result of work, or with its error; for ``IResource.render``.
@@ -218,23 +197,20 @@ def respond(
     return NOT_DONE_YET
 
 
-def _fail(request: Any, failure: Failure, explain: Callable[[Any, Problem], HttpResponse]) -> None:
+def _fail(request: Any, failure: Failure, explain: Callable[[Any, WebError], HttpResponse]) -> None:
     """Answer with an error or, if the response has begun, close the connection."""
     if request.startedWriting:
         log.info("a response ended before its end: {error}", error=str(failure.value))
         request.abort()
         return
     assert failure.value is not None
-    problem = problem_of(failure.value)
-    if problem.unexpected:
-        if failure.check(CancelledError):
-            log.info("a request was cancelled")
-        else:
-            log.failure("a request failed", failure)
-    request.responseHeaders.removeHeader(b"content-range")
-    request.responseHeaders.removeHeader(b"content-disposition")
-    request.responseHeaders.removeHeader(b"etag")
-    send(request, explain(request, problem))
+    if failure.check(CancelledError):
+        log.info("a request was cancelled")
+    elif not failure.check(PipegridError):
+        log.failure("a request failed", failure)
+    for name in (b"content-range", b"content-disposition", b"etag"):
+        request.responseHeaders.removeHeader(name)
+    send(request, explain(request, problem_of(failure.value)))
 
 
 @implementer(IPushProducer)

@@ -24,10 +24,9 @@ from zope.interface import implementer
 from pipegrid.gateway.body_spool import BodyRefused, BodySpool, SpoolSpace
 from pipegrid.gateway.form_body import FormBody
 from pipegrid.gateway.gateway_settings import GatewayLimits, GatewaySettings
-from pipegrid.gateway.http_response import Problem, problem_of, send
+from pipegrid.gateway.http_response import problem_of, send
 from pipegrid.gateway.request_origin import refusal
 from pipegrid.gateway.web_api.web_arguments import MULTIPART, form_kind
-from pipegrid.gateway.web_ui.directory_archive import ArchiveCount
 from pipegrid.gateway.web_ui.page_templates import problem_response
 from pipegrid.gateway.web_ui.transfers_page import UploadProgress
 from pipegrid.reactor.deferreds import Timer
@@ -102,6 +101,8 @@ class GatewayRequest(Request):
     defaultContentType = b"text/plain;charset=utf-8"
 
     body: BodySpool
+    channel: Any
+    transport: Any
 
     def __init__(self, channel: Any, *args: Any, **options: Any) -> None:
         super().__init__(channel, *args, **options)
@@ -110,7 +111,7 @@ class GatewayRequest(Request):
 
     def gotLength(self, length: int | None) -> None:
         """Check the head, and prepare for the body."""
-        channel: Any = self.channel
+        channel = self.channel
         self.has_head = True
         self.body = self.content = self._new_body(channel, length)
         why = self._refusal(channel)
@@ -131,16 +132,16 @@ class GatewayRequest(Request):
         return BodySpool(channel.site.space, length)
 
     def _refusal(self, channel: Any) -> str | None:
-        def values(name: str) -> list[bytes]:
-            return list(self.requestHeaders.getRawHeaders(name.encode("ascii")) or [])
+        def values(name: bytes) -> list[bytes]:
+            return list(self.requestHeaders.getRawHeaders(name) or [])
 
         own = str(getattr(channel.getHost(), "host", "")).lower()
         return refusal(
             channel.method,
-            values("host"),
-            values("origin"),
-            values("sec-fetch-site"),
-            (values("sec-fetch-mode") or [b""])[0],
+            values(b"host"),
+            values(b"origin"),
+            values(b"sec-fetch-site"),
+            (values(b"sec-fetch-mode") or [b""])[0],
             {own, *channel.site.hosts},
         )
 
@@ -159,7 +160,7 @@ class GatewayRequest(Request):
         refused = self.body.refused
         if refused is not None:
             self.setHeader(b"connection", b"close")
-            send(self, problem_response(self, Problem(refused.status, str(refused))))
+            send(self, problem_response(self, problem_of(refused)))
             return
         super().process()
 
@@ -172,21 +173,18 @@ class GatewayRequest(Request):
 
     def unregisterProducer(self) -> None:
         """Forget the producer of the response; the client may have gone already."""
-        channel: Any = self.channel
-        if channel is None:
+        if self.channel is None:
             self.producer = None
         else:
             super().unregisterProducer()
 
     def abort(self) -> None:
         """Close the connection, so that the client sees that the response is incomplete."""
-        transport: Any = self.transport
-        transport.abortConnection()
+        self.transport.abortConnection()
 
     def log_line(self) -> dict[str, Any]:
         """Return the fields of the log, which contain no secret."""
-        channel: Any = self.channel
-        clock: IReactorTime = channel.site.clock
+        clock: IReactorTime = self.channel.site.clock
         return {
             "method": self.method.decode("ascii", "replace")[:10],
             "path": shown_path(self.path or b""),
@@ -201,10 +199,9 @@ def shown_path(path: bytes) -> str:
     first, slash, rest = path[1:].partition(b"/")
     if first in SHOWN:
         return "/" + first.decode("ascii") + ("/[CENSORED]" if rest else slash.decode("ascii"))
-    known = first if first in (b"uri", b"cap", b"file", b"named", b"operations") else None
-    if known is None:
+    if first not in (b"uri", b"cap", b"file", b"named", b"operations"):
         return "/[CENSORED]"
-    return "/" + known.decode("ascii") + ("/[CENSORED]" if slash else "")
+    return "/" + first.decode("ascii") + ("/[CENSORED]" if slash else "")
 
 
 @implementer(IHalfCloseableProtocol)
@@ -219,6 +216,9 @@ class GatewayChannel(HTTPChannel):
     """
 
     site: GatewaySite
+    transport: Any
+    _head: Timer
+    _stall: Timer
     MAX_LENGTH = MAX_HEAD_BYTES
     totalHeadersSize = MAX_HEAD_BYTES
     maxHeaders = MAX_HEADERS
@@ -226,8 +226,6 @@ class GatewayChannel(HTTPChannel):
     def __init__(self) -> None:
         super().__init__()
         self.used_s = 0.0
-        self._head: Timer | None = None
-        self._stall: Timer | None = None
         self.unread_bytes = 0
         self.stalled_s = 0.0
         self._unsent_bytes = 0
@@ -247,16 +245,11 @@ class GatewayChannel(HTTPChannel):
         """The path and query of the same request."""
         return bytes(self._path)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is being read or handled."""
-        return not self.requests
-
     def connectionMade(self) -> None:
         """Begin to listen to the client."""
         limits, clock = self.site.limits, self.site.clock
         self.used_s = clock.seconds()
-        self._head = Timer(clock, self._give_up)
+        self._head = Timer(clock, self.abort)
         self._stall = Timer(clock, self._stalled)
         self.site.channels[self] = None
         self.timeOut = int(limits.idle_s)
@@ -272,27 +265,25 @@ class GatewayChannel(HTTPChannel):
         if self._stopped_reading and not self._is_answering:
             self._keep(data)
             return
-        if not self._in_head and not self.requests and self._head is not None:
+        if not self._in_head and not self.requests:
             self._in_head = True
             self._head.set(self.site.limits.head_s)
         try:
             super().dataReceived(data)
         except Exception:
             log.failure("a connection failed")
-            self._give_up()
+            self.abort()
 
     def _keep(self, data: bytes) -> None:
         """Keep input, and read no more, until the client has read the responses of earlier requests."""
         self._kept.append(data)
-        transport: Any = self.transport
-        transport.pauseProducing()
+        self.transport.pauseProducing()
 
     def allHeadersReceived(self) -> None:
         """The head is complete; its time limit ends."""
         self._in_head = False
         self._head_bytes = self._head_lines = 0
-        if self._head is not None:
-            self._head.stop()
+        self._head.stop()
         super().allHeadersReceived()
 
     def _send100Continue(self) -> None:
@@ -325,8 +316,7 @@ class GatewayChannel(HTTPChannel):
             self._early_bytes += len(data)
             if self._early_bytes > MAX_EARLY_BYTES:
                 # Twisted does the same, but not if the client has stopped reading its response.
-                transport: Any = self.transport
-                transport.pauseProducing()
+                self.transport.pauseProducing()
         super().rawDataReceived(data)
 
     @property
@@ -361,22 +351,17 @@ class GatewayChannel(HTTPChannel):
         """The client reads more slowly than it is sent to; if it stops reading, it is disconnected."""
         self._stopped_reading = True
         self.stalled_s = self.site.clock.seconds()
-        if self._stall is not None:
-            self._stall.set(self.site.limits.stalled_s)
-            self._unsent_bytes = unsent_bytes(self.transport)
+        self._stall.set(self.site.limits.stalled_s)
+        self._unsent_bytes = unsent_bytes(self.transport)
         super().pauseProducing()
 
-    def _has_read(self) -> bool:
-        """Return whether the client has read some of a response since this was asked last."""
-        before, self._unsent_bytes = self._unsent_bytes, unsent_bytes(self.transport)
-        return 0 < self._unsent_bytes < before
-
     def _stalled(self) -> None:
-        if self._has_read():
-            assert self._stall is not None
+        """Disconnect the client, unless it has read some of a response since this was called last."""
+        before, self._unsent_bytes = self._unsent_bytes, unsent_bytes(self.transport)
+        if 0 < self._unsent_bytes < before:
             self._stall.set(self.site.limits.stalled_s)
         else:
-            self._give_up()
+            self.abort()
 
     def timeoutConnection(self) -> None:
         """Close an idle connection, but not yet one whose client has a response to read."""
@@ -387,8 +372,7 @@ class GatewayChannel(HTTPChannel):
 
     def resumeProducing(self) -> None:
         """The client has read some bytes."""
-        if self._stall is not None:
-            self._stall.stop()
+        self._stall.stop()
         self._stopped_reading = False
         self.site.release_unread(self)
         super().resumeProducing()
@@ -398,9 +382,8 @@ class GatewayChannel(HTTPChannel):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """Forget the client, and cancel its requests."""
-        for timer in (self._head, self._stall):
-            if timer is not None:
-                timer.stop()
+        self._head.stop()
+        self._stall.stop()
         self.site.channels.pop(self, None)
         self.site.release_unread(self)
         self._kept = []
@@ -410,26 +393,20 @@ class GatewayChannel(HTTPChannel):
 
     def readConnectionLost(self) -> None:
         """The client sends no more; if its request is incomplete, it may still read why that is refused."""
-        transport: Any = self.transport
         if self._refused:
-            transport.loseConnection()  # after what is still to be sent
-            return
-        if not self.requests or self.requests[-1].is_whole:
-            transport.abortConnection()
-            return
-        text = "the body ended before its length, or its last chunk; send it again, whole"
-        self._refuse(_BAD, text, sends_on=False)
+            self.transport.loseConnection()  # after what is still to be sent
+        elif not self.requests or self.requests[-1].is_whole:
+            self.abort()
+        else:
+            text = "the body ended before its length, or its last chunk; send it again, whole"
+            self._refuse(_BAD, text, sends_on=False)
 
     def writeConnectionLost(self) -> None:
         """Do nothing; the connection is about to end."""
 
-    def _give_up(self) -> None:
-        transport: Any = self.transport
-        transport.abortConnection()
-
     def abort(self) -> None:
         """Close the connection at once."""
-        self._give_up()
+        self.transport.abortConnection()
 
     def _respondToBadRequestAndDisconnect(self) -> None:
         if self._head_bytes > self.totalHeadersSize or self._head_lines > self.maxHeaders:
@@ -450,17 +427,16 @@ class GatewayChannel(HTTPChannel):
         if self._refused:
             return
         self._refused = True
-        transport: Any = self.transport
         data = f"{text}\n".encode()
-        transport.write(
+        self.transport.write(
             b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Type: text/plain\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (status, len(data), data)
         )
-        if not sends_on or self._head is None or not hasattr(transport, "loseWriteConnection"):
+        if not sends_on or not hasattr(self.transport, "loseWriteConnection"):
             self.loseConnection()
             return
-        transport.unregisterProducer()
-        transport.loseWriteConnection()
+        self.transport.unregisterProducer()
+        self.transport.loseWriteConnection()
         self._head.stop()
         self._head.set(LINGER_S)
 
@@ -483,7 +459,7 @@ class GatewaySite(Site):
     Attributes:
         channels: open connections.
         downloads: the turns of large downloads.
-        archives: how many are being sent.
+        archives: those that are being sent; further ones are refused.
         uploads: that pages watch.
         unread_bytes: of responses, written to clients that have stopped reading.
         accepted, refused: connections, ever.
@@ -507,7 +483,7 @@ class GatewaySite(Site):
         self.hosts = settings.hosts
         self.space = SpoolSpace(settings.temporary, settings.limits.spare_bytes)
         self.downloads = DeferredSemaphore(settings.limits.downloads)
-        self.archives = ArchiveCount(settings.limits.archives)
+        self.archives = DeferredSemaphore(settings.limits.archives)
         self.uploads = UploadProgress()
         self.channels: dict[GatewayChannel, None] = {}
         self.unread_bytes = 0
@@ -524,7 +500,7 @@ class GatewaySite(Site):
         return super().buildProtocol(addr)
 
     def _make_space(self) -> bool:
-        idle = [channel for channel in self.channels if channel.is_idle]
+        idle = [channel for channel in self.channels if not channel.requests]
         victim = min(idle, key=lambda channel: channel.used_s, default=None)
         if victim is None:
             return False
@@ -593,18 +569,14 @@ class GatewaySite(Site):
 
     def log(self, request: Any) -> None:
         """Log a request that was answered."""
-        if isinstance(request, GatewayRequest):
-            send_written(request.transport)  # the client need not wait for the log
-            fields = request.log_line()
-            status = int(fields["status"])
-            self.served[status] = self.served.get(status, 0) + 1
-            self._tell("{method} {path} {status} {bytes} B {ms} ms", **fields)
+        send_written(request.transport)  # the client need not wait for the log
+        self.served[request.code] = self.served.get(request.code, 0) + 1
+        self._tell("{method} {path} {status} {bytes} B {ms} ms", **request.log_line())
 
     def log_interrupted(self, channel: GatewayChannel, request: GatewayRequest) -> None:
         """Log a request whose client left before its body was whole, or before the response was."""
         if request.is_whole:
-            fields = request.log_line()
-            self._tell("{method} {path} interrupted after {bytes} B {ms} ms", **fields)
+            self._tell("{method} {path} interrupted after {bytes} B {ms} ms", **request.log_line())
         elif request.has_head:
             self._tell(
                 "{method} {path} interrupted after {bytes} B of its body",

@@ -59,8 +59,7 @@ def refusal(
     if fetch_sites and not foreign_site:
         # Forms of the gateway's own pages have it, since these send no referrer.
         own.append(b"null")
-    foreign_origin = any(origin.lower() not in own for origin in origins)
-    if foreign_site or foreign_origin:
+    if foreign_site or any(origin.lower() not in own for origin in origins):
         return "a page of another site may not change anything through the gateway"
     return None
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-import attrs
 from twisted.web.resource import IResource, Resource
 from twisted.web.static import File
 
@@ -14,53 +13,43 @@ from pipegrid.gateway.gateway_settings import GatewaySettings
 from pipegrid.gateway.http_response import HttpResponse, WebError
 from pipegrid.gateway.server_states import ServerStates
 from pipegrid.gateway.transfer_records import RecordedGrid
-from pipegrid.gateway.web_api.api_request import ApiRequest, ApiResource, Handler
+from pipegrid.gateway.web_api.api_request import ApiRequest, ApiResource
 from pipegrid.gateway.web_api.gateway_metrics import GatewayCollector
 from pipegrid.gateway.web_api.log_socket import PrivateResource
-from pipegrid.gateway.web_api.object_resource import named_resource, object_resource
+from pipegrid.gateway.web_api.object_resource import answer_named, object_resource
 from pipegrid.gateway.web_api.operation_handles import OperationHandles
 from pipegrid.gateway.web_api.operation_requests import answer_operation, operation_posts
-from pipegrid.gateway.web_api.status_requests import STATUS_ANSWERS, GatewayState, answer_home
+from pipegrid.gateway.web_api.status_requests import STATUS_ANSWERS, GatewayState
 from pipegrid.gateway.web_ui.assets import AssetsResource
 from pipegrid.gateway.web_ui.transfers_page import answer_uploads
 from pipegrid.tree.tree_grid import Grid
 
 
-@attrs.frozen
-class SiteParts:
-    """
-    The parts of the site that other modules provide.
-
-    Attributes:
-        resources: by the first part of the path, such as ``b"operations"``.
-        posts: handlers of ``POST ?t=...`` for existing files and directories, by ``t``, such as ``check``.
-        home: the resource of ``/`` itself; None for a short page.
-    """
-
-    resources: Mapping[bytes, IResource] = attrs.field(factory=dict)
-    posts: Mapping[str, Handler] = attrs.field(factory=dict)
-    home: IResource | None = None
-
-
 def root_resource(
-    grid: Grid, settings: GatewaySettings, parts: SiteParts | None = None
+    grid: Grid,
+    settings: GatewaySettings,
+    handles: OperationHandles,
+    further: Mapping[bytes, IResource],
 ) -> IResource:
-    """Return the resource of ``/`` with everything below it."""
-    parts = parts or SiteParts()
+    """
+    Return the resource of ``/`` with everything below it.
+
+    Args:
+        further: resources by the first part of the path, such as ``b"status"``; empty for ``/`` itself.
+    """
     root = _Root(grid, settings)
-    objects = object_resource(grid, settings, parts.posts)
+    objects = object_resource(grid, settings, operation_posts(handles))
     root.putChild(b"uri", objects)
     root.putChild(b"cap", objects)
-    named = named_resource(grid, settings)
+    named = ApiResource(grid, settings, answer_named)
     root.putChild(b"named", named)
     root.putChild(b"file", named)
     root.putChild(b"uploads", ApiResource(grid, settings, answer_uploads))
     if settings.static.is_dir():
         root.putChild(b"static", File(str(settings.static)))
     root.putChild(b"interface", AssetsResource())
-    for name, resource in parts.resources.items():
+    for name, resource in further.items():
         root.putChild(name, resource)
-    root.putChild(b"", parts.home or ApiResource(grid, settings, _welcome))
     return root
 
 
@@ -78,12 +67,6 @@ class _Root(Resource):
 
 async def _nothing(_: ApiRequest) -> HttpResponse | None:
     raise WebError(404, "the gateway has nothing at this path")
-
-
-async def _welcome(call: ApiRequest) -> HttpResponse | None:
-    if call.arguments.operation:
-        raise WebError(400, "this page does not support this argument t")
-    return HttpResponse("This is a PipeGrid gateway.\n")
 
 
 class Monitoring:
@@ -109,11 +92,11 @@ class Monitoring:
         self.handles = OperationHandles(grid, grid.clock)
         self.private = PrivateResource(token)
 
-    def parts(
+    def resources(
         self, responses: Callable[[], Mapping[int, int]], connections: Callable[[], int]
-    ) -> SiteParts:
+    ) -> dict[bytes, IResource]:
         """
-        Return the parts of the site.
+        Return the resources that show its state, by the first part of the path.
 
         Args:
             responses: returns the number of responses by status.
@@ -123,19 +106,14 @@ class Monitoring:
         collector = GatewayCollector(
             grid.records, self.handles, self.servers.latest, responses, connections
         )
-        state = GatewayState(grid.records, self.servers, collector, grid.clock, self._started_s)
-        resources = {
-            name: ApiResource(grid, self._settings, partial(answer, state))
-            for name, answer in STATUS_ANSWERS.items()
+        state = GatewayState(grid.records, self.servers, collector, self._started_s)
+        answers = {name: partial(answer, state) for name, answer in STATUS_ANSWERS.items()}
+        operations = partial(answer_operation, self.handles)
+        return {
+            b"private": self.private,
+            b"operations": ApiResource(grid, self._settings, operations),
+            **{name: ApiResource(grid, self._settings, each) for name, each in answers.items()},
         }
-        resources[b"operations"] = ApiResource(
-            grid, self._settings, partial(answer_operation, self.handles)
-        )
-        return SiteParts(
-            {**resources, b"private": self.private},
-            operation_posts(self.handles),
-            ApiResource(grid, self._settings, partial(answer_home, state)),
-        )
 
     def close(self) -> None:
         """Cancel running operations, and close the connections that read the log."""

@@ -52,12 +52,12 @@ class ServerState:
         status = self.status
         if status is None:
             return "Trying to connect"
-        if status.reachable:
-            if status.protocol in ("local", "memory"):
-                return "Connected to a storage directory of this machine"
-            to = f"to {status.address} " if status.address else ""
-            return f"Connected {to}via {status.protocol}"
-        return f"Not reachable: {status.reason}"
+        if not status.reachable:
+            return f"Not reachable: {status.reason}"
+        if status.protocol in ("local", "memory"):
+            return "Connected to a storage directory of this machine"
+        to = f"to {status.address} " if status.address else ""
+        return f"Connected {to}via {status.protocol}"
 
 
 class ServerStates:
@@ -73,7 +73,7 @@ class ServerStates:
         self._clock = clock
         self._now = now
         self._states: dict[str, ServerState] = {}
-        self._asked_s: float | None = None
+        self._asked_s = float("-inf")
         self._asking: Deferred[None] | None = None
 
     def latest(self) -> list[ServerState]:
@@ -90,12 +90,12 @@ class ServerStates:
 
     async def current(self) -> list[ServerState]:
         """Return the states, after a short wait for servers that have not responded recently."""
-        age_s = self._age_s()
-        if age_s is None or age_s >= FRESH_S:
-            if age_s is None or age_s >= STALE_S:
-                self._states.clear()
+        age_s = self._clock.seconds() - self._asked_s
+        if age_s >= STALE_S:
+            self._states.clear()
+        if age_s >= FRESH_S:
             self._ask()
-        if self._asking is not None and (age_s is None or age_s >= STALE_S):
+        if self._asking is not None and age_s >= STALE_S:
             waiting: Deferred[None] = Deferred()
             self._asking.addBoth(lambda _: None if waiting.called else waiting.callback(None))
             await timeout_or(waiting, ANSWER_S, self._clock)
@@ -105,9 +105,6 @@ class ServerStates:
         """Cancel the queries that servers have not answered."""
         if self._asking is not None:
             self._asking.cancel()
-
-    def _age_s(self) -> float | None:
-        return None if self._asked_s is None else self._clock.seconds() - self._asked_s
 
     def _ask(self) -> None:
         if self._asking is not None:
@@ -121,10 +118,8 @@ class ServerStates:
         self._asking = None
 
     def _told(self, status: ServerStatus) -> None:
-        state = self._states.get(status.server_id)
-        if state is None:
-            identity = ServerIdentity(status.server_id, status.nickname, b"", b"")
-            state = self._states[status.server_id] = ServerState(identity)
+        identity = ServerIdentity(status.server_id, status.nickname, b"", b"")
+        state = self._states.setdefault(status.server_id, ServerState(identity))
         state.status = status
         if status.reachable:
             state.heard_s = self._now()

@@ -207,14 +207,10 @@ class TransferRecord:
         """Note how far it has come, and when."""
         self.done, self.total = done, total
         if self.clock is not None and total:
-            self._sample(max(0.0, self.clock.seconds() - self.began_s), min(1.0, done / total))
+            self.sample(max(0.0, self.clock.seconds() - self.began_s), min(1.0, done / total))
 
-    def add_end(self) -> None:
-        """Note that all of it is done, though the last report may have come earlier."""
-        if self.took_s is not None:
-            self._sample(self.took_s, 1.0)
-
-    def _sample(self, at_s: float, done: float) -> None:
+    def sample(self, at_s: float, done: float) -> None:
+        """Note which fraction was done so many seconds after it began."""
         if self.samples and self.samples[-1] == (at_s, done):
             return
         if len(self.samples) > 1 and at_s - self.samples[-2][0] < self._spacing_s:
@@ -259,10 +255,8 @@ class TransferRecords:
 
     def find(self, kind: str, number: int) -> TransferRecord | None:
         """Return a transfer that runs, or has ended recently."""
-        for record in (*self.active, *self.recent):
-            if (record.kind, record.number) == (kind, number):
-                return record
-        return None
+        records = (*self.active, *self.recent)
+        return next((one for one in records if (one.kind, one.number) == (kind, number)), None)
 
     def follow(
         self,
@@ -290,7 +284,7 @@ class TransferRecords:
             record.took_s = max(0.0, self._clock.seconds() - began_s)
             self._end(record, result, ended)
             if record.state == "finished":
-                record.add_end()
+                record.sample(record.took_s, 1.0)  # the last report may have come earlier
                 self._note_duration(kind, record.took_s)
             return result
 
@@ -382,16 +376,9 @@ class RecordedGrid(Grid):
 
         return self.records.follow("upload", start, _note_put)
 
-    def put_many(
-        self,
-        sources: Any,
-        *,
-        ended: Callable[[int, PutResult | Failure], None] | None = None,
-        **options: Any,
-    ) -> Deferred[list[PutResult | Failure]]:
+    def put_many(self, sources: Any, **options: Any) -> Deferred[list[PutResult | Failure]]:
         """Store many files; each is recorded when it has ended. See ``Grid.put_many``."""
-        storing = super().put_many(sources, ended=ended, **options)
-        return storing.addCallback(self._note_many)
+        return super().put_many(sources, **options).addCallback(self._note_many)
 
     def _note_many(self, outcomes: list[PutResult | Failure]) -> list[PutResult | Failure]:
         for outcome in outcomes:
@@ -454,10 +441,7 @@ class RecordedGrid(Grid):
 
 
 def _file_of(cap: str | Cap) -> Cap | None:
-    try:
-        parsed = as_cap(cap)
-    except PipegridError:
-        return None  # the transfer fails with it
+    parsed = _known(cap)
     return parsed.file if isinstance(parsed, DirectoryCap) else parsed
 
 

@@ -11,17 +11,15 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
 
 from pipegrid.core.caps import Cap, ChkCap, LitCap, MutableCap
 from pipegrid.core.hashes import Buffer
 from pipegrid.errors import PipegridError
 from pipegrid.mount.block_cache import BLOCK_BYTES, BlockCache
 from pipegrid.mount.mounted_tree import AccessOrder, MountedPlace
-from pipegrid.reactor.deferreds import Waiters
+from pipegrid.reactor.deferreds import RequestSet, Waiters
 from pipegrid.tree.directory_views import DirectoryViews
 from pipegrid.tree.read_ahead import WHOLE_BYTES, FileReader, ReadSpace
 from pipegrid.tree.tree_grid import Grid
@@ -84,7 +82,7 @@ class FileContents:
         self._order = AccessOrder()
         self._opened: dict[Cap, OpenedFile] = {}
         self._ahead: dict[Cap, Waiters[bytes]] = {}
-        self._running: set[Deferred[Any]] = set()
+        self._running: RequestSet[ChkCap] = RequestSet(grid.clock)
         self._closed = False
 
     async def open(self, place: MountedPlace) -> OpenedFile:
@@ -208,12 +206,7 @@ class FileContents:
                 and not self._cache.has(cap, 0, min(cap.size, BLOCK_BYTES))
             ):
                 self._ahead[cap] = Waiters()
-                running = Deferred.fromCoroutine(self._fetch_whole(cap, self._cache))
-                self._running.add(running)
-                running.addBoth(self._has_ended, running)
-
-    def _has_ended(self, _result: object, running: Deferred[Any]) -> None:
-        self._running.discard(running)
+                self._running.start(self._fetch_whole(cap, self._cache), cap)
 
     async def _fetch_whole(self, cap: ChkCap, cache: BlockCache) -> None:
         try:
@@ -227,8 +220,7 @@ class FileContents:
 
     def close(self) -> None:
         self._closed = True
-        for each in list(self._running):
-            each.cancel()
+        self._running.cancel()
         for file in list(self._opened.values()):
             file.reader.close()
         self._opened.clear()

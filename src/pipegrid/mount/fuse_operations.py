@@ -13,6 +13,7 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import attrs
@@ -177,12 +178,11 @@ class FuseOperations:
         file = self._handles.get(info.fh)
         if file is None:
             raise _system_error(errno.EBADF)
-        opened = file
 
         def fetch(start: int, length: int) -> Sequence[Buffer]:
-            return self._call(path, lambda: self._contents.fetch(opened, start, length))
+            return self._call(path, partial(self._contents.fetch, file, start, length))
 
-        return self._contents.read(opened, offset, size, fetch)
+        return self._contents.read(file, offset, size, fetch)
 
     def release(self, _path: str, info: FileInfo) -> int:
         with self._lock:
@@ -252,12 +252,9 @@ class FuseOperations:
         call.ended.set()
 
     def _failed_lately(self, path: str) -> bool:
-        until = self._failed.get(path)
-        if until is None:
-            return False
-        if self._clock.seconds() < until:
+        if self._clock.seconds() < self._failed.get(path, 0.0):
             return True
-        del self._failed[path]
+        self._failed.pop(path, None)
         return False
 
     def close(self) -> None:

@@ -144,8 +144,7 @@ def set_read_ahead(path: str, settings: str = "/sys/class/bdi") -> bool:
     """
     try:
         os.statvfs(path)  # returns when FUSE is set up: before, it would set its own value
-        devices = [each.device for each in mounted_file_systems() if each.path == path]
-        device = devices[-1]
+        device = [each.device for each in mounted_file_systems() if each.path == path][-1]
         name = f"{os.major(device)}:{os.minor(device)}"
         with open(f"{settings}/{name}/read_ahead_kb", "r+") as file:
             if int(file.read()) < READ_AHEAD_KIB:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import attrs
@@ -77,7 +78,7 @@ def directory_root(cap: DirectoryCap) -> Callable[[], Awaitable[MountedNode]]:
 
 def backups_root(
     grid: Grid,
-    runs: Callable[[], Awaitable[Sequence[BackupRun]]],
+    runs: Callable[[], Coroutine[Any, Any, Sequence[BackupRun]]],
     say: Callable[[str], object],
 ) -> Callable[[], Awaitable[MountedNode]]:
     """Return what gives the root of mounted backups."""
@@ -110,9 +111,8 @@ class Mount:
         self._settings = settings
         self._cache: BlockCache | None = None
         if settings.cache_bytes:
-            self._cache = BlockCache(
-                settings.cache_directory, settings.cache_bytes, self._later(say)
-            )
+            say_later = partial(reactor.callFromThread, say)
+            self._cache = BlockCache(settings.cache_directory, settings.cache_bytes, say_later)
         self._tree = MountedTree(grid, root)
         self._contents = FileContents(grid, self._tree.views, self._cache, reactor.callFromThread)
         reports = FailureReports(say, reactor.seconds)
@@ -123,9 +123,6 @@ class Mount:
         self._ended: Waiters[None] = Waiters()
         self.is_running = False
         self._is_mounted = False
-
-    def _later(self, say: Callable[[str], object]) -> Callable[[str], object]:
-        return lambda sentence: self._reactor.callFromThread(say, sentence)
 
     async def start(self) -> None:
         """
@@ -138,8 +135,7 @@ class Mount:
         logging.getLogger("fuse").propagate = False
         begun = self._begun.wait()
         self.is_running = True
-        thread = threading.Thread(target=self._serve, name="pipegrid-fuse", daemon=True)
-        if not start_thread(thread):
+        if not start_thread(Thread(target=self._serve, name="pipegrid-fuse", daemon=True)):
             self.is_running = False
             raise UsageError(
                 "nothing can be mounted, since the system gives no more threads; see 'ulimit -u'"
@@ -195,10 +191,8 @@ class Mount:
     async def wait(self) -> None:
         """Return when it was unmounted, or the caller is cancelled, as by SIGTERM and Ctrl-C."""
         if self.is_running:
-            try:
+            with suppress(CancelledError):
                 await self._ended.wait()
-            except CancelledError:
-                return
 
     async def stop(self) -> bool:
         """
@@ -211,9 +205,8 @@ class Mount:
         self._tree.close()
         self._contents.close()
         idle = True
-        if (
-            self.is_running and not self._is_mounted
-        ):  # interrupted before: it cannot be unmounted yet
+        if self.is_running and not self._is_mounted:
+            # It was interrupted before, and cannot be unmounted yet.
             with suppress(UsageError):
                 await timeout_or(self._begun.wait(), ENDING_S, self._reactor)
         if self.is_running:

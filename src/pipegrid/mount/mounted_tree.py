@@ -6,7 +6,8 @@ import errno
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -19,6 +20,7 @@ from twisted.internet.interfaces import IReactorTime
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, MutableCap
 from pipegrid.core.mutable.directory_content_edits import is_time
 from pipegrid.errors import PipegridError, SinkError
+from pipegrid.reactor.deferreds import RequestSet
 from pipegrid.tree.backup.catalogue import BackupRun
 from pipegrid.tree.backup.run_paths import choose_run
 from pipegrid.tree.directory_reading import Entry
@@ -85,8 +87,7 @@ class MountedNode:
     @property
     def directory(self) -> DirectoryCap | None:
         """The cap of the directory that this is."""
-        is_directory = self.kind == "directory" and isinstance(self.cap, DirectoryCap)
-        return self.cap if is_directory and isinstance(self.cap, DirectoryCap) else None
+        return self.cap if self.kind == "directory" and isinstance(self.cap, DirectoryCap) else None
 
 
 @attrs.define(eq=False)
@@ -97,12 +98,10 @@ class MountedDirectory:
     Attributes:
         children: by name, in the order in which they are listed.
         is_fixed: no client can change it.
-        left_out: entries whose name no file can have, or that another one has already.
     """
 
     children: Mapping[str, MountedNode]
     is_fixed: bool
-    left_out: int = 0
     _positions: dict[str, int] = attrs.field(factory=dict, repr=False)
     _names: dict[MountedKind, tuple[list[str], dict[str, int]]] = attrs.field(
         factory=dict, repr=False
@@ -129,13 +128,11 @@ def node_of(entry: Entry) -> MountedNode:
     mtime_ns = _linked_ns(metadata) if kept.mtime_ns is None else kept.mtime_ns
     if entry.kind == "unknown":
         return MountedNode("unreadable", 0, mtime_ns)
-    if entry.kind == "directory":
-        mode = 0o755 if kept.mode is None else kept.mode
-        return MountedNode("directory", mode & _READ_BITS, mtime_ns, entry.cap)
-    if kept.link is not None:
+    if entry.kind == "file" and kept.link is not None:
         return MountedNode("link", 0o777, mtime_ns, target=kept.link)
-    mode = 0o644 if kept.mode is None else kept.mode
-    return MountedNode("file", mode & _READ_BITS, mtime_ns, entry.cap)
+    usual = 0o755 if entry.kind == "directory" else 0o644
+    mode = usual if kept.mode is None else kept.mode
+    return MountedNode(entry.kind, mode & _READ_BITS, mtime_ns, entry.cap)
 
 
 def _linked_ns(metadata: Mapping[str, Any]) -> int:
@@ -148,21 +145,15 @@ def content_of(entries: Iterable[Entry], is_fixed: bool) -> MountedDirectory:
     """
     Return the content of a directory of a grid.
 
-    Names that are illegal, as a program may have written them, are left out, as ``restore`` leaves them out.
+    Names that are illegal, as a program may have written them, or that an earlier entry has, are left out, as
+    ``restore`` leaves them out.
     """
     children: dict[str, MountedNode] = {}
-    left_out = 0
     for entry in entries:
-        try:
+        with suppress(SinkError):
             name = local_name(entry.name, restored(entry.metadata).name)
-        except SinkError:
-            left_out += 1
-            continue
-        if name in children:
-            left_out += 1
-        else:
-            children[name] = node_of(entry)
-    return MountedDirectory(children, is_fixed, left_out)
+            children.setdefault(name, node_of(entry))
+    return MountedDirectory(children, is_fixed)
 
 
 # The directories above the runs of backups.
@@ -201,9 +192,8 @@ def backups_content(runs: Sequence[BackupRun], now: float) -> MountedDirectory:
         changed_ns = _time_ns(newest)
         target = os.fsencode(newest.time)
         children[LATEST_NAME] = MountedNode("link", 0o777, changed_ns, target=target)
-        inside = MountedDirectory(children, is_fixed=False)
         backups[directory_name(name, backups)] = MountedNode(
-            "directory", 0o555, changed_ns, inside=inside
+            "directory", 0o555, changed_ns, inside=MountedDirectory(children, is_fixed=False)
         )
     return MountedDirectory(backups, is_fixed=False)
 
@@ -232,7 +222,7 @@ class BackupsRoot:
 
     def __init__(
         self,
-        runs: Callable[[], Awaitable[Sequence[BackupRun]]],
+        runs: Callable[[], Coroutine[Any, Any, Sequence[BackupRun]]],
         clock: IReactorTime,
         now: Callable[[], float],
         say: Callable[[str], object],
@@ -249,7 +239,7 @@ class BackupsRoot:
         """Return it; raises as the reading of the list does, if it was never read."""
         if self._node is None or self._clock.seconds() - self._read_at > self._fresh_s:
             self._read_at = self._clock.seconds()  # others use the present list meanwhile
-            reading = Deferred.fromCoroutine(_sequence_of(self._runs()))
+            reading = Deferred.fromCoroutine(self._runs())
             if self._node is not None:
                 reading.addTimeout(RUNS_WAIT_S, self._clock)
             try:
@@ -266,10 +256,6 @@ class BackupsRoot:
             changed_ns = max((each.mtime_ns for each in content.children.values()), default=0)
             self._node = MountedNode("directory", 0o555, changed_ns, inside=content)
         return self._node
-
-
-async def _sequence_of(runs: Awaitable[Sequence[BackupRun]]) -> Sequence[BackupRun]:
-    return await runs
 
 
 # Which neighbours of what a program opens it will probably open next.
@@ -381,7 +367,7 @@ class MountedTree:
         self._root = root
         self._content: WeakKeyDictionary[DirectoryView, MountedDirectory] = WeakKeyDictionary()
         self._order = AccessOrder()
-        self._reading: set[Deferred[Any]] = set()
+        self._reading: RequestSet[DirectoryCap] = RequestSet(grid.clock)
         self._closed = False
 
     async def locate(self, path: MountedPath) -> MountedPlace:
@@ -445,13 +431,11 @@ class MountedTree:
             if cap is None or isinstance(cap.file, MutableCap):
                 continue
             if not isinstance(cap.file, ChkCap) or cap.file.size <= AHEAD_DIRECTORY_BYTES:
-                reading = Deferred.fromCoroutine(self.views.view(cap))
-                self._reading.add(reading)
-                reading.addBoth(self._has_read, reading)
+                self._reading.start(self._read(cap), cap)
 
-    def _has_read(self, _result: object, reading: Deferred[Any]) -> None:
-        """A failure is reported when the directory is used."""
-        self._reading.discard(reading)
+    async def _read(self, cap: DirectoryCap) -> None:
+        with suppress(PipegridError):  # it is reported when the directory is used
+            await self.views.view(cap)
 
     async def attributes(self, path: MountedPath) -> dict[str, int]:
         """Return what ``stat`` shows, times in nanoseconds; raises as ``locate`` does."""
@@ -476,5 +460,4 @@ class MountedTree:
 
     def close(self) -> None:
         self._closed = True
-        for each in list(self._reading):
-            each.cancel()
+        self._reading.cancel()

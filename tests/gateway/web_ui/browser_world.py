@@ -53,7 +53,7 @@ class BrowserTestCase(TestCase):
         self.grid = RecordedGrid.of(grid)
         self.settings = GatewaySettings(self.directory, limits=GatewayLimits(spare_bytes=0))
         self.monitoring = Monitoring(self.grid, self.settings, lambda: "token")
-        parts = self.monitoring.parts(dict, lambda: 0)
+        resources = self.monitoring.resources(dict, lambda: 0)
         self.lines: list[str] = []
         self.referrers: list[str] = []
         process = GatewayRequest.process
@@ -64,7 +64,10 @@ class BrowserTestCase(TestCase):
 
         self.patch(GatewayRequest, "process", note)
         self.site = GatewaySite(
-            root_resource(self.grid, self.settings, parts), self.settings, reactor, self._log
+            root_resource(self.grid, self.settings, self.monitoring.handles, resources),
+            self.settings,
+            reactor,
+            self._log,
         )
         self.port = reactor.listenTCP(0, self.site, interface="127.0.0.1")
         self.url = f"http://127.0.0.1:{self.port.getHost().port}/"

@@ -36,10 +36,10 @@ class InterfaceTestCase(GatewayTestCase):
         self.settings.temporary.mkdir(parents=True)
         self.monitoring = Monitoring(self.grid, self.settings, lambda: "token")
         self.addCleanup(self.monitoring.close)
-        parts = self.monitoring.parts(dict, lambda: 0)
+        resources = self.monitoring.resources(dict, lambda: 0)
         self.lines: list[str] = []
         self._waiting: Deferred[None] = Deferred()
-        root = root_resource(self.grid, self.settings, parts)
+        root = root_resource(self.grid, self.settings, self.monitoring.handles, resources)
         self.site = GatewaySite(root, self.settings, self.grid.clock, self._answered)
         self.browser = PageBrowser(self.send)
 

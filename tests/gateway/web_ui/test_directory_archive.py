@@ -9,6 +9,7 @@ import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,13 +23,12 @@ from pipegrid.core.caps import Cap, DirectoryCap, LitCap, UnknownCap
 from pipegrid.core.mutable.directory_content_edits import Link
 from pipegrid.errors import AccessProhibited, DirectoryError, NotEnoughSharesError
 from pipegrid.gateway.body_spool import BodyRefused, BodySpool, SpoolSpace
-from pipegrid.gateway.http_response import ResponseStream, WebError
+from pipegrid.gateway.http_response import ResponseStream
 from pipegrid.gateway.web_api.check_json import storage_index_text
 from pipegrid.gateway.web_api.download_turns import SMALL_BYTES
 from pipegrid.gateway.web_ui import directory_archive
 from pipegrid.gateway.web_ui.directory_archive import (
     LOGGED_INDEXES,
-    ArchiveCount,
     DirectoryArchive,
     MissingMembers,
 )
@@ -41,6 +41,7 @@ from pipegrid.gateway.web_ui.zip_stream import (
     harmless_name,
 )
 from tests.gateway.gateway_world import CHK_DATA, GatewayTestCase
+from tests.gateway.web_ui.interface_world import InterfaceTestCase
 
 LARGE = bytes(range(256)) * 4096  # a mebibyte: streamed, and not fetched ahead
 CHANGED_S = 1_700_000_000
@@ -380,13 +381,21 @@ class PaceTests(ArchiveTestCase):
             self.stream.resumeProducing()
         self.flushLoggedErrors()
 
-    def test_count(self) -> None:
+
+class ArchiveNumberTests(InterfaceTestCase):
+    """How many archives are sent at a time."""
+
+    def test_number(self) -> None:
         """More archives than may be are refused; one that ended makes space."""
-        count = ArchiveCount(1)
-        for _ in range(2):
-            with count, self.assertRaises(WebError) as raised:
-                count.__enter__()
-            self.assertEqual(raised.exception.status, 503)
+        path = f"/uri/{quote(str(self.make_directory()), safe='')}/?t=archive"
+        for number in range(self.site.limits.archives):
+            self.assertEqual(self.get(path).status, 200)
+            self.assertTrue(self.site.archives.acquire().called, number)
+        refused = self.get(path)
+        self.assertEqual((refused.status, refused.headers["retry-after"]), (503, "60"))
+        self.assertIn(b"8 archives", refused.body)
+        self.site.archives.release()
+        self.assertEqual(self.get(path).status, 200)
 
 
 class NameTests(SynchronousTestCase):

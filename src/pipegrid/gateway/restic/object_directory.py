@@ -185,12 +185,9 @@ class ObjectDirectory:
 
     # Subdirectories.
 
-    async def subdirectory(self, name: str, *, make: bool = False) -> ObjectDirectory | None:
+    async def subdirectory(self, name: str) -> ObjectDirectory | None:
         """
         Return the directory of this name; None if there is none.
-
-        Args:
-            make: create it if it is missing.
 
         Raises:
             DirectoryError: what has this name is not a directory.
@@ -198,13 +195,14 @@ class ObjectDirectory:
         """
         if name in self._making:
             return await self._making[name].wait()
-        cap = self.known(name)
-        if cap is None and make and self._children is not None:
+        cap = await self.find(name)
+        return None if cap is None else self.opened(name, cap)
+
+    async def made_subdirectory(self, name: str) -> ObjectDirectory:
+        """Return the directory of this name; it is created if it is missing. Raises as ``subdirectory``."""
+        if self._children is not None and self.known(name) is None:
             return await self._make(name)  # finds an existing one as well
-        cap = cap or await self.find(name)
-        if cap is None:
-            return await self._make(name) if make else None
-        return self.opened(name, cap)
+        return await self.subdirectory(name) or await self._make(name)
 
     def opened(self, name: str, cap: Cap) -> ObjectDirectory:
         """
@@ -251,10 +249,3 @@ class ObjectDirectory:
         opened = self.opened(name, made.cap)
         opened._keep({})
         return opened
-
-    def drop_subdirectories(self) -> None:
-        """Forget all subdirectories and their cached lists."""
-        self.forget()
-        for each in self._subdirectories.values():
-            each.drop_subdirectories()
-        self._subdirectories.clear()

@@ -15,7 +15,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-import attrs
 import bcrypt
 from twisted.internet.defer import DeferredSemaphore
 from twisted.internet.interfaces import IReactorTime
@@ -58,12 +57,6 @@ class TooManyPasswords(Exception):
     """More passwords wait to be hashed than is allowed."""
 
 
-@attrs.frozen
-class _Users:
-    hashes: dict[str, bytes] = attrs.field(factory=dict, repr=False)
-    stamp: tuple[int, int, int] | None = None
-
-
 class PasswordFile:
     """
     The users in a file.
@@ -89,12 +82,12 @@ class PasswordFile:
         self._waiting = 0
         self._known: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
         self._salt = os.urandom(16)
-        self._users = self._load()
+        self._hashes = self._load()
 
     def names_user(self, authorization: str | None) -> bool:
         """Return whether a header names a user of the file; the password is not checked."""
         given = parse_credentials(authorization)
-        return given is not None and given[0] in self._users.hashes
+        return given is not None and given[0] in self._hashes
 
     async def user_of(self, authorization: str | None) -> str | None:
         """
@@ -113,10 +106,10 @@ class PasswordFile:
         known = self._known.get(user)
         if known is not None and now < known[1] and hmac.compare_digest(known[0], digest):
             return user
-        users = self._users
-        if not await self._is_right(users.hashes.get(user), password):
+        hashes = self._hashes
+        if not await self._is_right(hashes.get(user), password):
             return None
-        if self._users is not users:  # the file was changed meanwhile
+        if self._hashes is not hashes:  # the file was changed meanwhile
             return await self.user_of(authorization)
         self._known[user] = digest, now + KNOWN_S
         self._known.move_to_end(user)
@@ -131,36 +124,33 @@ class PasswordFile:
             raise TooManyPasswords
         self._waiting += 1
         try:
-            await self._gate.acquire()
-            try:
+            async with self._gate:
                 right = await self._workers.run(is_right, stored or self._like_others(), password)
-            finally:
-                self._gate.release()
         finally:
             self._waiting -= 1
         return right and stored is not None
 
     def _like_others(self) -> bytes:
         """Return a hash for an unknown user, so that the check takes as long as for a known one."""
-        return next((each for each in self._users.hashes.values() if each[:4] in _BCRYPT), _DUMMY)
+        return next((each for each in self._hashes.values() if each[:4] in _BCRYPT), _DUMMY)
 
     def _look(self) -> None:
         now = self._clock.seconds()
         if now - self._looked_s < LOOK_S:
             return
         self._looked_s = now
-        if self._stamp() == self._users.stamp:
+        if self._stamp() == self._seen:
             return
         try:
-            self._users = self._load()
+            self._hashes = self._load()
         except UsageError as error:
             # While the file cannot be read, old passwords are not accepted.
-            self._users = _Users(stamp=self._stamp())
+            self._hashes = {}
             self._say(str(error))
         self._known.clear()
 
-    def _load(self) -> _Users:
-        stamp = self._stamp()
+    def _load(self) -> dict[str, bytes]:
+        self._seen = self._stamp()
         try:
             data = read_file(self._path, MAX_FILE_BYTES + 1)
         except OSError as error:
@@ -175,7 +165,7 @@ class PasswordFile:
         hashes, problems = parse_users(decode_text(data, str(self._path)))
         for line, why in problems:
             self._say(f"{self._path}:{line}: {why}")
-        return _Users(hashes, stamp)
+        return hashes
 
     def _stamp(self) -> tuple[int, int, int] | None:
         try:
@@ -197,22 +187,18 @@ def parse_users(text: str) -> tuple[dict[str, bytes], list[tuple[int, str]]]:
         stored = rest.partition(":")[0].encode()
         shown = printable(user[:40])
         if not is_user(user):
-            problems.append(
-                (number, f"'{shown}' is ignored: a user has letters, digits, '@', '.', '_' and '-'")
-            )
+            why = f"'{shown}' is ignored: a user has letters, digits, '@', '.', '_' and '-'"
         elif not stored.startswith((_SHA, *_BCRYPT)):
-            problems.append(
-                (number, f"the hash of '{shown}' is of another kind; make it with 'htpasswd -B'")
-            )
+            why = f"the hash of '{shown}' is of another kind; make it with 'htpasswd -B'"
         elif stored.startswith(_BCRYPT) and stored[4:6].isdigit() and int(stored[4:6]) > _MAX_COST:
-            problems.append(
-                (number, f"the hash of '{shown}' has a cost of more than {_MAX_COST}; make another")
-            )
+            why = f"the hash of '{shown}' has a cost of more than {_MAX_COST}; make another"
         elif len(hashes) >= MAX_USERS:
             problems.append((number, f"there are more than {MAX_USERS} users; the rest is ignored"))
             break
         else:
             hashes[user] = stored
+            continue
+        problems.append((number, why))
     return hashes, problems
 
 
@@ -229,8 +215,7 @@ def parse_credentials(header: str | None) -> tuple[str, bytes] | None:
     if scheme.lower() != "basic":
         return None
     try:
-        data = base64.b64decode(encoded.strip(), validate=True)
-        user, found, password = data.partition(b":")
+        user, found, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
         name = user.decode("utf-8")
     except (binascii.Error, ValueError):
         return None

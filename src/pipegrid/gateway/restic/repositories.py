@@ -164,12 +164,8 @@ class Repository:
     async def make_directories(self) -> None:
         """Create the missing directories of a new repository."""
         await self._directory.read()
-        await gather(
-            [
-                Deferred.fromCoroutine(self._directory.subdirectory(kind, make=True))
-                for kind in KINDS
-            ]
-        )
+        made = map(self._directory.made_subdirectory, KINDS)
+        await gather([Deferred.fromCoroutine(each) for each in made])
 
     # Reading.
 
@@ -289,14 +285,10 @@ class Repository:
     async def _store(self, kind: str, object_id: str, source: SourceLike) -> None:
         data = _small_content(source, INLINE_BYTES) if kind in INLINE_KINDS else None
         if data is not None:
-            directory = await self._directory_of(kind, object_id, make=True)
-            assert directory is not None
+            directory = await self._made_directory(kind, object_id)
             await self._link(directory, kind, object_id, LitCap(data))
             return
-        looking: Deferred[ObjectDirectory] = Deferred.fromCoroutine(
-            self._ready_directory(kind, object_id)
-        )
-        looking.addErrback(lambda failure: failure)
+        looking = Deferred.fromCoroutine(self._ready_directory(kind, object_id))
         try:
             # With convergence, what restic sends again after an interruption is on the servers already.
             # restic encrypts the content, so equal content reveals nothing about the files.
@@ -318,8 +310,7 @@ class Repository:
                 raise ObjectExists from None
 
     async def _ready_directory(self, kind: str, object_id: str) -> ObjectDirectory:
-        directory = await self._directory_of(kind, object_id, make=True)
-        assert directory is not None
+        directory = await self._made_directory(kind, object_id)
         with suppress(Exception):  # if it fails, the change fails as well and reports it
             await directory.look_ahead()
         return directory
@@ -335,15 +326,19 @@ class Repository:
         if directory is not None:
             await directory.unlink(object_id or kind)
 
-    async def _directory_of(
-        self, kind: str, object_id: str, *, make: bool = False
-    ) -> ObjectDirectory | None:
+    async def _directory_of(self, kind: str, object_id: str) -> ObjectDirectory | None:
         if kind == CONFIG:
             return self._directory
-        directory = await self._directory.subdirectory(kind, make=make)
+        directory = await self._directory.subdirectory(kind)
         if kind != DATA or directory is None:
             return directory
-        return await directory.subdirectory(bucket_of(object_id), make=make)
+        return await directory.subdirectory(bucket_of(object_id))
+
+    async def _made_directory(self, kind: str, object_id: str) -> ObjectDirectory:
+        if kind == CONFIG:
+            return self._directory
+        made = await self._directory.made_subdirectory(kind)
+        return await made.made_subdirectory(bucket_of(object_id)) if kind == DATA else made
 
     # Locks.
 
@@ -414,19 +409,14 @@ class Repositories:
             UsageError, CapError: the alias is not that of a directory that can be changed.
             PipegridError: the grid failed.
         """
-        root = self._find_root()
-        if root is None:
-            return None
-        if fresh:
-            way = _known_way(root, folders)
+        here = self._find_root()
+        if here is not None and fresh:
+            way = _known_way(here, folders)
             if len(way) > len(folders):
                 self._opened(way[-1]).look_ahead()
             await gather([each.read() for each in way])
-        here: ObjectDirectory | None = root
         for name in folders:
-            if here is None:
-                return None
-            here = await here.subdirectory(name)
+            here = None if here is None else await here.subdirectory(name)
         return None if here is None else self._opened(here)
 
     async def make(self, folders: Sequence[str]) -> None:
@@ -435,13 +425,10 @@ class Repositories:
 
         Raises: as ``open``; SinkError: the alias cannot be written.
         """
-        root = self._find_root() or await self._make_root()
-        here: ObjectDirectory | None = root
+        here = self._find_root() or await self._make_root()
         for name in folders:
-            assert here is not None
             await here.read()
-            here = await here.subdirectory(name, make=True)
-        assert here is not None
+            here = await here.made_subdirectory(name)
         await self._opened(here).make_directories()
 
     def _opened(self, directory: ObjectDirectory) -> Repository:
@@ -464,8 +451,7 @@ class Repositories:
         return self._root
 
     async def _make_root(self) -> ObjectDirectory:
-        await self._making.acquire()
-        try:
+        async with self._making:
             found = self._find_root()
             if found is None:
                 made = await self._grid.create_directory()
@@ -477,8 +463,6 @@ class Repositories:
                 found = self._find_root()
             assert found is not None
             return found
-        finally:
-            self._making.release()
 
 
 def _known_way(root: ObjectDirectory, folders: Sequence[str]) -> list[ObjectDirectory]:

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from pathlib import Path
 from typing import Any
 
 from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.web.http_headers import Headers
-from twisted.web.resource import IResource, Resource
+from twisted.web.resource import Resource
 
-from pipegrid.core.caps import Cap
 from pipegrid.errors import UsageError
 from pipegrid.gateway.body_spool import IN_MEMORY_BYTES, BodyRefused, BodySpool
 from pipegrid.gateway.gateway_settings import GatewaySettings, ResticSettings
@@ -44,22 +42,7 @@ MAX_OBJECT_BYTES = 1 << 30
 _OBJECT_TYPE = "application/octet-stream"
 _LOOPBACK = ("127.", "::1", "::ffff:127.")
 
-_OF_REPOSITORY = ("POST", "DELETE")
-_OF_LIST = ("GET",)
-_OF_OBJECT = ("HEAD", "GET", "POST", "DELETE")
-
 log = Logger()
-
-
-def restic_resource(grid: Grid, settings: GatewaySettings) -> IResource:
-    """
-    Return the resource of ``/restic``.
-
-    Raises:
-        UsageError: the password file cannot be read; is missing although each user is to get private
-            repositories; or exists although no passwords are required.
-    """
-    return ResticResource(grid, settings)
 
 
 class ResticResource(Resource):
@@ -67,7 +50,8 @@ class ResticResource(Resource):
     Handles everything below ``/restic``: access, then one method for each kind of request.
 
     Raises:
-        UsageError: see ``restic_resource``.
+        UsageError: the password file cannot be read; is missing although each user is to get private
+            repositories; or exists although no passwords are required.
     """
 
     isLeaf = True
@@ -79,21 +63,18 @@ class ResticResource(Resource):
         self._repositories = Repositories(grid, settings.directory)
         self._passwords: PasswordFile | None = None
         self._said = False
-        path = self._settings.password_file
+        path, private = self._settings.password_file, self._settings.private_repositories
+        if private and (self._settings.no_auth or path is None):
+            raise UsageError(
+                "repositories can belong to users only where there are passwords; give a password file"
+            )
+        if path is None or not (private or path.exists()):
+            return
         if self._settings.no_auth:
-            self._check_no_auth(path)
-        elif path is not None and (path.exists() or self._settings.private_repositories):
-            self._passwords = PasswordFile(path, grid.workers, grid.clock, _say)
-        elif self._settings.private_repositories:
-            raise UsageError(_NO_PRIVATE)
-
-    def _check_no_auth(self, path: Path | None) -> None:
-        if self._settings.private_repositories:
-            raise UsageError(_NO_PRIVATE)
-        if path is not None and path.exists():
             raise UsageError(
                 f"--no-auth contradicts the password file {path}; leave the option out, or remove the file"
             )
+        self._passwords = PasswordFile(path, grid.workers, grid.clock, _say)
 
     def look_at_head(
         self, method: bytes, path: bytes, headers: Headers, length: int | None, body: BodySpool
@@ -103,24 +84,19 @@ class ResticResource(Resource):
         body.hasher = hashlib.sha256()
         if self._settings.no_auth or (length is not None and length <= IN_MEMORY_BYTES):
             return
-        if self._passwords is None:
-            try:
-                self._passwords = self._appeared()
-            except WebError as error:
-                body.refuse(BodyRefused(str(error), error.status))
-                return
-        given = (headers.getRawHeaders("authorization") or [""])[0]
-        if not self._passwords.names_user(given):
-            body.refuse(BodyRefused(_WRONG_PASSWORD, 401))
+        try:
+            passwords = self._password_file()
+        except WebError as error:
+            body.refuse(BodyRefused(str(error), error.status))
             return
+        given = (headers.getRawHeaders("authorization") or [""])[0]
 
-        def checked(user: str | None) -> None:
-            if user is None:
+        async def check() -> None:
+            if not passwords.names_user(given) or await passwords.user_of(given) is None:
                 body.refuse(BodyRefused(_WRONG_PASSWORD, 401))
 
-        checking = Deferred.fromCoroutine(self._passwords.user_of(given))
-        checking.addCallback(checked)
-        checking.addErrback(lambda _: None)  # the request raises it again
+        # What else it raises, the request raises again.
+        Deferred.fromCoroutine(check()).addErrback(lambda _: None)
 
     def render(self, request: Any) -> int:
         """Begin to answer a request; a client that disconnects cancels it."""
@@ -168,10 +144,8 @@ class ResticResource(Resource):
                 "clients on other machines need a password, and this gateway was started with --no-auth; "
                 f"start it without, and make {self._settings.password_file} with 'htpasswd -B -c FILE USER'",
             )
-        if self._passwords is None:
-            self._passwords = self._appeared()
         try:
-            user = await self._passwords.user_of(request.getHeader("authorization"))
+            user = await self._password_file().user_of(request.getHeader("authorization"))
         except TooManyPasswords:
             raise WebError(
                 503, "too many passwords are being checked; try again", {"Retry-After": "5"}
@@ -180,17 +154,19 @@ class ResticResource(Resource):
             raise _unauthorized(_WRONG_PASSWORD)
         return user
 
-    def _appeared(self) -> PasswordFile:
+    def _password_file(self) -> PasswordFile:
         """
-        Return the password file, which was missing when the gateway started.
+        Return the password file, which may have been missing when the gateway started.
 
         Raises:
             WebError: it still is, or it cannot be read.
         """
         path = self._settings.password_file
         try:
-            if path is not None and path.exists():
-                return PasswordFile(path, self._grid.workers, self._grid.clock, _say)
+            if self._passwords is None and path is not None and path.exists():
+                self._passwords = PasswordFile(path, self._grid.workers, self._grid.clock, _say)
+            if self._passwords is not None:
+                return self._passwords
             why = (
                 f"restic's clients need a password, and there is no file of passwords; make {path} with "
                 "'htpasswd -B -c FILE USER', or start the gateway with --no-auth, which gives all users of "
@@ -269,13 +245,9 @@ class ResticResource(Resource):
             if data is not None:
                 request.write(data[part.start : part.start + part.length])
             else:
-                await self._download(request, found, part.start, part.length)
+                wanted, turns = (part.start, part.length), request.site.downloads
+                await PacedDownload(self._grid, found, request, lambda _: wanted, turns).run()
         request.finish()
-
-    async def _download(self, request: Any, cap: Cap, start: int, length: int) -> None:
-        """Send a range of an object in turns with all other downloads."""
-        turns = request.site.downloads
-        await PacedDownload(self._grid, cap, request, lambda _: (start, length), turns).run()
 
     async def _store(self, request: Any, path: RepositoryPath) -> HttpResponse:
         body: BodySpool = request.body
@@ -285,14 +257,11 @@ class ResticResource(Resource):
         if path.kind != CONFIG and not hmac.compare_digest(digest, path.object_id):
             raise WebError(400, "the SHA-256 of the body differs from the object's name")
         repository = await self._opened(path)
-        source = body.source()
         try:
-            await repository.store(path.kind, path.object_id, source)
+            with body.opened() as source:
+                await repository.store(path.kind, path.object_id, source)
         except ObjectExists:
             raise WebError(403, "a different config exists already and is not replaced") from None
-        finally:
-            if not isinstance(source, bytes):
-                source.close()
         return HttpResponse()
 
     async def _remove(self, path: RepositoryPath) -> HttpResponse:
@@ -303,9 +272,6 @@ class ResticResource(Resource):
         return HttpResponse()
 
 
-_NO_PRIVATE = (
-    "repositories can belong to users only where there are passwords; give a password file"
-)
 _WRONG_PASSWORD = "the user or the password is wrong, or missing"
 _NOT_STORED = {"Cache-Control": "no-store"}
 
@@ -316,8 +282,8 @@ def _unauthorized(why: str) -> WebError:
 
 def _allowed(path: RepositoryPath) -> tuple[str, ...]:
     if not path.kind:
-        return _OF_REPOSITORY
-    return _OF_OBJECT if path.is_object else _OF_LIST
+        return ("POST", "DELETE")
+    return ("HEAD", "GET", "POST", "DELETE") if path.is_object else ("GET",)
 
 
 def _path_below(request: Any) -> bytes:

@@ -160,13 +160,8 @@ class Accounts:
 
     def with_key(self, name: str, key: bytes) -> Account | None:
         """Return the account with this public key, whose signature must still be verified."""
-        for account in self._current():
-            if account.name == name and account.key is not None and account.key == key:
-                return account
-        return None
-
-    def __len__(self) -> int:
-        return len(self._accounts)
+        matching = (each for each in self._current() if (each.name, each.key) == (name, key))
+        return next(matching, None)
 
     @property
     def have_passwords(self) -> bool:

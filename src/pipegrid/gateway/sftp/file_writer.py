@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import attrs
-from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.defer import Deferred, DeferredLock, succeed
 
 from pipegrid.core.caps import ChkCap, DirectoryCap, LitCap, MutableCap
 from pipegrid.core.mutable.directory_content_edits import Link, SetMetadata
@@ -45,11 +45,11 @@ class TemporarySpace:
     Temporary space of all files that are being written.
 
     Args:
-        directory: of the files; None: the system's directory of temporary files.
+        directory: of the files.
         most_bytes: of all of them.
     """
 
-    def __init__(self, directory: Path | None, most_bytes: int) -> None:
+    def __init__(self, directory: Path, most_bytes: int) -> None:
         self.used_bytes = 0
         self.files = 0
         self._directory = directory
@@ -124,8 +124,8 @@ class WriteBuffer:
         self._grow(max(self.size, offset + len(data)))
         if self._file is None:
             self._memory[offset : offset + len(data)] = data
-            return
-        _write_all(self._file, data, offset)
+        else:
+            _write_all(self._file, data, offset)
 
     def truncate(self, size: int) -> None:
         """Cut the content, or extend it with zeros."""
@@ -306,7 +306,7 @@ class WrittenFiles:
 
     def at(self, index: bytes | None, name: str) -> WrittenFile | None:
         """Return the file that is being written under a name of the directory with a storage index."""
-        return self._at.get((index, name)) if index is not None else None
+        return self._at.get((index, name))
 
     @property
     def count(self) -> int:
@@ -315,8 +315,6 @@ class WrittenFiles:
 
     def in_directory(self, index: bytes | None) -> list[tuple[str, WrittenFile]]:
         """Return the files that are being written in a directory, with their names."""
-        if index is None:
-            return []
         return [(key[1], file) for key, file in self._at.items() if key[0] == index]
 
     def begin(
@@ -378,46 +376,38 @@ class WrittenFiles:
         """
         if file.is_loaded:
             return
-        cap = file.entry.best if file.entry is not None else None
-        if cap is not None and keep_bytes != 0:
-            await self._grid.get(cap, _Filling(file.buffer), length=keep_bytes)
+        if file.entry is not None and file.entry.best is not None and keep_bytes != 0:
+            await self._grid.get(file.entry.best, _Filling(file.buffer), length=keep_bytes)
         file.is_loaded = True
 
     async def write(self, file: WrittenFile, offset: int | None, data: bytes) -> None:
         """Write bytes at an offset of a file; None: at its end."""
-        await file.lock.acquire()
-        try:
-            await self.load(file)
-            file.is_changed = True
-            file.buffer.write(file.buffer.size if offset is None else offset, data)
-        except BaseException:
-            file.is_broken = True
-            raise
-        finally:
-            file.lock.release()
+        async with file.lock:
+            try:
+                await self.load(file)
+                file.is_changed = True
+                file.buffer.write(file.buffer.size if offset is None else offset, data)
+            except BaseException:
+                file.is_broken = True
+                raise
 
     async def read(self, file: WrittenFile, offset: int, length: int) -> bytes:
         """Return a range of a file as it is now."""
-        await file.lock.acquire()
-        try:
+        async with file.lock:
             await self.load(file)
             return file.buffer.read(offset, length)
-        finally:
-            file.lock.release()
 
     async def truncate(self, file: WrittenFile, size: int) -> None:
         """Change the size of a file."""
-        await file.lock.acquire()
-        try:
-            await self.load(file, size)
-            file.is_changed = True
-            file.buffer.truncate(size)
-            file.is_broken = file.is_broken and size > 0
-        except BaseException:
-            file.is_broken = True
-            raise
-        finally:
-            file.lock.release()
+        async with file.lock:
+            try:
+                await self.load(file, size)
+                file.is_changed = True
+                file.buffer.truncate(size)
+                file.is_broken = file.is_broken and size > 0
+            except BaseException:
+                file.is_broken = True
+                raise
 
     async def release(
         self, file: WrittenFile, has_written: bool = True, abandon: bool = False
@@ -502,17 +492,14 @@ class WrittenFiles:
             await looking
         finally:
             looking.cancel()
-        await self._link(file, cap)
+        if file.place is not None:  # otherwise it was removed meanwhile
+            await self._link(file, file.place, cap)
 
-    async def _link(self, file: WrittenFile, cap: ChkCap | LitCap) -> None:
-        place = file.place
-        if place is None:
-            return  # it was removed meanwhile
+    async def _link(self, file: WrittenFile, place: LinkPlace, cap: ChkCap | LitCap) -> None:
         file.is_linking = True
         before = file.entry.metadata if file.entry is not None else {}
         attributes = merged(FileAttributes(times=self.now()), file.attributes)
-        changes = metadata_changes(before, "file", attributes, new_content=True)
-        metadata = {**before, **changes}
+        metadata = {**before, **metadata_changes(before, "file", attributes, new_content=True)}
         link = Link(place.name, cap, None, metadata, file.replace, replace_directory=False)
         try:
             await place.directory.change([link])
@@ -546,11 +533,7 @@ class WrittenFiles:
 
     def stored(self) -> Deferred[None]:
         """Fire when no file is being stored."""
-        if self._storing:
-            return self._idle.wait()
-        done: Deferred[None] = Deferred()
-        done.callback(None)
-        return done
+        return self._idle.wait() if self._storing else succeed(None)
 
 
 class _Filling(BytesIO):

@@ -8,7 +8,6 @@ from pipegrid.core.caps import DirectoryCap
 from pipegrid.gateway.sftp.file_writer import WrittenFile
 from pipegrid.gateway.sftp.sftp_attributes import attributes_of_new
 from pipegrid.gateway.sftp.sftp_messages import (
-    MAX_DATA_BYTES,
     FileAttributes,
     OpenFlag,
     SftpError,
@@ -211,8 +210,3 @@ async def _open_for_writing(
             await handle.close(abandon=True)
             raise
     return handle
-
-
-def data_length(length: int) -> int:
-    """Return how many bytes a read returns; the client requests the rest again."""
-    return min(length, MAX_DATA_BYTES)

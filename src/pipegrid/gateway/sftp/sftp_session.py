@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from struct import pack
 from typing import Any, Protocol
 
-import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -17,7 +17,6 @@ from pipegrid.gateway.sftp.sftp_handles import (
     Handle,
     OpenListing,
     WriteHandle,
-    data_length,
     open_file,
 )
 from pipegrid.gateway.sftp.sftp_messages import (
@@ -110,18 +109,8 @@ class Channel(Protocol):
         """Close the channel in good order."""
 
 
-class SpaceMeter(Protocol):
-    """Returns how much more can be stored."""
-
-    def __call__(self) -> Deferred[int]: ...
-
-
-@attrs.define(eq=False)
-class _Running:
-    """A request that has no reply yet."""
-
-    deferred: Deferred[bytes]
-    kind: int
+RequestHandler = Callable[[int, Fields], Coroutine[Any, Any, bytes | None]]
+"""Returns the reply to a request by its number and fields; None: that it has succeeded."""
 
 
 class SftpSession:
@@ -130,13 +119,17 @@ class SftpSession:
 
     Args:
         tree: the account's.
-        free_space: see ``SpaceMeter``.
+        free_space: returns how many bytes more can be stored.
     """
 
     _log = Logger()
 
     def __init__(
-        self, channel: Channel, tree: AccountTree, space: ReadSpace, free_space: SpaceMeter
+        self,
+        channel: Channel,
+        tree: AccountTree,
+        space: ReadSpace,
+        free_space: Callable[[], Awaitable[int]],
     ) -> None:
         self._channel = channel
         self._tree = tree
@@ -146,14 +139,14 @@ class SftpSession:
         self._handles: dict[bytes, Handle] = {}
         self._opening = 0
         self._next_handle = 0
-        self._running: dict[_Running, None] = {}
+        self._running: dict[Deferred[bytes | None], int] = {}  # with the kind of each
         self._running_bytes = 0
         self._begun = False
         self._most_bytes = channel.localWindowSize // _CONTENT_SHARE
         self._ending = False
         self._closed = False
         self._pumping = False
-        self._does: dict[int, Callable[[int, Fields], Coroutine[Any, Any, bytes]]] = {
+        self._does: dict[int, RequestHandler] = {
             RequestKind.OPEN: self._open,
             RequestKind.CLOSE: self._close,
             RequestKind.READ: self._read,
@@ -174,8 +167,8 @@ class SftpSession:
             RequestKind.SYMLINK: self._symlink,
             RequestKind.EXTENDED: self._extended,
         }
-        self._extensions: dict[bytes, Callable[[int, Fields], Coroutine[Any, Any, bytes]]] = {
-            b"posix-rename@openssh.com": self._posix_rename,
+        self._extensions: dict[bytes, RequestHandler] = {
+            b"posix-rename@openssh.com": partial(self._rename, replace=True),
             b"statvfs@openssh.com": self._statvfs,
             b"fstatvfs@openssh.com": self._statvfs,
             b"fsync@openssh.com": self._fsync,
@@ -235,10 +228,10 @@ class SftpSession:
             return
         cost = _REQUEST_BYTES + _content_bytes(kind, data)
         self._running_bytes += cost
-        running = _Running(Deferred.fromCoroutine(does(number, fields)), kind)
-        self._running[running] = None
-        running.deferred.addErrback(self._failed, number)
-        running.deferred.addCallback(self._done, running, cost, taken)
+        running = Deferred.fromCoroutine(does(number, fields))
+        self._running[running] = kind
+        running.addErrback(self._failed, number)
+        running.addCallback(self._done, running, number, cost, taken)
 
     def _failed(self, failure: Failure, number: int) -> bytes:
         assert failure.value is not None
@@ -246,10 +239,12 @@ class SftpSession:
             self._log.failure("an SFTP request failed", failure=failure)
         return status_reply(number, *status_of_error(failure.value))
 
-    def _done(self, reply: bytes, running: _Running, cost: int, taken: int) -> None:
+    def _done(
+        self, reply: bytes | None, running: Deferred[Any], number: int, cost: int, taken: int
+    ) -> None:
         del self._running[running]
         self._running_bytes -= cost
-        self._answer(reply, taken)
+        self._answer(reply or status_reply(number, Status.OK), taken)
         self.resume()
 
     def _answer(self, reply: bytes, taken: int) -> None:
@@ -271,21 +266,18 @@ class SftpSession:
         if self._closed:
             return
         self._closed = True
-        for running in list(self._running):
-            if running.kind in _FRUITLESS:
-                running.deferred.cancel()
+        for running, kind in list(self._running.items()):
+            if kind in _FRUITLESS:
+                running.cancel()
         self.resume()
 
     def _end(self) -> None:
         handles, self._handles = self._handles, {}
         for handle in handles.values():
-            self._abandon(handle)
+            Deferred.fromCoroutine(handle.close(abandon=True)).addErrback(lambda _: None)
         if not self._closed:
             self._closed = True
             self._channel.finish()
-
-    def _abandon(self, handle: Handle) -> None:
-        Deferred.fromCoroutine(handle.close(abandon=True)).addErrback(lambda _: None)
 
     # Handles.
 
@@ -327,13 +319,11 @@ class SftpSession:
             self._opening -= 1
         return handle_reply(number, self._keep(handle))
 
-    async def _close(self, number: int, fields: Fields) -> bytes:
-        key = fields.string(MAX_HANDLE_BYTES)
-        handle = self._handles.pop(key, None)
+    async def _close(self, number: int, fields: Fields) -> None:
+        handle = self._handles.pop(fields.string(MAX_HANDLE_BYTES), None)
         if handle is None:
             raise SftpError("there is no such handle; it may have been closed")
         await handle.close()
-        return status_reply(number, Status.OK)
 
     async def _read(self, number: int, fields: Fields) -> bytes:
         handle, offset, length = self._handle(fields), fields.uint64(), fields.uint32()
@@ -341,21 +331,19 @@ class SftpSession:
             raise SftpError("the handle is that of a directory")
         if offset > MAX_OFFSET:
             return status_reply(number, Status.EOF, "the file has ended")
-        data = await handle.read(offset, data_length(length))
+        data = await handle.read(offset, min(length, MAX_DATA_BYTES))
         if not data and length:
             return status_reply(number, Status.EOF, "the file has ended")
         return data_reply(number, data)
 
-    async def _write(self, number: int, fields: Fields) -> bytes:
+    async def _write(self, number: int, fields: Fields) -> None:
         handle, offset = self._write_handle(fields), fields.uint64()
         await handle.write(offset, fields.string(MAX_MESSAGE_BYTES))
-        return status_reply(number, Status.OK)
 
-    async def _fsync(self, number: int, fields: Fields) -> bytes:
+    async def _fsync(self, number: int, fields: Fields) -> None:
         handle = self._handle(fields)
         if isinstance(handle, WriteHandle):
             await handle.sync()
-        return status_reply(number, Status.OK)
 
     # Attributes.
 
@@ -366,13 +354,12 @@ class SftpSession:
     async def _fstat(self, number: int, fields: Fields) -> bytes:
         return attributes_reply(number, await self._handle(fields).attributes())
 
-    async def _setstat(self, number: int, fields: Fields) -> bytes:
+    async def _setstat(self, number: int, fields: Fields) -> None:
         path, change = self._path(fields), fields.attributes()
         if change.size is not None:
             await self._resize(path, change)
         else:
             await self._tree.set_attributes(await self._tree.locate(path), change)
-        return status_reply(number, Status.OK)
 
     async def _resize(self, path: Path, change: FileAttributes) -> None:
         handle = await open_file(
@@ -386,16 +373,14 @@ class SftpSession:
             raise
         await handle.close()
 
-    async def _fsetstat(self, number: int, fields: Fields) -> bytes:
+    async def _fsetstat(self, number: int, fields: Fields) -> None:
         handle, change = self._handle(fields), fields.attributes()
         if isinstance(handle, WriteHandle):
             await handle.set_attributes(change)
         elif change.size is not None:
             raise SftpError("the handle is not open for writing", Status.PERMISSION_DENIED)
         else:
-            spot = await self._tree.locate(handle.spot.path)
-            await self._tree.set_attributes(spot, change)
-        return status_reply(number, Status.OK)
+            await self._tree.set_attributes(await self._tree.locate(handle.spot.path), change)
 
     # Directories and names.
 
@@ -418,26 +403,18 @@ class SftpSession:
             return status_reply(number, Status.EOF, "the directory has ended")
         return names_reply(number, names)
 
-    async def _mkdir(self, number: int, fields: Fields) -> bytes:
+    async def _mkdir(self, number: int, fields: Fields) -> None:
         path, attributes = self._path(fields), fields.attributes()
         await self._tree.make_directory(await self._tree.locate(path), attributes)
-        return status_reply(number, Status.OK)
 
-    async def _rmdir(self, number: int, fields: Fields) -> bytes:
+    async def _rmdir(self, number: int, fields: Fields) -> None:
         await self._tree.remove_directory(await self._tree.locate(self._path(fields)))
-        return status_reply(number, Status.OK)
 
-    async def _remove(self, number: int, fields: Fields) -> bytes:
+    async def _remove(self, number: int, fields: Fields) -> None:
         await self._tree.remove_file(await self._tree.locate(self._path(fields)))
-        return status_reply(number, Status.OK)
 
-    async def _rename(self, number: int, fields: Fields) -> bytes:
-        await self._tree.rename(self._path(fields), self._path(fields), replace=False)
-        return status_reply(number, Status.OK)
-
-    async def _posix_rename(self, number: int, fields: Fields) -> bytes:
-        await self._tree.rename(self._path(fields), self._path(fields), replace=True)
-        return status_reply(number, Status.OK)
+    async def _rename(self, number: int, fields: Fields, replace: bool = False) -> None:
+        await self._tree.rename(self._path(fields), self._path(fields), replace)
 
     async def _realpath(self, number: int, fields: Fields) -> bytes:
         path = path_of_names(self._path(fields))
@@ -458,7 +435,7 @@ class SftpSession:
 
     # Extensions.
 
-    async def _extended(self, number: int, fields: Fields) -> bytes:
+    async def _extended(self, number: int, fields: Fields) -> bytes | None:
         does = self._extensions.get(fields.string(256))
         if does is None:
             raise SftpError("there is no such extension here", Status.OP_UNSUPPORTED)
@@ -491,7 +468,7 @@ class SftpSession:
 def _content_bytes(kind: int, data: bytes) -> int:
     """Return how many bytes of content a running request holds, or its reply will have."""
     if kind == RequestKind.READ:
-        return data_length(int.from_bytes(data[-4:], "big"))
+        return min(int.from_bytes(data[-4:], "big"), MAX_DATA_BYTES)
     if kind == RequestKind.READDIR:
         return PAGE_BYTES
     return len(data)

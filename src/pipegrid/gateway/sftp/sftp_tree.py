@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import stat
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
 
 import attrs
 from twisted.internet.defer import CancelledError
@@ -220,12 +223,16 @@ class AccountTree:
             raise no_such_file(spot.path)
         if not spot.above:
             usual = attributes_of("directory", {}, None, is_writable(self.root))
-            return self._with(usual, self._root_attributes)
+            made = merged(usual, self._root_attributes)
+            return attrs.evolve(made, mode=stat.S_IFDIR | stat.S_IMODE(made.mode or 0))
         if spot.written is not None:
             return await self.written_attributes(spot.written)
         assert spot.entry is not None
-        size = await self.views.size(spot.entry.cap)
-        return self._attributes(spot.entry, size, is_writable(spot.above[-1]))
+        return await self._stored_attributes(spot.entry, is_writable(spot.above[-1]))
+
+    async def _stored_attributes(self, entry: Entry, writable: bool) -> FileAttributes:
+        size = await self.views.size(entry.cap)
+        return attributes_of(entry.kind, entry.metadata, size, writable)
 
     async def written_attributes(self, file: WrittenFile) -> FileAttributes:
         """Return the attributes for a client of a file that is being written."""
@@ -233,16 +240,6 @@ class AccountTree:
         if size is None and file.entry is not None:
             size = await self.views.size(file.entry.best)
         return attributes_of("file", file.metadata, size or 0, True)
-
-    @staticmethod
-    def _attributes(entry: Entry, size: int | None, writable: bool) -> FileAttributes:
-        return attributes_of(entry.kind, entry.metadata, size, writable)
-
-    @staticmethod
-    def _with(usual: FileAttributes, change: FileAttributes) -> FileAttributes:
-        made = merged(usual, change)
-        kind = (usual.mode or 0) & ~0o7777
-        return attrs.evolve(made, size=usual.size, mode=kind | ((made.mode or 0) & 0o7777))
 
     async def set_attributes(self, spot: PathTarget, change: FileAttributes) -> None:
         """
@@ -270,18 +267,26 @@ class AccountTree:
         if spot.entry is None:
             raise no_such_file(spot.path)
         changes = metadata_changes(spot.entry.metadata, spot.kind, change)
-        await self._change(place, SetMetadata(place.name, changes))
+        with self._stale_if_it_fails(place):
+            await place.directory.change([SetMetadata(place.name, changes)])
         entry = described(spot.entry, changes)
         if file is not None:
             file.entry = entry
         self.views.changed(place.directory.cap, place.name, entry)
 
-    async def _change(self, place: LinkPlace, edit: SetMetadata) -> None:
-        with self._stale_if_it_fails(place):
-            await place.directory.change([edit])
-
-    def _stale_if_it_fails(self, *places: LinkPlace) -> _Changing:
-        return _Changing(self.views, places)
+    @contextmanager
+    def _stale_if_it_fails(self, *places: LinkPlace) -> Iterator[None]:
+        """If a change of directories fails, they are read again, and the error becomes an SFTP status."""
+        try:
+            yield
+        except BaseException as error:
+            for place in places:
+                self.views.forget(place.directory.cap)
+            if isinstance(error, NoSuchChild):
+                raise SftpError("it does not exist any more", Status.NO_SUCH_FILE) from None
+            if isinstance(error, ChildExists):
+                raise SftpError("something of this name exists already") from None
+            raise
 
     # Directories.
 
@@ -298,41 +303,34 @@ class AccountTree:
         Children that cannot be part of a path are left out.
         """
         view = await self.views.view(cap, _ANY_TIME)
-        chosen: list[tuple[Entry | None, WrittenFile | None, str, bytes]] = []
-        most = PAGE_BYTES // 128
-        last = after
         written = {
             name: file
             for name, file in self.files.in_directory(cap.storage_index)
             if after is None or name > after
         }
-        for name, entry in _with_names(view.after(after), sorted(written)):
-            last = name
-            raw = name_for_client(name)
-            if raw is not None:
-                chosen.append((entry, written.get(name), name, raw))
-                if len(chosen) == most:
-                    break
-        await self.views.learn_sizes(
-            [entry for entry, file, *_ in chosen if entry is not None and file is None]
+        visible = (
+            (name, raw, entry, written.get(name))
+            for name, entry in _with_names(view.after(after), sorted(written))
+            if (raw := name_for_client(name)) is not None
         )
+        chosen = list(islice(visible, PAGE_BYTES // 128))
+        stored = (entry for _, _, entry, file in chosen if file is None)
+        await self.views.learn_sizes([entry for entry in stored if entry is not None])
         names: list[bytes] = []
-        shown_last: str | None = None
         used, writable = 0, is_writable(cap)
-        for entry, file, name, raw in chosen:
+        for name, raw, entry, file in chosen:
             if file is not None:
                 attributes = await self.written_attributes(file)
             else:
                 assert entry is not None
-                attributes = self._attributes(entry, await self.views.size(entry.cap), writable)
-            long = long_name(name, attributes).encode("utf-8")
-            packed = packed_name(raw, long, attributes)
+                attributes = await self._stored_attributes(entry, writable)
+            packed = packed_name(raw, long_name(name, attributes).encode("utf-8"), attributes)
             if names and used + len(packed) > PAGE_BYTES:
-                return names, shown_last
+                break
             names.append(packed)
             used += len(packed)
-            shown_last = name
-        return names, last if names else None
+            after = name
+        return names, after if names else None
 
     async def make_directory(self, spot: PathTarget, attributes: FileAttributes) -> None:
         """
@@ -351,8 +349,7 @@ class AccountTree:
             await looking
         finally:
             looking.cancel()
-        mode = attributes_of_new(attributes).mode
-        change = FileAttributes(mode=mode, times=self.files.now())
+        change = FileAttributes(mode=attributes_of_new(attributes).mode, times=self.files.now())
         metadata = metadata_changes({}, "directory", change)
         with self._stale_if_it_fails(place):
             await place.directory.link(place.name, made.cap, metadata=metadata)
@@ -445,16 +442,13 @@ class AccountTree:
                 if file.entry is None:
                     raise SftpError(f"'{shown(old)}' could not be stored")
         else:
-            await file.lock.acquire()
-            try:
+            async with file.lock:
                 if file.place is None or file.place.key != origin.key or file.entry is None:
                     raise SftpError(f"'{shown(old)}' was changed at the same time; try again")
                 await self._rename_stored(file.entry, origin, place, replace)
                 file.entry = file.entry._replace(name=place.name)
                 if self.files.at(*origin.key) is file:
                     self.files.move(file, place)
-            finally:
-                file.lock.release()
 
     async def _check_may_move(self, source: PathTarget, target: PathTarget, replace: bool) -> None:
         if source.kind == "directory" and source.directory in target.above:
@@ -477,8 +471,7 @@ class AccountTree:
         with self._stale_if_it_fails(origin, place):
             await move(origin.directory, origin.name, place.directory, place.name, replace)
         self.views.changed(origin.directory.cap, origin.name, None)
-        moved = entry._replace(name=place.name)
-        self.views.changed(place.directory.cap, place.name, moved)
+        self.views.changed(place.directory.cap, place.name, entry._replace(name=place.name))
 
 
 def _with_names(entries: Iterator[Entry], written: list[str]) -> Iterator[tuple[str, Entry | None]]:
@@ -493,27 +486,6 @@ def _with_names(entries: Iterator[Entry], written: list[str]) -> Iterator[tuple[
         if name != last:
             yield name, entry
         last = name
-
-
-class _Changing:
-    """A change of directories: if it fails, they are read again, and the error becomes an SFTP status."""
-
-    def __init__(self, views: DirectoryViews, places: tuple[LinkPlace, ...]) -> None:
-        self._views = views
-        self._places = places
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            return
-        for place in self._places:
-            self._views.forget(place.directory.cap)
-        if isinstance(error, NoSuchChild):
-            raise SftpError("it does not exist any more", Status.NO_SUCH_FILE) from None
-        if isinstance(error, ChildExists):
-            raise SftpError("something of this name exists already") from None
 
 
 def status_of_error(error: BaseException) -> tuple[Status, str]:

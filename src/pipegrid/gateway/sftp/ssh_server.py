@@ -35,7 +35,6 @@ from twisted.conch.ssh.transport import (
 from twisted.conch.ssh.userauth import SSHUserAuthServer
 from twisted.cred.credentials import ISSHPrivateKey, IUsernamePassword
 from twisted.cred.error import UnauthorizedLogin
-from twisted.cred.portal import Portal
 from twisted.internet.defer import Deferred, execute
 from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
 from twisted.logger import ILogObserver, Logger
@@ -136,15 +135,8 @@ class LoginLimit:
         """Return whether a password from an address is checked."""
         return self._level(host) < FAILURES
 
-    def failed(self, host: str) -> None:
-        """A password from an address was wrong."""
-        self._note(host, 1)
-
-    def succeeded(self, host: str) -> None:
-        """A password that was counted as wrong was right."""
-        self._note(host, -1)
-
-    def _note(self, host: str, change: int) -> None:
+    def count(self, host: str, change: int) -> None:
+        """Note that a password from an address was wrong (1), or that one that was counted was right (-1)."""
         self._failed[host] = max(0.0, self._level(host) + change), self._clock.seconds()
         self._failed.move_to_end(host)
         while len(self._failed) > _MOST_ADDRESSES:
@@ -169,22 +161,20 @@ class Login:
         return 0
 
 
-class AccountChecker:
-    """Checks passwords and public keys, for Twisted's ``Portal``."""
+class AccountPortal:
+    """Checks passwords and public keys; in the place of Twisted's ``Portal``, whose methods it has."""
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
 
-    @property
-    def credentialInterfaces(self) -> tuple[Any, ...]:
-        """The kinds of credentials that are accepted."""
-        if self._accounts.have_passwords:
-            return (ISSHPrivateKey, IUsernamePassword)
-        return (ISSHPrivateKey,)
+    def listCredentialsInterfaces(self) -> list[Any]:
+        """Return the kinds of credentials that are accepted now, since the file may change."""
+        passwords = [IUsernamePassword] if self._accounts.have_passwords else []
+        return [ISSHPrivateKey, *passwords]
 
-    def requestAvatarId(self, credentials: Any) -> Deferred[Account]:
-        """Fire with the account, or fail with UnauthorizedLogin."""
-        return execute(self._check, credentials)
+    def login(self, credentials: Any, mind: object, *interfaces: Any) -> Deferred[Any]:
+        """Fire with the login of an account, or fail with UnauthorizedLogin."""
+        return execute(self._check, credentials).addCallback(self._logged_in)
 
     def _check(self, credentials: Any) -> Account:
         name = credentials.username.decode("utf-8", "replace")
@@ -209,8 +199,7 @@ class AccountChecker:
             raise UnauthorizedLogin("wrong signature")
         return found
 
-    def requestAvatar(self, account: Account, mind: object, *interfaces: Any) -> tuple[Any, ...]:
-        """Return the login of an account; see ``IRealm``."""
+    def _logged_in(self, account: Account) -> tuple[Any, ...]:
         log.info("SFTP: {name!r} has logged in", name=printable(account.name))
         return IConchUser, Login(account), lambda: None
 
@@ -243,12 +232,11 @@ class SftpUserAuth(SSHUserAuthServer):
             refused: Deferred[Any] = Deferred()
             self.clock.callLater(self.passwordDelay, refused.errback, UnauthorizedLogin("too many"))
             return refused
-        limit.failed(
-            host
-        )  # counted as wrong until it proves right, since a client may try others at the same time
+        # It counts as wrong until it proves right, since a client may try others at the same time.
+        limit.count(host, 1)
 
         def succeeded(result: Any) -> Any:
-            limit.succeeded(host)
+            limit.count(host, -1)
             return result
 
         trying: Deferred[Any] = super().auth_password(packet)
@@ -325,43 +313,31 @@ class SftpChannel(SSHChannel):
         self.session = self.conn.transport.factory.make_session(self, self._account)
         return 1
 
-    def request_exec(self, data: bytes) -> int:
-        """Refuse a command, with a message."""
-        return self._refuse()
-
     def request_shell(self, data: bytes) -> int:
-        """Refuse a shell, with a message."""
-        return self._refuse()
-
-    def _refuse(self) -> int:
+        """Refuse a shell or a command, with a message."""
         if self.session is not None or self._refused:
             return 0
         self._refused = True
         self.conn.transport.factory.clock.callLater(0, self._say_and_close)
         return 1
 
-    def _say_and_close(self) -> None:
-        if self.localClosed:
-            return
-        self.writeExtended(EXTENDED_DATA_STDERR, NO_SHELL.encode("ascii") + b"\r\n")
-        self.conn.sendRequest(self, b"exit-status", struct.pack(">L", 1))
-        self.conn.sendEOF(self)
-        self.loseConnection()
+    request_exec = request_shell
 
-    def finish(self) -> None:
+    def _say_and_close(self) -> None:
+        if not self.localClosed:
+            self.writeExtended(EXTENDED_DATA_STDERR, NO_SHELL.encode("ascii") + b"\r\n")
+            self.finish(1)
+
+    def finish(self, status: int = 0) -> None:
         """Close the channel with an exit status: some clients treat anything else as a failure."""
         if not self.localClosed:
-            self.conn.sendRequest(self, b"exit-status", bytes(4))
+            self.conn.sendRequest(self, b"exit-status", struct.pack(">L", status))
             self.conn.sendEOF(self)
             self.loseConnection()
 
     def request_pty_req(self, data: bytes) -> int:
         """Accept a terminal, so that the client shows why there is no shell."""
         return 1
-
-    def request_env(self, data: bytes) -> int:
-        """Refuse environment variables: no program gets them."""
-        return 0
 
     def eofReceived(self) -> None:
         """The client sends no more requests: those that it has sent are finished."""
@@ -482,7 +458,7 @@ class SftpTransport(SSHServerTransport):
         for timer in (self._login_timer, self._stall_timer):
             if timer is not None and timer.active():
                 timer.cancel()
-        self.factory.lost(self)
+        self.factory.connections.pop(self, None)
         super().connectionLost(reason)
         # Reference cycles would keep unsent bytes until the garbage collector runs.
         self.buf = b""
@@ -496,7 +472,11 @@ class SftpTransport(SSHServerTransport):
             super().dataReceived(data)
         except Exception as error:
             # Conch assumes that its input is well-formed: any exception means that it is not.
-            self.factory.malformed(self, error)
+            log.info(
+                "an SSH client at {host} sent malformed data ({kind}) and was disconnected",
+                host=self.host,
+                kind=type(error).__name__,
+            )
             self.abort()
             return
         if len(self.buf) > (_BUFFER_BYTES if self.has_login else _LOGIN_BUFFER_BYTES):
@@ -591,8 +571,7 @@ class SftpFactory(SSHFactory):
         self.clock = clock
         self.make_session = make_session
         self.limit = LoginLimit(clock)
-        checker = AccountChecker(accounts)
-        self.portal = _AccountPortal(checker)
+        self.portal = AccountPortal(accounts)
         self.publicKeys = {key.sshType(): key.public()}
         self.privateKeys = {key.sshType(): key}
         self.primes = None
@@ -621,36 +600,10 @@ class SftpFactory(SSHFactory):
         if len(waiting) > MOST_LOGINS:
             waiting[0].abort()
 
-    def lost(self, connection: SftpTransport) -> None:
-        self.connections.pop(connection, None)
-
-    def malformed(self, connection: SftpTransport, error: Exception) -> None:
-        """A client has sent malformed SSH."""
-        log.info(
-            "an SSH client at {host} sent malformed data ({kind}) and was disconnected",
-            host=connection.host,
-            kind=type(error).__name__,
-        )
-
     def disconnect_all(self) -> None:
         """End all connections of clients."""
         for connection in list(self.connections):
             connection.abort()
-
-
-class _AccountPortal(Portal):
-    """Asks the checker each time which credentials are accepted, since the file may change."""
-
-    def __init__(self, checker: AccountChecker) -> None:
-        super().__init__(checker)  # type: ignore[arg-type]
-        self._checker = checker
-
-    def listCredentialsInterfaces(self) -> list[Any]:
-        return list(self._checker.credentialInterfaces)
-
-    def login(self, credentials: Any, mind: object, *interfaces: Any) -> Deferred[Any]:
-        proved = self._checker.requestAvatarId(credentials)
-        return proved.addCallback(self._checker.requestAvatar, mind, *interfaces)
 
 
 def _only(names: list[bytes], *parts: bytes) -> list[bytes]:
@@ -717,18 +670,8 @@ _UNKNOWN_SPACE_BYTES = 1 << 50
 _SPACE_S = 30.0
 
 
-@attrs.frozen
-class SftpBounds:
-    """
-    Bounds of the SFTP server.
-
-    Attributes:
-        directory: of files that are being written; None: the system's directory of temporary files.
-        temporary_bytes: of all of them.
-    """
-
-    directory: Path | None = None
-    temporary_bytes: int = 64 << 30
+TEMPORARY_BYTES = 64 << 30
+"""Of all files that are being written."""
 
 
 class FreeSpaceMeter:
@@ -739,11 +682,8 @@ class FreeSpaceMeter:
         self._known = _UNKNOWN_SPACE_BYTES
         self._asked_at: float | None = None
 
-    def __call__(self) -> Deferred[int]:
-        """Fire with bytes of files, as the servers report them; see ``sftp_session.SpaceMeter``."""
-        return Deferred.fromCoroutine(self._measure())
-
-    async def _measure(self) -> int:
+    async def __call__(self) -> int:
+        """Return bytes of files, as the servers report them."""
         now = self._grid.clock.seconds()
         if self._asked_at is None or now - self._asked_at > _SPACE_S:
             self._asked_at = now
@@ -767,26 +707,17 @@ class SftpServer:
     Args:
         grid: an open grid; it stays open.
         accounts: who may log in, and to which directory.
-        key: the server's; see ``ssh_server.host_key``.
+        key: the server's; see ``host_key``.
+        directory: of files that are being written.
 
     Attributes:
         factory: for the endpoint.
     """
 
-    _log = Logger()
-
-    def __init__(
-        self,
-        grid: Grid,
-        accounts: Accounts,
-        key: Key,
-        bounds: SftpBounds | None = None,
-    ) -> None:
-        bounds = bounds or SftpBounds()
+    def __init__(self, grid: Grid, accounts: Accounts, key: Key, directory: Path) -> None:
         self._grid = grid
         self._views = DirectoryViews(grid)
-        space = TemporarySpace(bounds.directory, bounds.temporary_bytes)
-        self._files = WrittenFiles(grid, self._views, space)
+        self._files = WrittenFiles(grid, self._views, TemporarySpace(directory, TEMPORARY_BYTES))
         self._reading = ReadSpace()
         self._free_space = FreeSpaceMeter(grid)
         self.factory = SftpFactory(grid.clock, accounts, key, self._session)
@@ -805,7 +736,7 @@ class SftpServer:
         await timeout_or(self._files.stored(), ending_s, self._grid.clock)
         left = self._files.count
         if left:
-            self._log.warn(
+            log.warn(
                 "{count} files that SFTP clients were writing are not stored, since the gateway stops",
                 count=left,
             )
@@ -830,4 +761,4 @@ def open_sftp(grid: Grid, settings: SftpSettings, directory: Path) -> SftpServer
         raise UsageError(
             f"cannot make {directory} for temporary files ({error.strerror})"
         ) from error
-    return SftpServer(grid, accounts, key, SftpBounds(directory))
+    return SftpServer(grid, accounts, key, directory)

@@ -47,10 +47,6 @@ class ApiRequest:
     is_head: bool = False
     stored: Deferred[Cap] | None = None
 
-    def allowed(self, cap: Cap | None) -> None:
-        """Raise an error if clients must not access an object; see ``Grid.check_access``."""
-        self.grid.check_access(cap)
-
     def header(self, name: str) -> str | None:
         """Return the first value of a header; None if there is none."""
         values = self.http.requestHeaders.getRawHeaders(name)
@@ -120,8 +116,7 @@ class ApiResource(Resource):
         """Answer a request; see ``IResource``."""
 
         async def work() -> HttpResponse | None:
-            call = api_request(request, self._grid, self._settings)
-            return await self._answer(call)
+            return await self._answer(api_request(request, self._grid, self._settings))
 
         return respond(request, work(), self._grid.clock, problem_response)
 

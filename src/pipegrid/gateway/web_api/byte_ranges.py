@@ -67,33 +67,23 @@ def parse_range(header: str | None, size: int) -> ByteRange:
     """
     whole = ByteRange(0, size, size, False)
     match = _RANGE.match(header) if header else None
-    if match is None:
-        return whole
-    first, last = match[1], match[2]
-    if not first and not last:
-        return whole
-    if not first:
-        length = min(int(last), size)
-        start = size - length
-        if not length:
-            raise _beyond(size)
-        return ByteRange(start, length, size, True)
-    start = int(first)
-    # A range without an end extends to the end of the file, so one that begins there would be empty.
-    if (int(last) if last else size - 1) < start:
+    first, last = (match[1], match[2]) if match is not None else (None, None)
+    if first:
+        start, stop = int(first), int(last) + 1 if last else size
+        # A range without an end extends to the end of the file, so one that begins there would be empty.
+        if stop <= start:
+            return whole
+    elif last:
+        start, stop = max(0, size - int(last)), size
+    else:
         return whole
     if start >= size:
-        raise _beyond(size)
-    end = min(int(last), size - 1) if last else size - 1
-    return ByteRange(start, end - start + 1, size, True)
-
-
-def _beyond(size: int) -> WebError:
-    return WebError(
-        416,
-        f"the range begins after the end of the file, which has {size} bytes",
-        {"Content-Range": f"bytes */{size}"},
-    )
+        raise WebError(
+            416,
+            f"the range begins after the end of the file, which has {size} bytes",
+            {"Content-Range": f"bytes */{size}"},
+        )
+    return ByteRange(start, min(stop, size) - start, size, True)
 
 
 def entity_tag(cap: Cap | None, operation: str) -> str | None:

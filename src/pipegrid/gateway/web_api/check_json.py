@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from pipegrid.core import base32
@@ -130,7 +129,9 @@ def repair_json(outcome: CheckResult | RepairResult | None, *, failed: bool = Fa
     if not isinstance(outcome, RepairResult):
         lost = not outcome.recoverable
         return _repair(check_json(outcome), check_json(outcome), failed or lost, False)
-    attempted, after = was_repaired(outcome), check_json(outcome.after)
+    # It was repaired if shares were missing, or were stored again.
+    attempted = bool(outcome.uploaded) or not outcome.before.healthy
+    after = check_json(outcome.after)
     if attempted and not isinstance(outcome.after, MutableCheckResult):
         # Tahoe-LAFS writes this text only after the repair of a mutable file.
         after["summary"] = "healthy" if after["results"]["healthy"] else "not healthy"
@@ -162,11 +163,6 @@ def _repair(before: Json, after: Json, attempted: bool, successful: bool) -> Jso
     }
 
 
-def was_repaired(outcome: RepairResult) -> bool:
-    """Return whether shares were missing, or were stored again."""
-    return bool(outcome.uploaded) or not outcome.before.healthy
-
-
 def check_recoverable(result: CheckResult) -> None:
     """
     Raise the error of a repair if too few shares of an immutable object were found.
@@ -185,8 +181,3 @@ def check_recoverable(result: CheckResult) -> None:
         len(result.unreachable),
         n,
     )
-
-
-def json_bytes(value: Any) -> bytes:
-    """Return JSON as the web API writes it: ASCII, one blank of indentation, a final newline."""
-    return json.dumps(value, indent=1).encode("ascii") + b"\n"

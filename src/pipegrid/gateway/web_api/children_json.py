@@ -7,6 +7,7 @@ An unknown capability is a write cap unless its prefix says that it only reads.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from pipegrid.core.caps import (
@@ -25,8 +26,6 @@ from pipegrid.gateway.http_response import WebError
 from pipegrid.gateway.web_api.web_arguments import Replace
 
 READ_ONLY, IMMUTABLE = "ro.", "imm."
-Caps = tuple[Cap, "Cap | None"]
-"""The arguments of a ``Link``: its cap, and the read cap of an unknown one."""
 
 
 def parse_children(data: bytes) -> dict[str, dict[str, Any]]:
@@ -68,36 +67,26 @@ def links_of(children: dict[str, dict[str, Any]], replace: Replace) -> list[Link
     Raises:
         WebError: a capability cannot be linked.
     """
-    return [
-        link_of_caps(name, given.get("rw_uri"), given.get("ro_uri"), given.get("metadata"), replace)
-        for name, given in children.items()
-    ]
+    return [link_of(name, given, replace) for name, given in children.items()]
 
 
-def link_of_caps(
-    name: str,
-    rw: str | None,
-    ro: str | None,
-    metadata: dict[str, Any] | None,
-    replace: Replace,
-) -> Link:
+def link_of(name: str, given: Mapping[str, Any], replace: Replace) -> Link:
     """
     Return the edit that links one child.
 
     Args:
-        rw, ro: its capabilities as they were given; may be empty.
+        given: its properties, as ``parse_children`` returns them.
 
     Raises:
         WebError: they cannot be linked.
     """
-    cap, read_cap = sorted_caps(rw or "", ro or "")
-    may_replace = replace != "false"
-    return Link(name, cap, read_cap, metadata, may_replace, replace == "true")
+    cap, read_cap = sorted_caps(given.get("rw_uri") or "", given.get("ro_uri") or "")
+    return Link(name, cap, read_cap, given.get("metadata"), replace != "false", replace == "true")
 
 
-def sorted_caps(rw: str, ro: str) -> Caps:
+def sorted_caps(rw: str, ro: str) -> tuple[Cap, Cap | None]:
     """
-    Return the capabilities of a child of a mutable directory.
+    Return the cap of a child of a mutable directory, and the read cap of an unknown one.
 
     Raises:
         WebError: they cannot be linked.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, MutableCap, UnknownCap, writes
 from pipegrid.core.text import printable
 from pipegrid.errors import CapError, NotEnoughSharesError, PipegridError
+from pipegrid.gateway.http_response import ResponseStream
 from pipegrid.gateway.web_api.check_json import (
     Json,
     check_json,
@@ -25,7 +26,7 @@ from pipegrid.gateway.web_api.check_json import (
 from pipegrid.transfer.results import CheckResult, RepairResult
 from pipegrid.transfer.upkeep import UpkeepOutcome, UpkeepRequest
 from pipegrid.tree.directory_reading import kind_of
-from pipegrid.tree.tree_check import CheckReports, FirstMet, TreeSummary, check_trees
+from pipegrid.tree.tree_check import CheckReports, FirstMet, check_trees
 from pipegrid.tree.tree_grid import Grid
 from pipegrid.tree.walk import Met, TreePath, TreeStats, Unreadable, walk
 
@@ -42,16 +43,6 @@ MAX_ERRORS = 100
 """Errors that are listed, and objects that are checked again; further ones are counted."""
 
 STATS_VERSION = 1
-
-
-class LineSink(Protocol):
-    """Receives the lines of a stream."""
-
-    def write(self, line: bytes) -> None:
-        """Send a line; never raises."""
-
-    async def ready(self) -> None:
-        """Return when the reader accepts more."""
 
 
 def object_json(path: TreePath, cap: Cap | None) -> Json:
@@ -123,19 +114,19 @@ class OperationProblems:
         where = printable("/".join(path))[:1000] or "the root"
         self.sentences.append(f"{error_name(error, cap)}({where}: {error})")
 
+    @property
+    def all_sentences(self) -> list[str]:
+        """The messages, and how many are left out."""
+        more = [f"{self.left_out} more objects failed"] if self.left_out else []
+        return [*self.sentences, *more]
+
     def lines(self) -> list[bytes]:
         """Return the messages as the last lines of a stream."""
-        said = [f"ERROR: {sentence}\n".encode() for sentence in self.sentences]
-        if self.left_out:
-            said.append(f"ERROR: {self.left_out} more objects failed\n".encode())
-        return said
+        return [f"ERROR: {sentence}\n".encode() for sentence in self.all_sentences]
 
     def fields(self) -> Json:
         """Return the additional fields of a result; empty without errors."""
-        if not self.sentences:
-            return {}
-        more = [f"{self.left_out} more objects failed"] if self.left_out else []
-        return {"unreadable": [*self.sentences, *more]}
+        return {"unreadable": self.all_sentences} if self.sentences else {}
 
 
 ReaderReady = Callable[[], Awaitable[None]]
@@ -169,7 +160,7 @@ async def visit(
                 found(met.path, met.best or met.cap)
 
 
-async def stream_manifest(grid: Grid, root: DirectoryCap, sink: LineSink) -> None:
+async def stream_manifest(grid: Grid, root: DirectoryCap, sink: ResponseStream) -> None:
     """Send a line for each object of a tree, then the statistics, then errors."""
     stats, problems = TreeStats(), OperationProblems()
 
@@ -181,7 +172,7 @@ async def stream_manifest(grid: Grid, root: DirectoryCap, sink: LineSink) -> Non
 
 
 async def stream_deep_check(
-    grid: Grid, root: DirectoryCap, todo: UpkeepRequest, sink: LineSink
+    grid: Grid, root: DirectoryCap, todo: UpkeepRequest, sink: ResponseStream
 ) -> None:
     """Send a line with its check for each object of a tree, then the statistics, then errors."""
     stats, problems = TreeStats(), OperationProblems()
@@ -194,7 +185,7 @@ async def stream_deep_check(
     _end_stream(sink, stats, problems)
 
 
-def _end_stream(sink: LineSink, stats: TreeStats, problems: OperationProblems) -> None:
+def _end_stream(sink: ResponseStream, stats: TreeStats, problems: OperationProblems) -> None:
     if problems.root is None:
         sink.write(_line({"type": "stats", "stats": stats_json(stats)}))
     for line in problems.lines():
@@ -216,7 +207,6 @@ class CheckedObject:
     Attributes:
         before, after: results of checks; the same without a repair. None: it has no shares, or is of an
             unknown kind.
-        repaired: whether a repair was tried.
         json: the outcome in the web API.
     """
 
@@ -224,7 +214,6 @@ class CheckedObject:
     cap: Cap | None
     before: CheckResult | None
     after: CheckResult | None
-    repaired: bool
     json: Json
 
 
@@ -242,8 +231,7 @@ def checked(
         said = {"storage-index": "", "repair-attempted": False}
     else:
         said = repair_json(outcome, failed=failed)
-    tried = bool(said.get("repair-attempted"))
-    return CheckedObject(place.path, place.best, before, after, tried, said)
+    return CheckedObject(place.path, place.best, before, after, said)
 
 
 async def deep_check(
@@ -271,7 +259,7 @@ async def deep_check(
         if not isinstance(outcome, Failure):
             assert isinstance(outcome, (CheckResult, RepairResult))
             ended(checked(place, outcome, todo.repair))
-        elif kind_of(place.best) == "unknown" and not _has_shares(place.best):
+        elif kind_of(place.best) == "unknown" and not storage_index_text(place.best):
             ended(checked(place, None, todo.repair))
         elif todo.repair and len(again) < MAX_ERRORS:
             again.append((place, outcome))
@@ -285,14 +273,9 @@ async def deep_check(
         problems.add(place.path, place.best, error)
 
     reports = CheckReports(ended=came, unreadable=unreadable, met=met, ready=ready)
-    checking: Deferred[TreeSummary] = check_trees(grid, [root], todo, reports=reports)
-    await checking
+    await check_trees(grid, [root], todo, reports=reports)
     for place, failure in again:
         await _check_failed_repair(grid, place, failure, todo, problems, ended)
-
-
-def _has_shares(cap: Cap | None) -> bool:
-    return bool(storage_index_text(cap))
 
 
 async def _check_failed_repair(
@@ -344,6 +327,9 @@ class DeepOperation:
     """
     An operation on a tree, with its result so far.
 
+    Args:
+        todo: what a check does.
+
     Attributes:
         finished: whether it has ended.
         error: why there is no result.
@@ -352,8 +338,9 @@ class DeepOperation:
 
     json_only = False
 
-    def __init__(self, root: DirectoryCap) -> None:
+    def __init__(self, root: DirectoryCap, todo: UpkeepRequest) -> None:
         self.root = root
+        self.todo = todo
         self.finished = False
         self.error: Exception | None = None
         self.memory_bytes = 0
@@ -426,8 +413,8 @@ class Manifest(DeepOperation):
 
     title = "Manifest"
 
-    def __init__(self, root: DirectoryCap) -> None:
-        super().__init__(root)
+    def __init__(self, root: DirectoryCap, todo: UpkeepRequest) -> None:
+        super().__init__(root, todo)
         self._objects: list[tuple[TreePath, str]] = []
         self._verify_caps: dict[str, None] = {}
         self._storage_indexes: dict[str, None] = {}
@@ -472,11 +459,10 @@ class DeepCheck(DeepOperation):
     title = "Deep check"
 
     def __init__(self, root: DirectoryCap, todo: UpkeepRequest) -> None:
-        super().__init__(root)
-        self._todo = todo
+        super().__init__(root, todo)
         self._checked: dict[str, Json] = {}
         self._unhealthy: list[tuple[TreePath, Json]] = []
-        self._counts: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
         self._corrupt: list[list[Any]] = []
         self._remaining_corrupt: list[list[Any]] = []
 
@@ -486,24 +472,19 @@ class DeepCheck(DeepOperation):
                 hold(2 * len(json.dumps(one.json)) + _HELD_BYTES)
                 self._note(one, one.before, one.after or one.before)
 
-        await deep_check(grid, self.root, self._todo, self.stats, self.problems, ended)
+        await deep_check(grid, self.root, self.todo, self.stats, self.problems, ended)
 
     def _note(self, one: CheckedObject, before: CheckResult, after: CheckResult) -> None:
         healthy = is_healthy(before)
-        self._count("checked")
-        self._count("healthy" if healthy else "unhealthy")
-        self._count("healthy after" if is_healthy(after) else "unhealthy after")
-        if one.repaired:
-            self._count("attempted")
-            self._count("successful" if one.json["repair-successful"] else "unsuccessful")
+        self._counts["healthy" if healthy else "unhealthy"] += 1
+        self._counts["healthy after" if is_healthy(after) else "unhealthy after"] += 1
+        if one.json.get("repair-attempted"):
+            self._counts["successful" if one.json["repair-successful"] else "unsuccessful"] += 1
         self._corrupt += corrupt_shares(before)
         self._remaining_corrupt += corrupt_shares(after)
         self._checked[one.json["storage-index"]] = one.json
         if not healthy:
             self._unhealthy.append((one.path, check_json(before)))
-
-    def _count(self, what: str) -> None:
-        self._counts[what] = self._counts.get(what, 0) + 1
 
     def part(self, storage_index: str) -> Json | None:
         return self._checked.get(storage_index)
@@ -513,17 +494,17 @@ class DeepCheck(DeepOperation):
         said: Json = {
             "finished": self.finished,
             "root-storage-index": storage_index_text(self.root),
-            "count-objects-checked": counts.get("checked", 0),
+            "count-objects-checked": counts["healthy"] + counts["unhealthy"],
         }
-        if self._todo.repair:
+        if self.todo.repair:
             said |= {
-                "count-objects-healthy-pre-repair": counts.get("healthy", 0),
-                "count-objects-unhealthy-pre-repair": counts.get("unhealthy", 0),
-                "count-objects-healthy-post-repair": counts.get("healthy after", 0),
-                "count-objects-unhealthy-post-repair": counts.get("unhealthy after", 0),
-                "count-repairs-attempted": counts.get("attempted", 0),
-                "count-repairs-successful": counts.get("successful", 0),
-                "count-repairs-unsuccessful": counts.get("unsuccessful", 0),
+                "count-objects-healthy-pre-repair": counts["healthy"],
+                "count-objects-unhealthy-pre-repair": counts["unhealthy"],
+                "count-objects-healthy-post-repair": counts["healthy after"],
+                "count-objects-unhealthy-post-repair": counts["unhealthy after"],
+                "count-repairs-attempted": counts["successful"] + counts["unsuccessful"],
+                "count-repairs-successful": counts["successful"],
+                "count-repairs-unsuccessful": counts["unsuccessful"],
                 "count-corrupt-shares-pre-repair": len(self._corrupt),
                 "count-corrupt-shares-post-repair": len(self._remaining_corrupt),
                 "list-corrupt-shares": self._corrupt,
@@ -531,8 +512,8 @@ class DeepCheck(DeepOperation):
             }
         else:
             said |= {
-                "count-objects-healthy": counts.get("healthy", 0),
-                "count-objects-unhealthy": counts.get("unhealthy", 0),
+                "count-objects-healthy": counts["healthy"],
+                "count-objects-unhealthy": counts["unhealthy"],
                 "count-corrupt-shares": len(self._corrupt),
                 "list-corrupt-shares": self._corrupt,
             }
@@ -545,15 +526,10 @@ class DeepCheck(DeepOperation):
         return self._finished_text + "".join(lines)
 
 
-OPERATIONS = ("start-deep-check", "start-manifest", "start-deep-size", "start-deep-stats")
-
-
-def deep_operation(kind: str, root: DirectoryCap, todo: UpkeepRequest) -> DeepOperation:
-    """Return an operation by its name, one of ``OPERATIONS``; it has not begun."""
-    if kind == "start-deep-check":
-        return DeepCheck(root, todo)
-    return {
-        "start-manifest": Manifest,
-        "start-deep-size": DeepSize,
-        "start-deep-stats": DeepStats,
-    }[kind](root)
+OPERATIONS: Mapping[str, type[DeepOperation]] = {
+    "start-deep-check": DeepCheck,
+    "start-manifest": Manifest,
+    "start-deep-size": DeepSize,
+    "start-deep-stats": DeepStats,
+}
+"""By their names in the web API."""

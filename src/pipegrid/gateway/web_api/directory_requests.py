@@ -17,7 +17,7 @@ from pipegrid.gateway.http_response import (
     problem_of,
 )
 from pipegrid.gateway.web_api.api_request import ApiRequest, Handler, when_done
-from pipegrid.gateway.web_api.children_json import link_of_caps, links_of, parse_children
+from pipegrid.gateway.web_api.children_json import link_of, links_of, parse_children
 from pipegrid.gateway.web_api.file_requests import (
     cap_text,
     link_file,
@@ -63,9 +63,7 @@ DIRECTORY_PAGES: Mapping[str, Handler] = {
 
 async def get_directory(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
     """Answer a GET of a directory."""
-    cap = found.cap
-    assert isinstance(cap, DirectoryCap)
-    operation = call.arguments.operation
+    cap, operation = found.directory, call.arguments.operation
     if operation == "json":
         return tagged(call, cap, await _listing(call, cap))
     if operation in DIRECTORY_PAGES:
@@ -81,7 +79,7 @@ async def _listing(call: ApiRequest, cap: DirectoryCap) -> HttpResponse:
     except PipegridError as error:
         problem = problem_of(error)
         status = 410 if problem.status == 500 else problem.status
-        text = json_text({"error": problem.text})
+        text = json_text({"error": str(problem)})
         return HttpResponse(text, status, content_type=JSON_OF_OBJECTS)
     body = json_text(["dirnode", directory_json(cap, children)])
     return HttpResponse(body, content_type=JSON_OF_OBJECTS)
@@ -91,8 +89,7 @@ async def delete_link(call: ApiRequest, found: FoundObject) -> HttpResponse:
     """Answer a DELETE: the link is removed, and the child's shares stay."""
     if found.parent is None:
         raise WebError(400, "DELETE removes a link; give the path of one below a directory")
-    parent = check_writes(found.parent)
-    await Directory(call.grid, parent).change([Unlink(found.name)])
+    await Directory(call.grid, check_writes(found.parent)).change([Unlink(found.name)])
     return HttpResponse("" if found.cap is None else str(found.cap))
 
 
@@ -134,7 +131,7 @@ async def make_directory(call: ApiRequest, found: FoundObject) -> HttpResponse:
         there = (await children_of(call.grid, directory.cap)).get(composed(name))
         if replace or there is None or _name_of_new(call):
             raise
-        call.allowed(best_cap(there))
+        call.grid.check_access(best_cap(there))
         return _existing(FoundObject(best_cap(there), there, directory.cap), operation)
     return when_done(call, str(cap))
 
@@ -167,9 +164,8 @@ def _place_of(found: FoundObject, given: str) -> FoundObject:
         raise WebError(400, "the name of a child has no slash; make the directories one by one")
     if not found.is_directory:
         raise WebError(400, "this is not a directory, so it has no children")
-    assert isinstance(found.cap, DirectoryCap)
     name = composed(given)
-    return FoundObject(None, None, found.cap, (name,), name)
+    return FoundObject(None, None, found.directory, (name,), name)
 
 
 async def upload(call: ApiRequest, found: FoundObject) -> HttpResponse:
@@ -204,7 +200,7 @@ async def link_cap(call: ApiRequest, found: FoundObject) -> HttpResponse:
     if "/" in name:
         raise WebError(400, "the name of a child has no slash")
     directory = Directory(call.grid, check_writes(found.cap))
-    await directory.change([link_of_caps(name, text, None, None, call.arguments.replace())])
+    await directory.change([link_of(name, {"rw_uri": text}, call.arguments.replace())])
     return when_done(call, text)
 
 
@@ -257,7 +253,7 @@ async def _name_of_child(call: ApiRequest, cap: DirectoryCap, given: str) -> str
 
 async def _target(call: ApiRequest, to_dir: str) -> DirectoryCap:
     text, _, path = to_dir.partition("/")
-    found = await find(call.grid, text, path.split("/") if path else [], call.allowed)
+    found = await find(call.grid, text, path.split("/") if path else [])
     if not found.exists:
         raise no_such_child(found.missing[0])
     if not isinstance(found.cap, DirectoryCap):

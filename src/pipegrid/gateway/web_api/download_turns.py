@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
-from twisted.internet.interfaces import IConsumer, IPushProducer, IReactorTime
+from twisted.internet.interfaces import IConsumer, IPushProducer
 from zope.interface import implementer
 
 from pipegrid.core.caps import Cap
@@ -37,111 +37,9 @@ _LOOK_S = 0.5
 
 
 @implementer(IConsumer, IPushProducer)
-class PacedConsumer:
-    """
-    The consumer of several gets in sequence, which writes to one response.
-
-    Args:
-        http: the response, as a consumer.
-        turns: limits how many fetch.
-
-    Attributes:
-        sent_bytes: written to the response.
-        has_turn: whether the running get is one of those that ``turns`` counts.
-        lost_turn: the running get was cancelled, and will be started again.
-    """
-
-    def __init__(self, http: Any, turns: DeferredSemaphore, clock: IReactorTime) -> None:
-        self.sent_bytes = 0
-        self.has_turn = self.lost_turn = False
-        self._http = http
-        self._turns = turns
-        self._clock = clock
-        self._producer: Any = None
-        self._paused_s: float | None = None
-        self._wanted = Wakeup(clock)
-        self._timer = Timer(clock, self._look)
-        self._fetching: Deferred[Any] | None = None
-        self._began_s = 0.0
-        self._began_bytes = 0
-        self._turn_s = TURN_S
-
-    async def wait_wanted(self) -> None:
-        """Return when the reader accepts more."""
-        while self._paused_s is not None:
-            await self._wanted.wait()
-
-    async def follow(self, fetching: Deferred[Any]) -> None:
-        """Wait for a get that writes here; ``lost_turn`` shows whether it was cancelled."""
-        self.lost_turn = False
-        self._fetching, self._began_s = fetching, self._clock.seconds()
-        self._began_bytes = self.sent_bytes
-        self._timer.set(_LOOK_S)
-        try:
-            await fetching
-        except CancelledError:
-            if not self.lost_turn:
-                raise
-        finally:
-            self._timer.stop()
-            self._fetching = None
-
-    def _look(self) -> None:
-        now_s = self._clock.seconds()
-        is_stopped = self._paused_s is not None and now_s - self._paused_s >= TURN_S
-        is_over = (
-            self.has_turn and bool(self._turns.waiting) and now_s - self._began_s >= self._turn_s
-        )
-        if self._fetching is not None and (is_stopped or is_over):
-            self.lost_turn = True
-            if not is_stopped and self.sent_bytes == self._began_bytes:
-                self._turn_s = min(2 * self._turn_s, LONGEST_TURN_S)
-            self._fetching.cancel()
-        else:
-            self._timer.set(_LOOK_S)
-
-    # Called by a get.
-
-    def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """Register the producer of a get that begins."""
-        self._producer = producer
-        if self._paused_s is not None:
-            producer.pauseProducing()
-
-    def unregisterProducer(self) -> None:
-        """Forget the producer of a get that has ended."""
-        self._producer = None
-
-    def write(self, data: bytes) -> None:
-        """Write bytes to the response."""
-        self.sent_bytes += len(data)
-        self._http.write(data)
-
-    # Called by the response.
-
-    def pauseProducing(self) -> None:
-        """The reader accepts no more for now."""
-        if self._paused_s is None:
-            self._paused_s = self._clock.seconds()
-        if self._producer is not None:
-            self._producer.pauseProducing()
-
-    def resumeProducing(self) -> None:
-        """The reader accepts more again."""
-        self._paused_s = None
-        self._wanted.fire()
-        if self._producer is not None:
-            self._producer.resumeProducing()
-
-    def stopProducing(self) -> None:
-        """The reader has gone; the request is cancelled, and with it the get."""
-        if self._producer is not None:
-            self._producer.stopProducing()
-
-
 class PacedDownload:
     """
-    One download, which takes turns if it is large.
+    One download, which takes turns if it is large: the consumer of its gets, the producer of its response.
 
     Args:
         http: the response, as a consumer.
@@ -163,10 +61,20 @@ class PacedDownload:
         self._http = http
         self._begin = begin
         self._turns = turns
-        self._consumer = PacedConsumer(http, turns, grid.clock)
         self._range: tuple[int, int] | None = None
         self._version: Version | None = None
+        self._sent_bytes = 0
         self._needs_turn = False
+        self._has_turn = False  # the running get is one of those that ``turns`` counts
+        self._turn_s = TURN_S
+        self._producer: Any = None
+        self._paused_s: float | None = None
+        self._wanted = Wakeup(grid.clock)
+        self._timer = Timer(grid.clock, self._look)
+        self._fetching: Deferred[Any] | None = None
+        self._lost_turn = False  # the running get was cancelled, and will be started again
+        self._began_s = 0.0
+        self._began_bytes = 0
 
     async def run(self) -> None:
         """
@@ -176,38 +84,56 @@ class PacedDownload:
             WebError: the file was overwritten after a part of it was sent.
             PipegridError: as ``Grid.get`` does.
         """
-        consumer = self._consumer
-        self._http.registerProducer(consumer, True)
+        self._http.registerProducer(self, True)
         try:
             await self._take_turn()
-            while self._needs_turn or consumer.sent_bytes < self._length:
-                await consumer.wait_wanted()
+            while self._needs_turn or (self._range and self._sent_bytes < self._range[1]):
+                while self._paused_s is not None:
+                    await self._wanted.wait()
                 await self._turns.acquire()
-                consumer.has_turn, self._needs_turn = True, False
+                self._has_turn, self._needs_turn = True, False
                 await self._take_turn()
         finally:
             self._http.unregisterProducer()
 
     async def _take_turn(self) -> None:
+        self._lost_turn = False
         try:
-            await self._consumer.follow(
-                self._grid.get(
-                    self._cap, self._consumer, range_of=self._range_of, seen=self._check_version
-                )
+            fetching = self._grid.get(
+                self._cap, self, range_of=self._range_of, seen=self._check_version
             )
+            self._fetching, self._began_s = fetching, self._grid.clock.seconds()
+            self._began_bytes = self._sent_bytes
+            self._timer.set(_LOOK_S)
+            await fetching
+        except CancelledError:
+            if not self._lost_turn:
+                raise
         finally:
-            if self._consumer.has_turn:
-                self._consumer.has_turn = False
+            self._timer.stop()
+            self._fetching = None
+            if self._has_turn:
+                self._has_turn = False
                 self._turns.release()
 
-    @property
-    def _length(self) -> int:
-        return 0 if self._range is None else self._range[1]
+    def _look(self) -> None:
+        now_s = self._grid.clock.seconds()
+        is_stopped = self._paused_s is not None and now_s - self._paused_s >= TURN_S
+        is_over = (
+            self._has_turn and bool(self._turns.waiting) and now_s - self._began_s >= self._turn_s
+        )
+        if self._fetching is not None and (is_stopped or is_over):
+            self._lost_turn = True
+            if not is_stopped and self._sent_bytes == self._began_bytes:
+                self._turn_s = min(2 * self._turn_s, LONGEST_TURN_S)
+            self._fetching.cancel()
+        else:
+            self._timer.set(_LOOK_S)
 
     def _check_version(self, version: Version) -> None:
         if version == self._version:
             return
-        if self._consumer.sent_bytes:
+        if self._sent_bytes:
             raise WebError(500, "the file was overwritten while it was read; read it again")
         self._version, self._range = version, None
 
@@ -216,12 +142,49 @@ class PacedDownload:
         if self._range is None:
             self._range = self._begin(size)
         start, length = self._range
-        sent_bytes = self._consumer.sent_bytes
-        at, left_bytes = start + sent_bytes, length - sent_bytes
-        if left_bytes > SMALL_BYTES and not self._consumer.has_turn:
+        at, left_bytes = start + self._sent_bytes, length - self._sent_bytes
+        if left_bytes > SMALL_BYTES and not self._has_turn:
             if not self._turns.tokens:
                 self._needs_turn = True
                 return at, 0
             self._turns.acquire()  # at once, since one is free
-            self._consumer.has_turn = True
+            self._has_turn = True
         return at, left_bytes
+
+    # Called by a get.
+
+    def registerProducer(self, producer: Any, streaming: bool) -> None:
+        """Register the producer of a get that begins."""
+        self._producer = producer
+        if self._paused_s is not None:
+            producer.pauseProducing()
+
+    def unregisterProducer(self) -> None:
+        """Forget the producer of a get that has ended."""
+        self._producer = None
+
+    def write(self, data: bytes) -> None:
+        """Write bytes to the response."""
+        self._sent_bytes += len(data)
+        self._http.write(data)
+
+    # Called by the response.
+
+    def pauseProducing(self) -> None:
+        """The reader accepts no more for now."""
+        if self._paused_s is None:
+            self._paused_s = self._grid.clock.seconds()
+        if self._producer is not None:
+            self._producer.pauseProducing()
+
+    def resumeProducing(self) -> None:
+        """The reader accepts more again."""
+        self._paused_s = None
+        self._wanted.fire()
+        if self._producer is not None:
+            self._producer.resumeProducing()
+
+    def stopProducing(self) -> None:
+        """The reader has gone; the request is cancelled, and with it the get."""
+        if self._producer is not None:
+            self._producer.stopProducing()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from io import BytesIO
-from typing import Any
+
+import attrs
 
 from pipegrid.core.caps import Cap, ChkCap, DirectoryCap, LitCap, MutableCap, UnknownCap, writes
 from pipegrid.core.mutable.directory_content_edits import Link
@@ -12,14 +13,13 @@ from pipegrid.gateway.body_spool import BodySpool
 from pipegrid.gateway.http_response import JSON_OF_OBJECTS, HttpResponse, WebError, json_text
 from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.byte_ranges import (
-    ByteRange,
     content_type,
     disposition,
     entity_tag,
     matches,
     parse_range,
 )
-from pipegrid.gateway.web_api.children_json import link_of_caps
+from pipegrid.gateway.web_api.children_json import link_of
 from pipegrid.gateway.web_api.download_turns import PacedDownload
 from pipegrid.gateway.web_api.new_objects import store_file
 from pipegrid.gateway.web_api.object_json import (
@@ -114,35 +114,25 @@ async def download(call: ApiRequest, given: Cap | None, name: str) -> HttpRespon
 
     def begin(size: int) -> tuple[int, int]:
         found = parse_range(call.header("range"), size)
-        _set_head(http, found, headers)
+        http.setResponseCode(206 if found.partial else 200)
+        for name, value in headers.items():
+            http.setHeader(name, value)
+        http.setHeader("Content-Length", str(found.length))
+        if found.partial:
+            http.setHeader("Content-Range", found.content_range)
         return (found.start, 0) if call.is_head else (found.start, found.length)
 
     try:
-        if call.is_head:
-            await _head(call, cap, begin)
-        else:
+        if not call.is_head:
             await PacedDownload(call.grid, cap, http, begin, http.site.downloads).run()
+        elif isinstance(cap, MutableCap):
+            await call.grid.get(cap, BytesIO(), range_of=begin)
+        else:
+            begin(cap.size)  # it is in the cap, so no server is queried
     except NotEnoughSharesError as error:
         raise unreadable(cap, error) from error
     http.finish()
     return None
-
-
-async def _head(call: ApiRequest, cap: ChkCap | LitCap | MutableCap, begin: Any) -> None:
-    """Find out the size; an immutable cap contains it, and no server is queried."""
-    if isinstance(cap, MutableCap):
-        await call.grid.get(cap, BytesIO(), range_of=begin)
-    else:
-        begin(cap.size)
-
-
-def _set_head(http: Any, found: ByteRange, headers: dict[str, str]) -> None:
-    http.setResponseCode(206 if found.partial else 200)
-    for name, value in headers.items():
-        http.setHeader(name, value)
-    http.setHeader("Content-Length", str(found.length))
-    if found.partial:
-        http.setHeader("Content-Range", found.content_range)
 
 
 # GET with ``t``, for a file or an object of an unknown kind.
@@ -186,7 +176,7 @@ def tagged(call: ApiRequest, cap: Cap | None, response: HttpResponse) -> HttpRes
     headers = {**response.headers, "ETag": f'"{tag}"'}
     if matches(call.header("if-none-match"), tag):
         return HttpResponse(status=304, headers=headers)
-    return HttpResponse(response.body, response.status, response.content_type, headers)
+    return attrs.evolve(response, headers=headers)
 
 
 async def _json(call: ApiRequest, found: FoundObject) -> HttpResponse:
@@ -291,7 +281,8 @@ async def overwrite(call: ApiRequest, cap: MutableCap, body: BodySpool) -> None:
     check_overwritable(cap)
     text = call.arguments.get("offset")
     if text is None:
-        await call.grid.overwrite(cap, body.source())
+        with body.opened() as source:
+            await call.grid.overwrite(cap, source)
         return
     digits = text.strip()
     if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
@@ -327,17 +318,13 @@ async def _put_cap(call: ApiRequest, found: FoundObject) -> HttpResponse:
     if found.parent is None:
         raise WebError(400, "t=uri gives a name to a capability; give the path of that name")
     check_writes(found.parent)
-    link = link_of_caps(found.name, text, None, None, call.arguments.replace())
+    link = link_of(found.name, {"rw_uri": text}, call.arguments.replace())
     directory, name = await parent_for(call, found)
     try:
-        await directory.change([Link(name, *_of(link))])
+        await directory.change([attrs.evolve(link, name=name)])
     except NotEnoughSharesError as error:
         raise unreadable(directory.cap, error) from error
     return HttpResponse(text)
-
-
-def _of(link: Link) -> tuple[Any, ...]:
-    return link.cap, link.read_cap, link.metadata, link.replace, link.replace_directory
 
 
 async def parent_for(call: ApiRequest, found: FoundObject) -> tuple[Directory, str]:

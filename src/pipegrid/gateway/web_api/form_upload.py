@@ -15,7 +15,7 @@ from pipegrid.core.mutable.directory_content_edits import Link
 from pipegrid.core.text import composed, counted, printable
 from pipegrid.errors import PipegridError
 from pipegrid.gateway.form_body import FormFile
-from pipegrid.gateway.http_response import HttpResponse, Problem, WebError, problem_of
+from pipegrid.gateway.http_response import HttpResponse, WebError, problem_of
 from pipegrid.gateway.web_api.api_request import ApiRequest, when_done
 from pipegrid.gateway.web_api.path_lookup import check_writes, children_of
 from pipegrid.reactor.deferreds import few_at_a_time
@@ -86,10 +86,11 @@ class FolderUpload:
     def __init__(self, call: ApiRequest, cap: DirectoryCap) -> None:
         self._grid = call.grid
         self._replace = call.arguments.replace()
-        self._directories: dict[TreePath, Directory] = {(): Directory(call.grid, cap)}
+        self._directories: dict[TreePath, Directory | PipegridError] = {
+            (): Directory(call.grid, cap)
+        }
         self._taken: dict[TreePath, frozenset[str]] = {}
-        self._failed: dict[TreePath, PipegridError] = {}
-        self.problems: dict[TreePath, Problem] = {}
+        self.problems: dict[TreePath, WebError] = {}
 
     async def store(self, files: Sequence[tuple[TreePath, FormFile]]) -> None:
         """Store and link all that can be."""
@@ -98,41 +99,41 @@ class FolderUpload:
             level = [path for path in folders if len(path) == depth]
             await few_at_a_time(AT_ONCE, [partial(self._make, path) for path in level])
         if self._replace == "false":
-            used = {path[:-1] for path, _ in files} & self._directories.keys()
+            used = {path[:-1] for path, _ in files}
             await few_at_a_time(AT_ONCE, [partial(self._look, path) for path in used])
         await few_at_a_time(AT_ONCE, [partial(self._store, *each) for each in files])
 
+    def _directory(self, path: TreePath) -> Directory:
+        """Return a directory; raises why it could not be made, or not be read."""
+        found = self._directories[path]
+        if isinstance(found, PipegridError):
+            raise found
+        return found
+
     async def _make(self, path: TreePath) -> None:
-        above = self._directories.get(path[:-1])
         try:
-            if above is None:
-                raise self._failed[path[:-1]]
-            made = await make_directories(self._grid, above.cap, path[-1:], "sdmf")
-            self._directories[path] = made
+            above = self._directory(path[:-1]).cap
+            self._directories[path] = await make_directories(self._grid, above, path[-1:], "sdmf")
         except PipegridError as error:
-            self._failed[path] = error
+            self._directories[path] = error
 
     async def _look(self, path: TreePath) -> None:
         """See which names are taken, so that what has one is not stored."""
-        cap = self._directories[path].cap
         try:
+            cap = self._directory(path).cap
             self._taken[path] = frozenset(await children_of(self._grid, cap))
         except PipegridError as error:
-            del self._directories[path]
-            self._failed[path] = error
+            self._directories[path] = error
 
     async def _store(self, path: TreePath, file: FormFile) -> None:
-        directory = self._directories.get(path[:-1])
-        replace = self._replace
         try:
-            if directory is None:
-                raise self._failed[path[:-1]]
+            directory = self._directory(path[:-1])
             if path[-1] in self._taken.get(path[:-1], ()):
                 raise WebError(409, "there is a child of this name already")
             with file.opened() as source:
                 cap = (await self._grid.put(source)).cap
             # As where one file is uploaded: it replaces a file, and never a directory.
-            link = Link(path[-1], cap, None, None, replace != "false", False)
+            link = Link(path[-1], cap, None, None, self._replace != "false", False)
             await directory.change([link])
         except PipegridError as error:
             self.problems[path] = problem_of(error)
@@ -159,10 +160,10 @@ async def upload_files(
     return when_done(call, f"{counted(len(files), 'file was', 'files were')} stored\n")
 
 
-def _not_stored(problems: dict[TreePath, Problem], count: int) -> WebError:
+def _not_stored(problems: dict[TreePath, WebError], count: int) -> WebError:
     statuses = {problem.status for problem in problems.values()}
     named = [
-        f"{printable('/'.join(path))} ({problem.text})"
+        f"{printable('/'.join(path))} ({problem})"
         for path, problem in sorted(problems.items())[:MAX_NAMED]
     ]
     more = len(problems) - len(named)

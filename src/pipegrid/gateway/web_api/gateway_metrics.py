@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -131,11 +132,8 @@ class GatewayCollector(Collector):
 
 def _buckets(records: TransferRecords, kind: TransferKind) -> list[tuple[str, float]]:
     bounds = [*(f"{bound_s:g}" for bound_s in BOUNDS_S), "+Inf"]
-    total, found = 0, []
-    for place, bound in enumerate(bounds):
-        total += records.durations[kind, place]
-        found.append((bound, float(total)))
-    return found
+    counts = (float(records.durations[kind, place]) for place in range(len(bounds)))
+    return list(zip(bounds, accumulate(counts), strict=True))
 
 
 def metrics_text(collector: GatewayCollector) -> bytes:

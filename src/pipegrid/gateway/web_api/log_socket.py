@@ -126,21 +126,9 @@ class LogSocket:
 
 
 @implementer(ILogObserver)
-class LogSockets:
-    """The clients that read the log; an observer of it."""
-
-    def __init__(self) -> None:
-        self.open: dict[LogSocket, None] = {}
-
-    def __call__(self, event: Any) -> None:
-        """Send an event to all."""
-        for socket in list(self.open):
-            socket.send_event(event)
-
-
 class PrivateResource(Resource):
     """
-    ``/private``: the log, for clients that have the token.
+    ``/private``: the log, for clients that have the token; it observes the log for them.
 
     Args:
         token: returns the secret.
@@ -151,7 +139,7 @@ class PrivateResource(Resource):
     def __init__(self, token: Callable[[], str]) -> None:
         super().__init__()
         self._token = token
-        self._sockets = LogSockets()
+        self._sockets: dict[LogSocket, None] = {}
 
     def render(self, request: Any) -> int:
         refused = self._refusal(request)
@@ -163,8 +151,13 @@ class PrivateResource(Resource):
 
     def close(self) -> None:
         """End all connections, since the gateway stops."""
-        for socket in list(self._sockets.open):
+        for socket in list(self._sockets):
             socket.close()
+
+    def __call__(self, event: Any) -> None:
+        """See ``ILogObserver``; send an event to all clients."""
+        for socket in list(self._sockets):
+            socket.send_event(event)
 
     def _refusal(self, request: Any) -> HttpResponse | None:
         if not self._is_authorized(request):
@@ -180,7 +173,7 @@ class PrivateResource(Resource):
         upgrade = request.getHeader("upgrade") or ""
         if request.method != b"GET" or upgrade.lower() != "websocket":
             return HttpResponse("the log is a WebSocket; connect with a client for those\n", 200)
-        if len(self._sockets.open) >= MAX_SOCKETS:
+        if len(self._sockets) >= MAX_SOCKETS:
             return HttpResponse(f"{MAX_SOCKETS} clients read the log already\n", 503)
         return None
 
@@ -206,13 +199,13 @@ class PrivateResource(Resource):
         assert connection is not None
 
         def closed() -> None:
-            self._sockets.open.pop(socket, None)
-            if not self._sockets.open:
-                globalLogPublisher.removeObserver(self._sockets)
+            self._sockets.pop(socket, None)
+            if not self._sockets:
+                globalLogPublisher.removeObserver(self)
 
         socket = LogSocket(request, connection, closed)
-        if not self._sockets.open:
-            globalLogPublisher.addObserver(self._sockets)
-        self._sockets.open[socket] = None
+        if not self._sockets:
+            globalLogPublisher.addObserver(self)
+        self._sockets[socket] = None
         request.channel.transport.write(answer)
         socket.begin()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -95,11 +95,10 @@ def may_be_stored_early(call: ApiRequest) -> bool:
 
     Only a small body is: it is stored without need if the path leads to a mutable file.
     """
-    arguments = call.arguments
     return (
         call.method == "PUT"
         and len(call.names) > 2
-        and not {"t", "format", "mutable", "offset"} & arguments.values.keys()
+        and not {"t", "format", "mutable", "offset"} & call.arguments.values.keys()
         and call.body.refused is None
         and call.body.size <= IN_MEMORY_BYTES
     )
@@ -111,14 +110,11 @@ async def store_file(call: ApiRequest, body: BodySpool) -> Cap:
         return await call.stored
     chosen = call.arguments.format()
     private_key = private_key_of(call)
-    source = body.source()
-    closes: Any = nullcontext() if isinstance(source, bytes) else closing(source)
     name = call.arguments.get("progress")
     watched: Any = nullcontext() if name is None else call.http.site.uploads.watched(name)
-    with closes, watched as progress:
-        if chosen in (None, "CHK"):
+    with body.opened() as source, watched as progress:
+        if chosen is None or chosen == "CHK":
             return (await call.grid.put(source, progress=progress)).cap
-        assert chosen is not None
         made = await call.grid.create_mutable(
             source, format=chosen.lower(), private_key=private_key
         )

@@ -76,9 +76,7 @@ def child_json(child: Child) -> list[Any]:
 def known_cap(child: Child) -> Cap | None:
     """Return the cap of a known kind that grants most of a child; None: there is none."""
     write, read = child.write_cap, child.read_cap
-    if isinstance(write, UnknownCap) or write is None:
-        return None if isinstance(read, UnknownCap) else read
-    if read is None or write.readonly() == read:
+    if not (write is None or isinstance(write, UnknownCap)) and read in (None, write.readonly()):
         return write
     return None if isinstance(read, UnknownCap) else read
 

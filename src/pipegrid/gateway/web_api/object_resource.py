@@ -76,11 +76,6 @@ def object_resource(
     return ApiResource(grid, settings, partial(answer_object, {**_POSTS, **posts}))
 
 
-def named_resource(grid: Grid, settings: GatewaySettings) -> ApiResource:
-    """Return the resource of ``/named`` and ``/file``, below which files can only be read."""
-    return ApiResource(grid, settings, answer_named)
-
-
 async def answer_object(posts: Mapping[str, Handler], call: ApiRequest) -> HttpResponse | None:
     """Answer a request for ``/uri`` or anything below it."""
     if len(call.names) < 2:
@@ -103,7 +98,7 @@ async def answer_object(posts: Mapping[str, Handler], call: ApiRequest) -> HttpR
 async def _answer_at_path(posts: Mapping[str, Handler], call: ApiRequest) -> HttpResponse | None:
     follow = find_place if links_cap(call) else find_unless_new if makes_directory(call) else find
     try:
-        found = await follow(call.grid, call.names[1], call.names[2:], call.allowed)
+        found = await follow(call.grid, call.names[1], call.names[2:])
     except FileOnPath as error:
         if call.method in ("PUT", "POST"):
             raise WebError(409, str(error)) from None
@@ -154,12 +149,12 @@ async def _post(
 
 
 async def answer_named(call: ApiRequest) -> HttpResponse | None:
-    """Answer a request below ``/named``: the last part of the path names the media type."""
+    """Answer a request below ``/named`` or ``/file``; the last part of the path names the media type."""
     if len(call.names) < 2 or not call.names[1]:
         raise WebError(404, "the path has no capability; it is /named/CAP/NAME")
     if call.method != "GET":
         raise WebError(400, "files below /named can only be read")
-    found = await find(call.grid, call.names[1], [], call.allowed)
+    found = await find(call.grid, call.names[1], [])
     if isinstance(found.cap, DirectoryCap):
         raise WebError(400, "below /named there are files only, and this is a directory")
     name = call.names[-1] if len(call.names) > 2 else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -9,6 +11,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from pipegrid.errors import PipegridError, UsageError
+from pipegrid.gateway.http_response import WebError
 from pipegrid.gateway.web_api.deep_operations import DeepOperation
 from pipegrid.reactor.deferreds import start_cancellable
 from pipegrid.tree.tree_grid import Grid
@@ -32,15 +35,7 @@ LONG_HANDLE = 20
 log = Logger()
 
 
-class UnknownHandle(UsageError):
-    """There is no operation of this handle, or it was dropped."""
-
-
-class TooManyGuesses(PipegridError):
-    """Too many unknown handles were requested; short ones are refused for a while."""
-
-
-class OperationRefused(PipegridError):
+class OperationRefused(WebError):
     """Too many operations run, or their results take too much memory."""
 
 
@@ -111,22 +106,19 @@ class OperationHandles:
             OperationRefused: too many are running.
         """
         check_handle(handle)
-        before = self._held.get(handle)
-        if before is not None:
-            self._forget(before)
+        self.cancel(handle)
         if self.running >= self._limits.running:
             raise OperationRefused(
+                503,
                 f"{self._limits.running} operations are running, which is the limit; try again "
-                "when one has ended"
+                "when one has ended",
             )
-        self._make_space()
+        while len(self._held) >= self._limits.handles and self._forget_oldest():
+            pass
         held = HeldOperation(handle, operation, self._clock.seconds(), _bounded(retain_s))
         self._held[handle] = held
-
-        def hold(more_bytes: int) -> None:
-            self._hold(held, more_bytes)
-
-        held.running = start_cancellable(operation.run(self._grid, hold), self._clock)
+        work = operation.run(self._grid, partial(self._hold, held))
+        held.running = start_cancellable(work, self._clock)
         held.running.addBoth(self._ended, held)
 
     def find(self, handle: str) -> DeepOperation:
@@ -134,19 +126,21 @@ class OperationHandles:
         Return the operation of a handle.
 
         Raises:
-            UnknownHandle: there is none.
-            TooManyGuesses: it is short, and too many unknown ones were requested.
+            WebError: there is none, or it was dropped; or it is short, and too many unknown ones were
+                requested.
         """
         short = len(handle) < LONG_HANDLE
         if short and self._wrong_now() >= self._limits.wrong_per_minute:
-            raise TooManyGuesses(
+            raise WebError(
+                429,
                 "too many unknown operation handles were requested; try again in a minute, with "
-                f"handles of at least {LONG_HANDLE} random characters"
+                f"handles of at least {LONG_HANDLE} random characters",
+                {"Retry-After": "60"},
             )
         held = self._held.get(handle)
         if held is None:
             self._wrong = self._wrong_now() + 1
-            raise UnknownHandle("there is no operation with this handle; start it again")
+            raise WebError(404, "there is no operation with this handle; start it again")
         return held.operation
 
     def answered(
@@ -158,10 +152,9 @@ class OperationHandles:
             return
         if retain_s is not None:
             held.retain_s = _bounded(retain_s)
-        if held.operation.finished:
-            if release:
-                self._forget(held)
-                return
+        if held.operation.finished and release:
+            self._forget(held)
+        elif held.operation.finished:
             held.asked = True
             self._keep(held)
 
@@ -184,10 +177,6 @@ class OperationHandles:
         self._wrong = max(0.0, self._wrong - passed_s * self._limits.wrong_per_minute / 60)
         return self._wrong
 
-    def _make_space(self) -> None:
-        while len(self._held) >= self._limits.handles and self._forget_oldest():
-            pass
-
     def _forget_oldest(self) -> bool:
         """Drop the oldest ended operation; returns whether there was one."""
         for held in self._held.values():
@@ -203,8 +192,9 @@ class OperationHandles:
             pass
         if self._memory_bytes > self._limits.memory_bytes:
             raise OperationRefused(
+                500,
                 "the results of all operations take too much memory; read this one as a stream "
-                "(t=stream-manifest, t=stream-deep-check), or in parts"
+                "(t=stream-manifest, t=stream-deep-check), or in parts",
             )
 
     # One operation.
@@ -221,7 +211,7 @@ class OperationHandles:
                 log.failure("an operation failed", result)
             result.cleanFailure()
             self._memory_bytes -= operation.memory_bytes
-            failed = DeepOperation(operation.root)
+            failed = DeepOperation(operation.root, operation.todo)
             failed.finished, failed.error = True, result.value
             held.operation = failed
         if self._held.get(held.handle) is held:

@@ -9,28 +9,29 @@ from urllib.parse import quote
 
 from pipegrid.core.caps import DirectoryCap, UnknownCap
 from pipegrid.errors import PipegridError
-from pipegrid.gateway.http_response import HttpResponse, ResponseStream, WebError, redirect
+from pipegrid.gateway.http_response import (
+    HttpResponse,
+    ResponseStream,
+    WebError,
+    json_text,
+    redirect,
+)
 from pipegrid.gateway.web_api.api_request import (
     ApiRequest,
     Handler,
     method_not_allowed,
     when_done,
 )
-from pipegrid.gateway.web_api.check_json import json_bytes
 from pipegrid.gateway.web_api.deep_operations import (
     OPERATIONS,
     DeepOperation,
     check_one,
-    deep_operation,
     error_name,
     stream_deep_check,
     stream_manifest,
 )
 from pipegrid.gateway.web_api.operation_handles import (
     OperationHandles,
-    OperationRefused,
-    TooManyGuesses,
-    UnknownHandle,
     check_handle,
 )
 from pipegrid.gateway.web_api.path_lookup import FoundObject, unknown_cap
@@ -64,7 +65,7 @@ async def _check(call: ApiRequest, found: FoundObject) -> HttpResponse:
         raise WebError(400, "no cap of this object is known, so it cannot be checked")
     said = await check_one(call.grid, found.cap, todo)
     if call.arguments.text("output").lower() == "json":
-        return HttpResponse(json_bytes(said), content_type=TEXT_OR_JSON)
+        return HttpResponse(json_text(said), content_type=TEXT_OR_JSON)
     if call.arguments.get("when_done"):
         return when_done(call, "")
     return object_check_page(call.http.path, found.is_directory, said)
@@ -77,12 +78,12 @@ def _root(call: ApiRequest, found: FoundObject) -> DirectoryCap:
     Raises:
         WebError: this is not a directory.
     """
-    if not (found.is_directory and isinstance(found.cap, DirectoryCap)):
+    if not found.is_directory:
         operation = call.arguments.operation
         raise WebError(
             400, f"POST to file: bad t={operation}; it is for directories that can be listed"
         )
-    return found.cap
+    return found.directory
 
 
 # Streams.
@@ -120,21 +121,17 @@ async def _start(
     handle = call.arguments.text("ophandle")
     output = call.arguments.text("output")
     check_handle(handle)
-    operation = deep_operation(kind, root, todo)
-    try:
-        handles.start(handle, operation, _seconds(call, "retain-for"))
-    except OperationRefused as error:
-        raise WebError(503, str(error)) from None
+    handles.start(handle, OPERATIONS[kind](root, todo), _retain_s(call))
     query = f"?output={quote(output, safe='')}" if output else ""
     return redirect(f"/operations/{quote(handle, safe='')}{query}")
 
 
-def _seconds(call: ApiRequest, name: str) -> float | None:
-    given = call.arguments.get(name)
+def _retain_s(call: ApiRequest) -> float | None:
+    given = call.arguments.get("retain-for")
     if given is None:
         return None
     if not given.isascii() or not given.isdigit() or len(given) > 12:
-        raise WebError(400, f"the argument {name} must be a whole number of seconds")
+        raise WebError(400, "the argument retain-for must be a whole number of seconds")
     return float(given)
 
 
@@ -145,14 +142,14 @@ async def answer_operation(handles: OperationHandles, call: ApiRequest) -> HttpR
         raise method_not_allowed(call, "GET, HEAD, POST")
     if not names or len(names) > 2:
         raise WebError(404, "there is nothing here; request /operations/HANDLE")
-    operation = _find(handles, names[0])
+    operation = handles.find(names[0])
     kind = call.arguments.operation or "status"
     if kind not in ("status", "cancel") or (kind == "cancel" and call.method != "POST"):
         raise WebError(
             400, "request the state with GET and t=status, or cancel with POST and t=cancel"
         )
     output = _output(call, operation)
-    retain_s = _seconds(call, "retain-for")
+    retain_s = _retain_s(call)
     release = call.arguments.flag("release-after-complete")
     response = _state(names[0], operation, output, names[1:])
     if kind == "cancel":
@@ -164,15 +161,6 @@ async def answer_operation(handles: OperationHandles, call: ApiRequest) -> HttpR
     if operation.error is not None:
         raise operation.error
     return response
-
-
-def _find(handles: OperationHandles, handle: str) -> DeepOperation:
-    try:
-        return handles.find(handle)
-    except UnknownHandle as error:
-        raise WebError(404, str(error)) from None
-    except TooManyGuesses as error:
-        raise WebError(429, str(error), {"Retry-After": "60"}) from None
 
 
 def _output(call: ApiRequest, operation: DeepOperation) -> str:
@@ -191,9 +179,9 @@ def _state(handle: str, operation: DeepOperation, output: str, part: list[str]) 
             raise WebError(404, "this operation has no check of an object with that storage index")
         if output == "html":
             return object_check_page(None, False, checked)
-        return HttpResponse(json_bytes(checked), content_type=TEXT_OR_JSON)
+        return HttpResponse(json_text(checked), content_type=TEXT_OR_JSON)
     if output == "json":
-        return HttpResponse(json_bytes(operation.json()), content_type=TEXT_OR_JSON)
+        return HttpResponse(json_text(operation.json()), content_type=TEXT_OR_JSON)
     if output == "text":
         return HttpResponse(operation.text(), content_type=TEXT_OR_JSON)
     return operation_page(handle, operation)

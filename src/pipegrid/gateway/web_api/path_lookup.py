@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -13,6 +13,7 @@ from pipegrid.core.caps import (
     DirectoryCap,
     MutableCap,
     UnknownCap,
+    mutable_file,
     parse_cap,
     writes,
 )
@@ -57,6 +58,12 @@ class FoundObject:
         return isinstance(cap, DirectoryCap) and not is_verifier(cap)
 
     @property
+    def directory(self) -> DirectoryCap:
+        """Its cap, if that is one of a directory."""
+        assert isinstance(self.cap, DirectoryCap)
+        return self.cap
+
+    @property
     def metadata(self) -> dict[str, Any] | None:
         """The metadata of the last link; None for a capability alone."""
         return None if self.child is None else self.child.metadata
@@ -78,43 +85,32 @@ def cap_of(text: str) -> Cap:
         return UnknownCap(text)
 
 
-async def find(
-    grid: Grid,
-    text: str,
-    names: Sequence[str],
-    allowed: Callable[[Cap | None], object] = lambda cap: None,
-) -> FoundObject:
+async def find(grid: Grid, text: str, names: Sequence[str]) -> FoundObject:
     """
     Follow a path.
 
     Args:
         text: the cap that it begins with.
         names: an empty last one is a final slash.
-        allowed: raises if clients must not access an object.
 
     Raises:
+        AccessProhibited: clients must not access an object on it.
         WebError: 400 if a name is empty, or below a file; 410 if a directory cannot be read.
     """
-    cap = cap_of(text)
-    allowed(cap)
+    here = FoundObject(cap_of(text))
+    grid.check_access(here.cap)
     slash = bool(names) and not names[-1]
     names = names[:-1] if slash else names
     _check_names(names)
-    here = FoundObject(cap, slash=slash)
     for depth, name in enumerate(names):
         here = await _step(grid, here, name, names[depth:])
         if here.missing:
-            return attrs.evolve(here, slash=slash)
-        allowed(here.cap)
+            break
+        grid.check_access(here.cap)
     return attrs.evolve(here, slash=slash)
 
 
-async def find_place(
-    grid: Grid,
-    text: str,
-    names: Sequence[str],
-    allowed: Callable[[Cap | None], object] = lambda cap: None,
-) -> FoundObject:
+async def find_place(grid: Grid, text: str, names: Sequence[str]) -> FoundObject:
     """
     Follow a path to the directory of its last name, which is not looked up, and counts as missing.
 
@@ -124,19 +120,14 @@ async def find_place(
     Args, Raises: as ``find``; the last name is not empty.
     """
     _check_names(names)
-    found = await find(grid, text, names[:-1], allowed)
+    found = await find(grid, text, names[:-1])
     if found.missing:
         return attrs.evolve(found, missing=(*found.missing, names[-1]))
     parent = _directory_at(found, names[-1])
     return FoundObject(None, parent=parent, missing=(names[-1],), name=composed(names[-1]))
 
 
-async def find_unless_new(
-    grid: Grid,
-    text: str,
-    names: Sequence[str],
-    allowed: Callable[[Cap | None], object] = lambda cap: None,
-) -> FoundObject:
+async def find_unless_new(grid: Grid, text: str, names: Sequence[str]) -> FoundObject:
     """
     Follow a path; the last name counts as missing if the directory is remembered without it.
 
@@ -145,13 +136,13 @@ async def find_unless_new(
 
     Args, Raises: as ``find``; the last name is not empty.
     """
-    found = await find_place(grid, text, names, allowed)
+    found = await find_place(grid, text, names)
     parent = found.parent
     if len(found.missing) > 1 or (parent is not None and _lacks(grid, parent, found.name)):
         return found
     assert parent is not None
     found = await _step(grid, FoundObject(parent), names[-1], names[-1:])
-    allowed(found.cap)
+    grid.check_access(found.cap)
     return found
 
 
@@ -189,14 +180,12 @@ def _directory_at(here: FoundObject, name: str) -> DirectoryCap:
         raise FileOnPath(
             400, f"{what} is not a directory, so there is no '{printable(name)}' in it"
         )
-    assert isinstance(here.cap, DirectoryCap)
-    return here.cap
+    return here.directory
 
 
 async def _step(grid: Grid, here: FoundObject, name: str, rest: Sequence[str]) -> FoundObject:
     parent = _directory_at(here, name)
-    children = await children_of(grid, parent)
-    child = children.get(composed(name))
+    child = (await children_of(grid, parent)).get(composed(name))
     if child is None:
         return FoundObject(None, parent=parent, missing=tuple(rest), name=composed(name))
     return FoundObject(best_cap(child), child, parent, name=child.name)
@@ -217,8 +206,7 @@ async def children_of(grid: Grid, cap: DirectoryCap) -> dict[str, Child]:
 
 def unreadable(cap: Cap, error: NotEnoughSharesError) -> Exception:
     """Return the error for an object with too few shares."""
-    file = cap.file if isinstance(cap, DirectoryCap) else cap
-    if isinstance(file, MutableCap):
+    if mutable_file(cap, directories=True) is not None:
         return WebError(410, f"UnrecoverableFileError: {error}")
     return error
 

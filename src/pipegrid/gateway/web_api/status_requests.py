@@ -5,14 +5,12 @@ the status of servers and transfers as JSON.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import attrs
-from twisted.internet.interfaces import IReactorTime
 
 from pipegrid.gateway.http_response import HttpResponse, WebError, json_text
 from pipegrid.gateway.server_states import ServerState, ServerStates
@@ -22,7 +20,7 @@ from pipegrid.gateway.web_api.check_json import Json, storage_index_text
 from pipegrid.gateway.web_api.gateway_metrics import CONTENT_TYPE, GatewayCollector, metrics_text
 from pipegrid.gateway.web_ui.overview_page import overview_page
 from pipegrid.gateway.web_ui.page_templates import notice_page
-from pipegrid.gateway.web_ui.transfers_page import transfer_page, transfers_page
+from pipegrid.gateway.web_ui.transfers_page import KIND_NAMES, transfer_page, transfers_page
 from pipegrid.grid.introducer_client import IntroducerStatus
 
 # Names and meanings are those of Tahoe-LAFS: ``tahoe status``, magic-folder and Gridsync read them. They
@@ -37,12 +35,6 @@ _COUNTERS: tuple[tuple[TransferKind, str, str], ...] = (
     ("retrieve", "mutable.files_retrieved", "mutable.bytes_retrieved"),
 )
 
-_PAGE_NAMES: dict[TransferKind, str] = {
-    "upload": "up",
-    "download": "down",
-    "publish": "publish",
-    "retrieve": "retrieve",
-}
 _PAGE = re.compile(r"(up|down|publish|retrieve)-([0-9]{1,15})\Z")
 
 
@@ -89,8 +81,7 @@ def transfer_json(record: TransferRecord) -> Json:
         "status": _state_text(record),
     }
     if record.kind == "upload":
-        hashed = 1.0 if record.done else record.fraction
-        said["progress-hash"] = hashed
+        said["progress-hash"] = 1.0 if record.done else record.fraction
         said["progress-ciphertext"] = said["progress-encode-push"] = record.fraction
     elif record.kind == "download":
         said["progress"] = record.fraction
@@ -130,20 +121,19 @@ def find_transfer(records: TransferRecords, name: str) -> TransferRecord | None:
     found = _PAGE.match(name)
     if found is None:
         return None
-    [kind] = [kind for kind, short in _PAGE_NAMES.items() if short == found[1]]
+    kind = next(kind for kind, (short, _) in KIND_NAMES.items() if short == found[1])
     return records.find(kind, int(found[2]))
 
 
 def statistics_page(statistics: Json) -> HttpResponse:
     """Return a page with all figures."""
-    figures: dict[str, Any] = {**statistics["counters"], **statistics["stats"]}
+    figures = {**statistics["counters"], **statistics["stats"]}
     return notice_page("Statistics", [f"{name}: {value}" for name, value in figures.items()])
 
 
 def events_json(record: TransferRecord) -> str:
     """Return when a transfer began and ended."""
-    said = {"started": record.started_s, "ended": record.ended_s, "state": record.state}
-    return json.dumps(said, indent=1) + "\n"
+    return json_text({"started": record.started_s, "ended": record.ended_s, "state": record.state})
 
 
 JSON = "application/json"
@@ -161,11 +151,7 @@ class GatewayState:
     records: TransferRecords
     servers: ServerStates
     collector: GatewayCollector
-    clock: IReactorTime
     started_s: float
-
-
-StatusAnswerer = Callable[[GatewayState, ApiRequest], Coroutine[Any, Any, HttpResponse]]
 
 
 def _kind(call: ApiRequest, *kinds: str) -> str:
@@ -216,7 +202,7 @@ def _transfer(state: GatewayState, names: list[str]) -> HttpResponse:
 async def answer_statistics(state: GatewayState, call: ApiRequest) -> HttpResponse:
     """Answer a request to ``/statistics``."""
     kind = _kind(call, "json", "openmetrics")
-    said = statistics_json(state.records, state.clock.seconds() - state.started_s)
+    said = statistics_json(state.records, call.grid.clock.seconds() - state.started_s)
     if kind == "json":
         return HttpResponse(json_text(said), content_type="text/plain")
     if kind == "openmetrics":
@@ -254,7 +240,10 @@ async def answer_report(state: GatewayState, call: ApiRequest) -> HttpResponse:
     return HttpResponse("The gateway keeps no reports; see its log.\n")
 
 
-STATUS_ANSWERS: Mapping[bytes, StatusAnswerer] = {
+STATUS_ANSWERS: Mapping[
+    bytes, Callable[[GatewayState, ApiRequest], Coroutine[Any, Any, HttpResponse]]
+] = {
+    b"": answer_home,
     b"status": answer_status,
     b"statistics": answer_statistics,
     b"metrics": answer_metrics,

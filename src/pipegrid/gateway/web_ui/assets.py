@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET
 
 from pipegrid.gateway.http_response import HttpResponse, send
 
@@ -75,9 +76,10 @@ class AssetsResource(Resource):
         """Answer GET and HEAD; see ``IResource``."""
         asset = self._by_path.get(request.path)
         if asset is None:
-            text = "the interface has no such file; load the page again\n"
-            send(request, HttpResponse(text, 404))
-            return 1  # twisted.web's NOT_DONE_YET: the response has been sent
+            send(
+                request, HttpResponse("the interface has no such file; load the page again\n", 404)
+            )
+            return NOT_DONE_YET
         headers = {
             "Cache-Control": f"public, max-age={_A_YEAR_S}, immutable",
             "Vary": "Accept-Encoding",
@@ -89,4 +91,4 @@ class AssetsResource(Resource):
             data = asset.packed
             headers["Content-Encoding"] = "gzip"
         send(request, HttpResponse(data, 200, asset.content_type, headers))
-        return 1
+        return NOT_DONE_YET

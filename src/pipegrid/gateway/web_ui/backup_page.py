@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any
 from urllib.parse import quote
 
@@ -55,12 +56,10 @@ async def backup_page(call: ApiRequest, found: FoundObject) -> HttpResponse:
     Raises:
         WebError: it keeps none.
     """
-    cap = found.cap
-    assert isinstance(cap, DirectoryCap)
-    children = await children_of(call.grid, cap)
+    children = await children_of(call.grid, found.directory)
     archives = _archives(children)
     if isinstance(archives, DirectoryCap):
-        call.allowed(archives)
+        call.grid.check_access(archives)
         rows = list(_rows(await children_of(call.grid, archives)))
     else:
         rows = list(_rows(children))
@@ -71,10 +70,11 @@ async def backup_page(call: ApiRequest, found: FoundObject) -> HttpResponse:
             "catalogue of 'pipegrid backup'",
         )
     rows.sort(key=lambda row: (row.day, row.time, row.backup), reverse=True)
+    days = groupby(rows[:MOST_RUNS], key=lambda row: row.day)
     values = {
         "title": "Backups",
         "name": found.name,
-        "days": _by_day(rows[:MOST_RUNS]),
+        "days": [(day, list(of_day)) for day, of_day in days],
         "count": len(rows),
         "left_out": max(0, len(rows) - MOST_RUNS),
         "names_differ": len({row.backup for row in rows}) > 1,
@@ -111,10 +111,3 @@ def _said(child: Child) -> Mapping[str, Any] | None:
 def _count(said: Mapping[str, Any] | None, key: str) -> int | None:
     value = None if said is None else said.get(key)
     return value if type(value) is int and 0 <= value < 1 << 63 else None
-
-
-def _by_day(rows: list[BackupRow]) -> list[tuple[str, list[BackupRow]]]:
-    days: dict[str, list[BackupRow]] = {}
-    for row in rows:
-        days.setdefault(row.day, []).append(row)
-    return list(days.items())

@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 import attrs
 
-from pipegrid.core.caps import DirectoryCap
 from pipegrid.gateway.http_response import HttpResponse
 from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.check_json import Json
@@ -43,11 +42,10 @@ class DamagedObject:
 
 async def check_form(call: ApiRequest, found: FoundObject) -> HttpResponse:
     """Answer ``t=check-form``: the form that checks an object, or a directory with all below it."""
-    is_directory = found.is_directory and isinstance(found.cap, DirectoryCap)
     values = {
-        "title": "Check a directory" if is_directory else "Check a file",
+        "title": "Check a directory" if found.is_directory else "Check a file",
         "name": found.name,
-        "is_directory": is_directory,
+        "is_directory": found.is_directory,
         "action": call.http.path.decode("ascii", "replace"),
         "handle": new_handle(),
     }

@@ -12,6 +12,7 @@ can take it for whole.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import closing
 from typing import Any
 
 import attrs
@@ -174,8 +175,7 @@ class ArchiveReader:
         one = _checked(_Waiting(member, cap))
         if size > SMALL_BYTES or one.error is not None:
             return one
-        is_mutable = isinstance(cap, MutableCap)
-        one.waits_bytes += SMALL_BYTES if is_mutable else size
+        one.waits_bytes += SMALL_BYTES if isinstance(cap, MutableCap) else size
         assert cap is not None
         one.fetching = self._grid.read(cap, 0, SMALL_BYTES + 1)
         return one
@@ -250,7 +250,7 @@ class MissingMembers:
         if len(path) > _PATH_CHARACTERS:
             half = _PATH_CHARACTERS // 2
             path = f"{path[:half]}\u2026{path[-half:]}"
-        why = plain_sentence(printable(problem_of(error).text))
+        why = plain_sentence(printable(str(problem_of(error))))
         self._text.write(f"\n{path}\n    {why}\n".encode())
         self._text.check()
 
@@ -348,11 +348,9 @@ class DirectoryArchive:
         """
         reader = ArchiveReader(self._grid, cap, top)
         try:
-            one = await reader.next()
-            while one is not None:
+            while (one := await reader.next()) is not None:
                 await self._send(one)
                 reader.sent(one)
-                one = await reader.next()
         finally:
             reader.close()
         if self._missing:
@@ -392,58 +390,32 @@ class DirectoryArchive:
         return None
 
 
-class ArchiveCount:
-    """
-    How many archives are being sent.
-
-    Args:
-        most: that may be.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._running = 0
-
-    def __enter__(self) -> None:
-        """
-        Count one more.
-
-        Raises:
-            WebError: there are too many.
-        """
-        if self._running >= self._most:
-            raise WebError(
-                503,
-                f"{self._most} archives are being sent already, as many as may; try again when one has ended",
-                {"Retry-After": "60"},
-            )
-        self._running += 1
-
-    def __exit__(self, *_: object) -> None:
-        """Count one less, since it has ended in some way."""
-        self._running -= 1
-
-
 async def send_archive(call: ApiRequest, found: FoundObject) -> HttpResponse | None:
-    """Answer ``GET ?t=archive`` of a directory: a ZIP file of all that is in it."""
-    cap = found.cap
-    assert isinstance(cap, DirectoryCap)
+    """
+    Answer ``GET ?t=archive`` of a directory: a ZIP file of all that is in it.
+
+    Raises:
+        WebError: too many archives are being sent.
+    """
     name = call.arguments.text("filename").removesuffix(".zip") or found.name or "directory"
     headers = {"Content-Disposition": disposition(f"{harmless_name(name)}.zip")}
     if call.is_head:
         return HttpResponse("", content_type=ZIP, headers=headers)
     site = call.http.site
-    with site.archives:
+    if not site.archives.tokens:
+        raise WebError(
+            503,
+            f"{site.archives.limit} archives are being sent already, as many as may; try again when one has "
+            "ended",
+            {"Retry-After": "60"},
+        )
+    async with site.archives:
         call.http.setHeader("content-type", ZIP)
         for header, value in headers.items():
             call.http.setHeader(header, value)
-        listing, missing = BodySpool(site.space), BodySpool(site.space)
         stream = ResponseStream(call.http)
-        archive = DirectoryArchive(call.grid, stream, listing, missing, site.downloads)
-        try:
-            await archive.send(cap, name)
-        finally:
-            listing.close()
-            missing.close()
+        with closing(BodySpool(site.space)) as listing, closing(BodySpool(site.space)) as missing:
+            archive = DirectoryArchive(call.grid, stream, listing, missing, site.downloads)
+            await archive.send(found.directory, name)
         stream.finish()
     return None

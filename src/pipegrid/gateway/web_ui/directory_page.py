@@ -9,7 +9,6 @@ from urllib.parse import urlencode
 
 import attrs
 
-from pipegrid.core import base32
 from pipegrid.core.caps import (
     DirectoryCap,
     MutableCap,
@@ -22,6 +21,7 @@ from pipegrid.errors import PipegridError
 from pipegrid.gateway.http_response import HttpResponse, no_such_child, problem_of
 from pipegrid.gateway.web_api.api_request import ApiRequest
 from pipegrid.gateway.web_api.byte_ranges import content_type
+from pipegrid.gateway.web_api.check_json import storage_index_text
 from pipegrid.gateway.web_api.object_json import known_cap
 from pipegrid.gateway.web_api.path_lookup import (
     FoundObject,
@@ -69,22 +69,20 @@ class EntryRow:
     """
 
     name: str
-    kind: str
-    words: str
-    note: str
-    size: int | None
-    changed: float | None
-    url: str | None
-    content: str | None
-    share: str | None
-    edit: str | None
+    kind: str = "unknown"
+    words: str = "unknown"
+    note: str = ""
+    size: int | None = None
+    changed: float | None = None
+    url: str | None = None
+    content: str | None = None
+    share: str | None = None
+    edit: str | None = None
 
 
 async def directory_page(call: ApiRequest, found: FoundObject) -> HttpResponse:
     """Return the page of a directory, even if the directory cannot be read."""
-    cap = found.cap
-    assert isinstance(cap, DirectoryCap)
-    path = object_path(call)
+    cap, path = found.directory, object_path(call)
     values: dict[str, Any] = {
         "title": path.name or "Directory",
         "path": path,
@@ -92,21 +90,16 @@ async def directory_page(call: ApiRequest, found: FoundObject) -> HttpResponse:
         "is_writable": writes(cap),
         "is_immutable": not isinstance(cap.file, MutableCap),
         "share": share_url(cap, path.name),
-        "index": _index_text(cap),
+        "index": storage_index_text(cap),
     }
     try:
         children = await children_of(call.grid, cap)
     except PipegridError as error:
-        text = problem_of(error).text
+        text = str(problem_of(error))
         return render_page(
             "unreadable.html", {**values, "text": plain_sentence(text), "full": text}
         )
     return render_page("directory.html", {**values, **_table(call, path, cap, children)})
-
-
-def _index_text(cap: DirectoryCap) -> str:
-    index = cap.storage_index
-    return "" if index is None else base32.encode(index)
 
 
 def _table(
@@ -161,9 +154,7 @@ def entry_row(path: ObjectPath, child: Child, is_writable: bool) -> EntryRow:
     """
     cap = known_cap(child)
     here = path.child(child.name, best_cap(child))
-    row = EntryRow(
-        child.name, "unknown", "unknown", "", None, _changed(child), None, None, None, None
-    )
+    row = EntryRow(child.name, changed=_changed(child))
     if is_writable:
         query = urlencode({"t": "rename-form", "name": child.name})
         row = attrs.evolve(row, edit=f"{path.directory_url}?{query}")

@@ -60,7 +60,7 @@ _IMAGES = frozenset(
 """What browsers show; an SVG in an ``img`` runs no script and loads nothing."""
 
 
-@attrs.define
+@attrs.frozen
 class FileView:
     """
     What the page of a file shows.
@@ -95,13 +95,10 @@ async def object_page(call: ApiRequest, found: FoundObject) -> HttpResponse:
     cap, path = found.cap, object_path(call)
     name = found.name or path.name or call.arguments.text("filename")
     values = _values(call, found, path, name)
-    is_file = isinstance(cap, (ChkCap, LitCap, MutableCap)) and not is_verifier(cap)
-    if not is_file:
+    if not isinstance(cap, (ChkCap, LitCap, MutableCap)) or is_verifier(cap):
         return render_page("object.html", {**values, "view": None})
-    assert isinstance(cap, (ChkCap, LitCap, MutableCap))
-    view = await _look(call, cap, content_type(name))
     more = {
-        "view": view,
+        "view": await _look(call, cap, content_type(name)),
         "media_type": content_type(name),
         "source": content_url(cap, name),
         "download": content_url(cap, name, save=True),
@@ -120,17 +117,12 @@ def _values(call: ApiRequest, found: FoundObject, path: ObjectPath, name: str) -
         "url": path.directory_url if isinstance(cap, DirectoryCap) else path.url,
         "message": message(call),
         "is_directory": isinstance(cap, DirectoryCap) and known,
-        "is_writable": known and writes(cap) if cap is not None else False,
+        "is_writable": writes(cap),
         "share": share_url(cap, name) if cap is not None and known else None,
-        "entry_of": parent if parent and writes_directory(found.parent) else None,
+        "entry_of": parent if parent and writes(found.parent) else None,
         "facts": object_facts(found),
         "caps": object_caps(cap),
     }
-
-
-def writes_directory(cap: Cap | None) -> bool:
-    """Return whether a cap changes a directory."""
-    return isinstance(cap, DirectoryCap) and writes(cap)
 
 
 async def _look(call: ApiRequest, cap: ChkCap | LitCap | MutableCap, media_type: str) -> FileView:
@@ -150,22 +142,14 @@ async def _look(call: ApiRequest, cap: ChkCap | LitCap | MutableCap, media_type:
     try:
         await call.grid.get(cap, data, range_of=begin)
     except PipegridError as error:
-        return FileView("problem", plain_sentence(problem_of(error).text), size=size)
-    view = FileView(kind, size=sizes[-1])
-    if kind == "text":
-        _show_text(view, data.getvalue())
-    return view
-
-
-def _show_text(view: FileView, data: bytes) -> None:
-    assert view.size is not None
-    view.is_cut = view.size > len(data)
-    if b"\0" in data[:1000]:
-        view.preview = "none"
-        return
+        return FileView("problem", plain_sentence(str(problem_of(error))), size=size)
+    content, size = data.getvalue(), sizes[-1]
+    is_cut = kind == "text" and size > len(content)
+    if b"\0" in content[:1000]:
+        return FileView("none", "", is_cut, size)
     # A character may be cut in two at the end.
-    text = data.decode("utf-8", "replace")
-    view.text = harmless(text.rstrip("\ufffd") if view.is_cut else text)
+    text = content.decode("utf-8", "replace")
+    return FileView(kind, harmless(text.rstrip("\ufffd") if is_cut else text), is_cut, size)
 
 
 # What is known without reading it.
@@ -190,8 +174,7 @@ def object_facts(found: FoundObject) -> list[tuple[str, str]]:
         facts.append(("Format", "Immutable, contained in its cap"))
     elif isinstance(file, ChkCap):
         facts.append(("Format", "Immutable"))
-        shares = f"any {file.required_shares} of {file.total_shares} restore it"
-        facts.append(("Shares", shares))
+        facts.append(("Shares", f"any {file.required_shares} of {file.total_shares} restore it"))
     facts += _dates(found.metadata or {})
     index = None if file is None or isinstance(file, (LitCap, UnknownCap)) else file.storage_index
     if index is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 
@@ -125,20 +124,14 @@ def overview_page(
     call: ApiRequest, servers: Sequence[ServerState], records: TransferRecords
 ) -> HttpResponse:
     """Return the page of ``/``: how servers and transfers are, and forms."""
-    return render_page("overview.html", overview_values(call, servers, records))
-
-
-def overview_values(
-    call: ApiRequest, servers: Sequence[ServerState], records: TransferRecords
-) -> dict[str, Any]:
-    """Return what the template of the first page shows."""
     active = list(records.active)
-    return {
+    values = {
         "title": "Grid",
         "here": "/",
         "health": grid_health(servers, call.grid.config.happy),
         "servers": [server_row(server) for server in servers[:MOST_SERVERS]],
         "running": transfer_lines(active[:MOST_TRANSFERS]),
         "running_count": len(active),
-        "recent": transfer_lines(list(records.recent)[:MOST_TRANSFERS]),
+        "recent": transfer_lines(records.recent[:MOST_TRANSFERS]),
     }
+    return render_page("overview.html", values)

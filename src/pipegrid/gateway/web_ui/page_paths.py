@@ -74,12 +74,10 @@ class ObjectPath:
 
     def trail(self) -> list[tuple[str, str]]:
         """Return the directories above it with their paths, the outermost first."""
-        above = [
-            (self.names[depth - 1], attrs.evolve(self, names=self.names[:depth]).directory_url)
-            for depth in range(len(self.names))
-        ]
+        above = ("Directory", *self.names)[: len(self.names)]
         return [
-            ("Directory" if not depth else text, url) for depth, (text, url) in enumerate(above)
+            (name, attrs.evolve(self, names=self.names[:depth]).directory_url)
+            for depth, name in enumerate(above)
         ]
 
     def back_to(self, done: str) -> str:
@@ -103,9 +101,8 @@ def content_url(cap: Cap, name: str, save: bool = False) -> str:
         save: the browser is to save it.
     """
     read = quote(read_cap_text(cap), safe="")
-    if name in _NO_PATH:
-        return f"/uri/{read}?{urlencode({'save': 'true'})}" if save else f"/uri/{read}"
-    return f"/named/{read}/{quote(name, safe='')}" + ("?save=true" if save else "")
+    place = f"/uri/{read}" if name in _NO_PATH else f"/named/{read}/{quote(name, safe='')}"
+    return place + ("?save=true" if save else "")
 
 
 def share_url(cap: Cap, name: str) -> str:

@@ -9,10 +9,11 @@ from functools import cache
 from typing import Any
 from urllib.parse import quote
 
+import attrs
 import jinja2
 
 from pipegrid.core.text import amount, counted, printable
-from pipegrid.gateway.http_response import HttpResponse, Problem, plain_problem
+from pipegrid.gateway.http_response import HttpResponse, WebError, plain_problem
 from pipegrid.gateway.web_ui.assets import asset_path
 
 HTML = "text/html"
@@ -38,9 +39,7 @@ SHOWN_CHARACTERS = 160
 """Of a name in a list; longer ones are shortened in the middle."""
 
 
-def render_page(
-    template: str, values: Mapping[str, Any] | None = None, status: int = 200
-) -> HttpResponse:
+def render_page(template: str, values: Mapping[str, Any], status: int = 200) -> HttpResponse:
     """
     Return a page.
 
@@ -48,14 +47,13 @@ def render_page(
         template: a file in ``templates``, such as ``directory.html``; it extends ``base.html``.
         values: by the names that the template uses; ``title`` has to be one, without any capability.
     """
-    text = _environment().get_template(template).render(values or {})
-    data = text.encode("ascii", "xmlcharrefreplace")
-    return HttpResponse(data, status, HTML, PAGE_HEADERS)
+    text = _environment().get_template(template).render(values)
+    return HttpResponse(text.encode("ascii", "xmlcharrefreplace"), status, HTML, PAGE_HEADERS)
 
 
 def notice_page(title: str, lines: Sequence[str]) -> HttpResponse:
     """Return a short page: a heading, and one paragraph a line."""
-    return render_page("lines.html", {"title": title, "lines": lines, "details": ""})
+    return render_page("lines.html", {"title": title, "lines": lines})
 
 
 @cache
@@ -135,19 +133,17 @@ _FOR_PROGRAMS = re.compile(
 """What programs look for in errors, before the sentence for people."""
 
 
-def problem_response(http: Any, problem: Problem) -> HttpResponse:
+def problem_response(http: Any, problem: WebError) -> HttpResponse:
     """Return how an error is answered: as a page to a browser, else as text."""
     if "text/html" not in (http.getHeader("accept") or ""):
         return plain_problem(http, problem)
     values = {
         "title": _HEADINGS.get(problem.status, "This did not work"),
-        "text": plain_sentence(problem.text),
+        "text": plain_sentence(str(problem)),
         "back": way_back(http.method, http.path),
     }
     page = render_page("error.html", values, problem.status)
-    return HttpResponse(
-        page.data, page.status, page.content_type, {**problem.headers, **page.headers}
-    )
+    return attrs.evolve(page, headers={**problem.headers, **page.headers})
 
 
 def plain_sentence(text: str) -> str:

@@ -7,7 +7,7 @@ from urllib.parse import quote, urlencode
 import segno
 from markupsafe import Markup
 
-from pipegrid.core.caps import Cap, DirectoryCap, MutableCap, UnknownCap
+from pipegrid.core.caps import Cap, DirectoryCap, UnknownCap, mutable_file
 from pipegrid.gateway.http_response import HttpResponse, WebError
 from pipegrid.gateway.request_origin import LOOPBACK, host_name
 from pipegrid.gateway.web_api.api_request import ApiRequest
@@ -40,13 +40,12 @@ async def share_page(call: ApiRequest, found: FoundObject) -> HttpResponse:
     known = host_name(host.encode("utf-8", "replace"))
     is_local = known is None or known in LOOPBACK
     link = f"http://{host.strip()}{link_path}" if known else link_path
-    file = cap.file if isinstance(cap, DirectoryCap) else cap
     coded = str(read) if is_local else link
     values = {
         "title": "Share",
         "name": name,
         "is_directory": isinstance(cap, DirectoryCap),
-        "is_mutable": isinstance(file, MutableCap),
+        "is_mutable": mutable_file(cap, directories=True) is not None,
         "read_cap": str(read),
         "link": link,
         "link_path": link_path,

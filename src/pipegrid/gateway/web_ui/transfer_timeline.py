@@ -95,8 +95,7 @@ def progress_curve(
     half_s = next(at_s for at_s, done in samples if done >= samples[-1][1] / 2)
     done = amount(round(size * samples[-1][1]))
     words = f"{done} in {_duration(end_s)}, the first half of it in {_duration(half_s)}"
-    area = f"{curve}V{y(0)}H{x(0)}Z"
-    return ProgressCurve(curve, area, across, up, words, rows)
+    return ProgressCurve(curve, f"{curve}V{y(0)}H{x(0)}Z", across, up, words, rows)
 
 
 def _duration(seconds: float) -> str:

@@ -30,39 +30,50 @@ _TONES = {"running": "", "finished": "good", "failed": "bad", "cancelled": "warn
 
 @attrs.frozen
 class TransferLine:
-    """
-    A transfer as lists show it.
+    """A transfer as lists show it."""
 
-    Attributes:
-        url: of its page.
-        percent: of it that is done.
-        took: how long, in words; empty: it runs, or its begin was not recorded.
-    """
+    record: TransferRecord
 
-    kind: str
-    number: int
-    url: str
-    size: int | None
-    percent: int
-    state: str
-    tone: str
-    problem: str
-    started_s: float
-    took: str
+    @property
+    def kind(self) -> str:
+        """What people call its kind."""
+        return KIND_NAMES[self.record.kind][1]
 
     @property
     def name(self) -> str:
         """Its kind and its number, for headings and links."""
-        return f"{self.kind} {self.number}"
+        return f"{self.kind} {self.record.number}"
+
+    @property
+    def url(self) -> str:
+        """The path of its page."""
+        return f"/status/{KIND_NAMES[self.record.kind][0]}-{self.record.number}"
+
+    @property
+    def percent(self) -> int:
+        """Of it that is done."""
+        return round(100 * self.record.fraction)
+
+    @property
+    def tone(self) -> str:
+        """Of its state: ``good``, ``warn``, ``bad``, or empty."""
+        return _TONES[self.record.state]
+
+    @property
+    def took(self) -> str:
+        """How long, in words; empty: it runs, or its begin was not recorded."""
+        seconds = self.record.took_s
+        if seconds is None or seconds < 10:
+            return shown_millis(seconds)
+        return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
 
 
 def transfers_page(records: TransferRecords) -> HttpResponse:
     """Return the page about all transfers."""
-    running = transfer_lines(records.active)
     values = {
         "title": "Transfers",
         "here": "/status",
-        "running": running,
+        "running": transfer_lines(records.active),
         "recent": transfer_lines(records.recent),
     }
     return render_page("transfers.html", values)
@@ -70,34 +81,12 @@ def transfers_page(records: TransferRecords) -> HttpResponse:
 
 def transfer_lines(records: Iterable[TransferRecord]) -> list[TransferLine]:
     """Return the lines of transfers, in their order."""
-    return [_line(record) for record in records]
-
-
-def _line(record: TransferRecord) -> TransferLine:
-    path, word = KIND_NAMES[record.kind]
-    return TransferLine(
-        word,
-        record.number,
-        f"/status/{path}-{record.number}",
-        record.size,
-        round(100 * record.fraction),
-        record.state,
-        _TONES[record.state],
-        record.problem,
-        record.started_s,
-        _duration(record.took_s),
-    )
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None or seconds < 10:
-        return shown_millis(seconds)
-    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+    return [TransferLine(record) for record in records]
 
 
 def transfer_page(record: TransferRecord) -> HttpResponse:
     """Return the page about one transfer, with its timeline."""
-    line = _line(record)
+    line = TransferLine(record)
     values: dict[str, Any] = {
         "title": line.name,
         "line": line,

@@ -201,11 +201,10 @@ def _head(member: ZipMember, flags: int, crc: int, size: int) -> bytes:
     name = member.path.encode()
     shown = _MOST if large else size
     stored_time, stored_date = _dos_time(member.changed_s)
-    version = _VERSION_64 if large else 20
     return (
         _LOCAL.pack(
             b"PK\x03\x04",
-            version,
+            _VERSION_64 if large else 20,
             _UTF8 | flags,
             0,
             stored_time,
@@ -231,9 +230,7 @@ def _time_extra(member: ZipMember) -> bytes:
 
 def _dos_time(changed_s: int | None) -> tuple[int, int]:
     """Return time and date as the format has them: from 1980 on, in steps of two seconds."""
-    if changed_s is None:
-        return 0, 1 << 5 | 1
-    at = time.gmtime(changed_s)
+    at = time.gmtime(changed_s or 0)
     if at.tm_year < 1980:
         return 0, 1 << 5 | 1
     return (
