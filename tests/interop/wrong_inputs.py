@@ -62,7 +62,7 @@ UNREACHABLE = {
 """Entries that might be servers, until somebody asks them."""
 
 ANNOUNCED = (
-    "is skipped: its signature is not that of its key",
+    "is skipped: its signature does not match its key",
     "is skipped: its key is of a version that is not known here",
     "is skipped: one of its anonymous-storage-NURLs cannot be used: the NURL is of a version",
     "introducer 'nurl' is skipped: that is a storage server's NURL",

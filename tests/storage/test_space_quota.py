@@ -466,7 +466,7 @@ class RecountTests(UsageTestCase):
             self.assertTrue(usage.count())
         self.assertEqual((usage.counted, usage.exact, usage.is_due()), (True, False, True))
         self.assertEqual(self.used, self.on_disk())
-        warnings = [text for text in map(formatEvent, logged) if "do not stop to change" in text]
+        warnings = [text for text in map(formatEvent, logged) if "keep changing" in text]
         self.assertEqual(len(warnings), 1)
         usage.end(bytes(16))
         self.assertTrue(usage.count())

@@ -109,7 +109,7 @@ def debian_job(dest: str, options: DebianOptions, fetching: MirrorOptions) -> Re
         if outcome.absent:
             first, *others = outcome.absent
             more = counted(len(others), "other index", "other indexes")
-            console.note(printable(first) + (f"; and so with {more}" if others else ""))
+            console.note(printable(first) + (f"; the same is true of {more}" if others else ""))
         return outcome, {"patched": outcome.patched, "lacking": outcome.lacking}
 
     return ArchiveRun(dest, fetching, update).job()

@@ -424,8 +424,8 @@ def _caps(value: object) -> dict[str, DirectoryCap]:
             cap = None
         if not isinstance(cap, DirectoryCap):
             raise InvitationError(
-                f"what the invitation names {printable(name[:60])!r} is not the cap of a directory; ask for "
-                "another invitation"
+                f"{printable(name[:60])!r} in the invitation is not the cap of a directory; ask for another "
+                "invitation"
             )
         found[name] = cap
     return found

@@ -133,7 +133,10 @@ class ListingFile:
     def _pass_time(self) -> None:
         removed = self.service.registry.tick()
         if removed:
-            log.info("{servers} removed, absent for long", servers=counted(removed, "server"))
+            log.info(
+                "{servers} removed, not connected for a long time",
+                servers=counted(removed, "server"),
+            )
         self._unsaved_s += TICK_S
         if removed or self._unsaved_s >= SAVE_TIMES_S:
             self._save_soon()

@@ -337,7 +337,9 @@ class AnnouncementRegistry:
             # It takes its own space again; a larger one must find more, as a new server must.
             if units > server.units:
                 if server.established and not self._may_establish(units, server.place):
-                    raise RefusedAnnouncement("full", "the introducer has no space for more of it")
+                    raise RefusedAnnouncement(
+                        "full", "the introducer has no space for a longer announcement"
+                    )
                 self._make_space(units, server.place, but=server)
         except RefusedAnnouncement:
             self._count_units(server, 1)

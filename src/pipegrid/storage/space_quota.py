@@ -557,8 +557,8 @@ class SpaceUsage:
                 self.exact = False
                 self._tell(
                     "busy",
-                    "the shares in {path} do not stop to change: what they take for the quota of {quota} is "
-                    "an upper limit",
+                    "the shares in {path} keep changing, so the quota of {quota} counts the most space that "
+                    "they can take",
                     path=f"{self._paths.shares}/{PREFIXES[bounded[0]]}",
                 )
             elif not self.exact:

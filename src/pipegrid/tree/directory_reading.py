@@ -171,8 +171,8 @@ async def read_packed(grid: ReadsFiles, cap: DirectoryCap, limits: ListingLimits
     file = cap.file
     if kind_of(cap) != "directory":
         raise CapError(
-            "this is the verifier cap of a directory: it checks its shares but cannot list it; "
-            "use the cap that lists it"
+            "this is the verifier cap of a directory: it checks the shares but cannot list the entries; "
+            "use the read cap"
         )
     if isinstance(file, LitCap):
         return file.data

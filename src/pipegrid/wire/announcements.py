@@ -178,7 +178,7 @@ def verify(signed: object) -> Announcement:
         raise ValueError(f"it has {len(message)} bytes, and {MAX_MESSAGE_BYTES} are allowed")
     signature_bytes = _binary(signature, _SIGNATURE_CHARACTERS, "signature")
     if not is_signed(_binary(key, _KEY_CHARACTERS, "key"), message, signature_bytes):
-        raise ValueError("its signature is not that of its key; it was changed")
+        raise ValueError("its signature does not match its key; it was changed")
     try:
         fields = json.loads(message.decode("utf-8"))
     except (ValueError, RecursionError):
