@@ -393,9 +393,7 @@ def tls_factory(contexts: Any, is_client: bool, wrapped: Any, clock: Any) -> Any
     Return a factory that adds TLS to connections, with the arguments of Twisted's ``TLSMemoryBIOFactory``.
     """
     kind = BatchingTLSFactory if is_ours() else TLSMemoryBIOFactory
-    factory = kind(contexts, is_client, wrapped, clock)
-    factory.noisy = False
-    return factory
+    return kind(contexts, is_client, wrapped, clock)
 
 
 def write_whole(context: SSL.Context) -> None:
